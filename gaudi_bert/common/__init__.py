@@ -1,0 +1,1 @@
+"""What every room may use: errors, files that are never half-written, seeded permutations, progress."""

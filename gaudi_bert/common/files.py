@@ -1,0 +1,122 @@
+"""Files that are either whole or absent, and locks that die with their process.
+
+A file is written to a hidden temporary name beside its destination, flushed to the disk, and renamed; the folder is flushed
+after the rename. A process killed at any moment leaves at most a temporary file, which `atomic_file` replaces next time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gaudi_bert.common.errors import FailedError, InputError
+
+__all__ = ["atomic_file", "exclusive_lock", "explained_os_errors", "read_json", "write_json", "write_text"]
+
+
+@contextmanager
+def explained_os_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn an `OSError` while doing `action` on `path` into one line with its remedy.
+
+    Raises:
+        FailedError: disk full, no permission, read-only folder, or any other refusal by the operating system.
+    """
+    remedies = {
+        errno.ENOSPC: "free some space on that disk and run the same command again",
+        errno.EDQUOT: "raise the quota or choose another folder",
+        errno.EACCES: "check the permissions, or choose another folder",
+        errno.EROFS: "the file system is read-only: choose another folder",
+        errno.ENOENT: "it does not exist or has vanished: check the path",
+    }
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = remedies.get(error.errno or 0, "see the reason given by the operating system")
+        raise FailedError(f"{path}: cannot {action}: {reason}; {remedy}") from error
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open `path` for writing so that it appears whole or not at all.
+
+    The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed.
+
+    Raises:
+        FailedError: the file cannot be written, flushed or renamed.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with explained_os_errors(path, "write"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as handle:
+                yield handle
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the renames done in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` (UTF-8) to `path`, whole or not at all."""
+    with atomic_file(path) as handle:
+        handle.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as JSON with sorted keys off (the order given) and a final newline, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        InputError: the file is missing, unreadable or not JSON.
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; check the path") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not a JSON file ({error}); make it again with the command that writes it") from error
+
+
+@contextmanager
+def exclusive_lock(path: Path, what: str) -> Iterator[None]:
+    """Hold a kernel lock on the hidden file `.<name>.lock` beside `path`; it ends with this process, however that ends.
+
+    Raises:
+        FailedError: another process holds the lock.
+    """
+    lock_path = Path(path).with_name(f".{Path(path).name}.lock")
+    with explained_os_errors(lock_path, "lock"):
+        lock_path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FailedError(f"{what}: another process is writing it; wait for it to end, or stop it") from error
+        yield
+    finally:
+        os.close(descriptor)

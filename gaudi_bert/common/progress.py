@@ -1,0 +1,122 @@
+"""Progress of long work: a live line on a terminal, plain lines in a log, nothing where a machine reads.
+
+A stage is handed a `Reporter`; it calls `say` for a line of what was done and `task` for work whose size is known.
+All goes to standard error, so that standard output holds only results.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+__all__ = ["Reporter", "Task", "human_bytes", "human_seconds"]
+
+LOG_LINE_EVERY_SECONDS = 10.0
+TERMINAL_LINE_EVERY_SECONDS = 0.2
+
+
+def human_bytes(count: float) -> str:
+    """`count` bytes for people: 1.5 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def human_seconds(seconds: float) -> str:
+    """`seconds` for people: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Task:
+    """One piece of work of known size; `advance` may be called from several threads."""
+
+    def __init__(self, reporter: Reporter, name: str, total: float, unit: str) -> None:
+        self.name, self.total, self.unit = name, total, unit
+        self.done = 0.0
+        self.started = time.monotonic()
+        self._reporter = reporter
+        self._last_line = self.started
+        self._lock = threading.Lock()
+
+    def advance(self, amount: float = 1) -> None:
+        """Say that `amount` more units are done."""
+        with self._lock:
+            self.done += amount
+            now = time.monotonic()
+            every = TERMINAL_LINE_EVERY_SECONDS if self._reporter.live else LOG_LINE_EVERY_SECONDS
+            if now - self._last_line >= every:
+                self._last_line = now
+                self._reporter.show(self.line(now))
+
+    def line(self, now: float) -> str:
+        """The state of the task as one line: share done, speed, time left."""
+        elapsed = max(now - self.started, 1e-9)
+        speed = self.done / elapsed
+        share = 100.0 * self.done / self.total if self.total else 100.0
+        left = (self.total - self.done) / speed if speed > 0 else float("inf")
+        rate = f"{human_bytes(speed)}/s" if self.unit == "bytes" else f"{speed:,.0f} {self.unit}/s"
+        left_text = human_seconds(left) if left != float("inf") else "?"
+        return f"{self.name}: {share:.0f} %, {rate}, {left_text} left"
+
+
+class Reporter:
+    """Where a stage says what it does.
+
+    Args:
+        stream: where the lines go; standard error by default.
+        quiet: say nothing at all (for `--json` and for tests).
+    """
+
+    def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.quiet = quiet
+        self.live = not quiet and self.stream.isatty()
+        self._line_width = 0
+
+    def say(self, text: str) -> None:
+        """Print one finished line."""
+        if self.quiet:
+            return
+        self._clear()
+        print(text, file=self.stream, flush=True)
+
+    def show(self, text: str) -> None:
+        """Print a passing line: on a terminal it is overwritten by the next one."""
+        if self.quiet:
+            return
+        if not self.live:
+            print(text, file=self.stream, flush=True)
+            return
+        self._clear()
+        self.stream.write(text)
+        self.stream.flush()
+        self._line_width = len(text)
+
+    def _clear(self) -> None:
+        if self._line_width:
+            self.stream.write("\r" + " " * self._line_width + "\r")
+            self._line_width = 0
+
+    @contextmanager
+    def task(self, name: str, total: float, unit: str) -> Iterator[Task]:
+        """Work of `total` units (`unit` is "bytes", "sequences", "packs", "updates", ...)."""
+        task = Task(self, name, total, unit)
+        try:
+            yield task
+        finally:
+            if self._line_width:
+                self._clear()
+                self.stream.flush()

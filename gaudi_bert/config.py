@@ -1,0 +1,259 @@
+"""The pipeline file as typed, frozen settings: the one place where a default lives.
+
+A pipeline file is YAML; every key is optional. An unknown key or a wrong value is refused with the path of the key, what is
+allowed and, for a misspelt key, the nearest right one. `--set packing.depth=4` changes one value after the file is read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from gaudi_bert.common.errors import InputError
+
+__all__ = [
+    "ALGORITHMS",
+    "STAGES",
+    "ImageSettings",
+    "ModelSettings",
+    "PackingSettings",
+    "PipelineSettings",
+    "PrepareSettings",
+    "ResourceSettings",
+    "TrainingSettings",
+    "load_pipeline",
+    "pipeline_from_mapping",
+]
+
+STAGES = ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
+
+Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+
+_BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def parse_bytes(value: object) -> object:
+    """`1GiB`, `128MB` or a plain number of bytes, as an int; anything else is left for pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2] not in _BYTE_UNITS:
+        raise ValueError(f"{value!r} is not a size in bytes; write a number with one of B, kB, MB, GB, KiB, MiB, GiB")
+    return int(float(match[1]) * _BYTE_UNITS[match[2]])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Depth = Annotated[int, Field(ge=1, le=1024)] | Literal["max"]
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, no unknown keys, finite numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PrepareSettings(Settings):
+    """Plain text to unpacked examples, or where the unpacked examples already are."""
+
+    text: str | tuple[str, ...] | None = Field("python-docs", description="files, folders or globs; or `python-docs`")
+    records: str | None = Field(None, description="unpacked TFRecords that exist already: nothing is prepared")
+    evaluation_records: str | None = Field(None, description="held-out unpacked TFRecords that exist already")
+    vocab: str | None = Field(None, description="a vocab.txt; without it one of `train_vocab` tokens is trained")
+    train_vocab: int = Field(8192, ge=64, le=1_000_000, description="tokens of the vocabulary trained from the text")
+    lower_case: bool = Field(True, description="lower-case and strip accents, as uncased BERT does")
+    max_sequence_length: int = Field(128, ge=8, le=8192)
+    max_predictions: int = Field(20, ge=1, le=8192, description="most masked positions of one sequence")
+    duplicates: int = Field(5, ge=1, le=1000, description="times each document is used with other masks and pairs")
+    short_sequence_probability: float = Field(0.1, ge=0, le=1)
+    masked_lm_probability: float = Field(0.15, gt=0, lt=1)
+    whole_word_masking: bool = False
+    evaluation_fraction: float = Field(0.1, ge=0, lt=1, description="share of documents held out before duplication")
+    shards: int = Field(8, ge=1, le=100_000, description="files of training examples")
+    seed: int = 12345
+
+
+class PackingSettings(Settings):
+    """How sequences are packed into rows."""
+
+    algorithm: Algorithm = "nnls"
+    depth: Depth = Field(3, description="most sequences a pack, or `max`")
+    leftovers: Literal["best-fit", "complement"] = Field(
+        "best-fit", description="nnls only: what the loop leaves over is packed by best fit, or padded as published"
+    )
+    masked_slots: int | None = Field(None, ge=1, description="Q, masked positions a pack; default max_predictions + depth")
+    group_sequences: int = Field(500_000, ge=1, description="a group of files is packed within itself: at most this many")
+    group_bytes: Bytes = Field(2**30, description="... and at most this many bytes")
+    shard_multiple: int = Field(32, ge=1, le=4096, description="the number of shards of a group is a multiple of this")
+    shard_bytes: Bytes = Field(128 * 10**6, description="a shard is at most this big")
+    seed: int = 12345
+
+
+class ModelSettings(Settings):
+    """BERT's size, named as in Hugging Face's config.json."""
+
+    hidden_size: int = Field(128, ge=1)
+    num_hidden_layers: int = Field(2, ge=1)
+    num_attention_heads: int = Field(2, ge=1)
+    intermediate_size: int = Field(512, ge=1)
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    max_position_embeddings: int | None = Field(None, ge=1, description="default: the data's max_sequence_length")
+    type_vocab_size: int = Field(2, ge=1)
+    initializer_range: float = Field(0.02, gt=0)
+    layer_norm_eps: float = Field(1e-12, gt=0)
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelSettings:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}; "
+                "choose a number of heads that divides it"
+            )
+        return self
+
+
+class TrainingSettings(Settings):
+    """How the model is trained."""
+
+    device: Literal["auto", "cpu", "hpu"] = "auto"
+    optimizer: Literal["adamw", "lamb"] = "adamw"
+    learning_rate: float = Field(1.0e-3, gt=0)
+    global_batch_sequences: int = Field(128, ge=1, description="sequences (not packs) of one update, over all workers")
+    micro_batch_packs: int = Field(16, ge=1, description="packs of one forward and backward pass on one worker")
+    updates: int = Field(1500, ge=1)
+    warmup_updates: int = Field(100, ge=0)
+    decay_power: float = Field(1.0, gt=0, description="polynomial decay to 0: 1 is linear, 0.5 the predecessor's for LAMB")
+    weight_decay: float = Field(0.01, ge=0)
+    beta_1: float = Field(0.9, ge=0, lt=1)
+    beta_2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-6, gt=0)
+    clip_norm: float = Field(1.0, ge=0, description="largest global gradient norm, after accumulation; 0: no clipping")
+    loss: Literal["token", "sequence"] = Field("token", description="masked-LM mean over tokens, or over sequences' means")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    init_checkpoint: str | None = Field(None, description="a checkpoint of ours to start from (weights only)")
+    save_every_updates: int = Field(500, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    evaluate_every_updates: int = Field(500, ge=1)
+    evaluate_packs: int | None = Field(None, ge=1, description="packs of one evaluation during training; default: all")
+    log_every_updates: int = Field(50, ge=1)
+    shuffle_packs: int = Field(4096, ge=1, description="buffer of the seeded shuffle while reading")
+    seed: int = 12345
+
+
+class ImageSettings(Settings):
+    """Container images by name, without tag."""
+
+    data: str = "gaudi-bert-data"
+    train: str = "gaudi-bert-train-cpu"
+
+
+class ResourceSettings(Settings):
+    """Workers and cards."""
+
+    workers: int = Field(1, ge=1)
+    cards: int = Field(0, ge=0, description="Gaudi cards a worker; 0: CPU")
+
+
+class PipelineSettings(Settings):
+    """A pipeline file, whole."""
+
+    name: str = Field("demo", pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$", description="also the work folder's name")
+    prepare: PrepareSettings = PrepareSettings()
+    packing: PackingSettings = PackingSettings()
+    model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
+    images: ImageSettings = ImageSettings()
+    resources: ResourceSettings = ResourceSettings()
+
+
+def load_pipeline(path: Path | str | None, overrides: Iterable[str] = ()) -> PipelineSettings:
+    """Read a pipeline file and apply `--set` overrides (`key.path=value`, the value read as YAML).
+
+    Args:
+        path: the YAML file; None for all defaults.
+        overrides: what `--set` was given.
+
+    Raises:
+        InputError: the file is missing or not YAML, a key is unknown, a value is not allowed.
+    """
+    source = str(path) if path is not None else "the defaults"
+    mapping: Any = {}
+    if path is not None:
+        try:
+            mapping = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{path}: cannot read the pipeline file: {error.strerror}; check the path") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
+        if mapping is None:
+            mapping = {}
+        if not isinstance(mapping, dict):
+            raise InputError(f"{path}: a pipeline file holds `key: value` pairs, not a {type(mapping).__name__}")
+    for override in overrides:
+        _apply_override(mapping, override)
+    return pipeline_from_mapping(mapping, source)
+
+
+def pipeline_from_mapping(mapping: Mapping[str, Any], source: str) -> PipelineSettings:
+    """Validate `mapping`; `source` names where it came from in errors.
+
+    Raises:
+        InputError: as `load_pipeline`.
+    """
+    try:
+        return PipelineSettings.model_validate(mapping)
+    except ValidationError as error:
+        raise InputError(f"{source}: {_first_problem(error)}") from error
+
+
+def _apply_override(mapping: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise InputError(f"--set {override}: write it as key.path=value, for example packing.depth=4")
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        if mapping.get(parent) is None:
+            mapping[parent] = {}
+        mapping = mapping[parent]
+        if not isinstance(mapping, dict):
+            raise InputError(f"--set {override}: {parent} is a single value, it has no keys below it")
+    try:
+        mapping[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {override}: the value is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One line for the first problem, with the nearest right key for an unknown one."""
+    problem = error.errors()[0]
+    location = [str(part) for part in problem["loc"]]
+    shown = ".".join(part for part in location if not part.startswith("literal[") and part not in ("constrained-int",))
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+        return f"unknown key `{shown}`; {hint}{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        choices = [choice.strip("' ") for choice in re.findall(r"'[^']*'", problem["ctx"]["expected"])]
+        near = difflib.get_close_matches(problem["input"], choices, n=1, cutoff=0.5)
+        message += f"; did you mean `{near[0]}`?" if near else ""
+    return f"`{shown}` = {problem['input']!r}: {message}{more}"
+
+
+def _keys_at(location: list[str]) -> list[str]:
+    """The keys allowed at a place in the pipeline file."""
+    model: Any = PipelineSettings
+    for part in location:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)

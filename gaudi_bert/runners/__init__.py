@@ -1,0 +1,1 @@
+"""Where a stage runs: this process, a container, a cluster."""

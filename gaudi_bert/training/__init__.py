@@ -1,0 +1,1 @@
+"""Input pipeline, optimisers, loop, devices, Horovod, checkpoints, metrics."""
