@@ -1,0 +1,66 @@
+"""Arguments that several commands share, and how their text becomes values."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import PackingSettings, PipelineSettings, load_pipeline, pipeline_from_mapping
+
+__all__ = [
+    "Algorithm",
+    "Depth",
+    "Json",
+    "Overwrite",
+    "Records",
+    "Seed",
+    "Set",
+    "Shard",
+    "Workers",
+    "packing_settings",
+    "parse_shard",
+    "pipeline_settings",
+]
+
+Records = Annotated[str, typer.Argument(help="Unpacked TFRecords: a folder, a file or a glob.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what other settings made.")]
+Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Do part K (from 0) of N only, for many machines.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes or threads; default: all cores.", show_default=False)]
+Algorithm = Annotated[str | None, typer.Option(help="nnls, optimal, nnlshp, ennlshp, spfhp, lpfhp, greedy, ffd, none.")]
+Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences a pack.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: packing.depth=4.")]
+
+
+def parse_shard(text: str | None) -> tuple[int, int] | None:
+    """`K/N` as (K, N).
+
+    Raises:
+        InputError: not of that form, or K is not in 0 .. N - 1.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 0 <= int(match[1]) < int(match[2]):
+        raise InputError(f"--shard {text}: write K/N with K from 0 to N - 1, for example 0/4")
+    return int(match[1]), int(match[2])
+
+
+def pipeline_settings(pipeline: Path | None, overrides: list[str] | None) -> PipelineSettings:
+    """The settings of a pipeline file (or the defaults) with `--set` applied."""
+    return load_pipeline(pipeline, overrides or ())
+
+
+def packing_settings(**given: object) -> PackingSettings:
+    """Packing settings from options; an option that is None keeps its default.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    return pipeline_from_mapping({"packing": values}, "the command line").packing

@@ -1,0 +1,205 @@
+"""Commands from text to packed records: prepare, histogram, plan, write, pack, verify, estimate, inspect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import pipeline_from_mapping
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to `app`."""
+    for command in (prepare, histogram, plan, write, pack, verify, estimate, inspect):
+        app.command()(command)
+
+
+def prepare(
+    text: Annotated[list[str], typer.Argument(help="Text files, folders or globs; or `python-docs`.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder for examples.", show_default=False)],
+    vocab: Annotated[str | None, typer.Option(help="A vocab.txt.")] = None,
+    train_vocab: Annotated[int | None, typer.Option(help="Train a vocabulary of this size instead.")] = None,
+    max_sequence_length: Annotated[int | None, typer.Option(help="Slots of an example.")] = None,
+    max_predictions: Annotated[int | None, typer.Option(help="Most masked positions of an example.")] = None,
+    duplicates: Annotated[int | None, typer.Option(help="Times each document is used.")] = None,
+    whole_word_masking: Annotated[bool | None, typer.Option(help="Mask whole words.")] = None,
+    evaluation_fraction: Annotated[float | None, typer.Option(help="Share of documents held out.")] = None,
+    seed: arguments.Seed = None,
+    shard: arguments.Shard = None,
+    workers: arguments.Workers = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Make pretraining examples (unpacked TFRecords) from text."""
+    from gaudi_bert.stages.prepare import prepare as run
+
+    if vocab is not None and train_vocab is not None:
+        raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
+    options = {
+        "vocab": vocab,
+        "train_vocab": train_vocab,
+        "max_sequence_length": max_sequence_length,
+        "max_predictions": max_predictions,
+        "duplicates": duplicates,
+        "whole_word_masking": whole_word_masking,
+        "evaluation_fraction": evaluation_fraction,
+        "seed": seed,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = pipeline_from_mapping({"prepare": {"text": text, **given}}, "the command line").prepare
+    result = run(
+        settings,
+        out,
+        pipeline_folder=Path(),
+        shard=arguments.parse_shard(shard),
+        reporter=Reporter(),
+        overwrite=overwrite,
+        workers=workers,
+    )
+    output.print_result(result, json, output.describe_any)
+
+
+def histogram(
+    records: arguments.Records,
+    out: Annotated[Path, typer.Option(help="The histogram.json to write.", show_default=False)],
+    shard: arguments.Shard = None,
+    workers: arguments.Workers = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Count the sequences of each length, file by file."""
+    from gaudi_bert.stages.histogram import histogram as run
+
+    result = run(
+        records,
+        out,
+        shard=arguments.parse_shard(shard),
+        reporter=Reporter(),
+        overwrite=overwrite,
+        workers=workers,
+    )
+    output.print_result(result, json, output.describe_histogram)
+
+
+def plan(
+    histograms: Annotated[list[Path], typer.Argument(help="One or several histogram.json.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The plan.json to write.", show_default=False)],
+    algorithm: arguments.Algorithm = None,
+    depth: arguments.Depth = None,
+    leftovers: Annotated[str | None, typer.Option(help="nnls only: best-fit or complement.")] = None,
+    masked_slots: Annotated[int | None, typer.Option(help="Masked positions a pack (Q).")] = None,
+    seed: arguments.Seed = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Decide which lengths share a row, and prove how near the optimum that is."""
+    from gaudi_bert.stages.plan import plan as run
+
+    settings = arguments.packing_settings(
+        algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
+    )
+    result = run(histograms, out, settings, reporter=Reporter(), overwrite=overwrite)
+    output.print_result(result, json, output.describe_packing)
+
+
+def write(
+    records: arguments.Records,
+    plan: Annotated[Path, typer.Option(help="The plan.json.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
+    shard: arguments.Shard = None,
+    finish: Annotated[bool, typer.Option("--finish", help="Check all groups and write the metadata.")] = False,
+    workers: arguments.Workers = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Write the packed TFRecords of a plan."""
+    from gaudi_bert.stages.write import write as run
+
+    if finish and shard is not None:
+        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
+    result = run(
+        records,
+        plan,
+        out,
+        shard=arguments.parse_shard(shard),
+        finish=finish,
+        reporter=Reporter(),
+        overwrite=overwrite,
+        workers=workers,
+    )
+    output.print_result(
+        result, json, output.describe_packing if "packs" in result and "gap" in result else output.describe_any
+    )
+
+
+def pack(
+    records: arguments.Records,
+    out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
+    algorithm: arguments.Algorithm = None,
+    depth: arguments.Depth = None,
+    seed: arguments.Seed = None,
+    workers: arguments.Workers = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Prove afterwards that nothing was lost.")] = False,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Histogram, plan and write in one; the plan is kept beside the output, in `OUT-plan/`."""
+    from gaudi_bert.stages.pack import pack as run
+
+    settings = arguments.packing_settings(algorithm=algorithm, depth=depth, seed=seed)
+    result = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers, verified=verify)
+    output.print_result(result, json, _describe_pack)
+
+
+def _describe_pack(result: dict[str, Any]) -> list[str]:
+    lines = output.describe_packing(result)
+    if "verify" in result:
+        lines.append(f"verified: every one of {result['verify']['sequences']:,} sequences is there exactly once")
+    return lines
+
+
+def verify(
+    records: arguments.Records,
+    packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
+    workers: arguments.Workers = None,
+    json: arguments.Json = False,
+) -> None:
+    """Prove that every sequence is in the packed folder exactly once, byte for byte."""
+    from gaudi_bert.stages.verify import verify as run
+
+    result = run(records, packed, reporter=Reporter(), workers=workers)
+    output.print_result(result, json, output.describe_any)
+
+
+def estimate(
+    source: Annotated[str, typer.Argument(help="TFRecords, or a histogram.json.", show_default=False)],
+    depths: Annotated[str, typer.Option(help="Depths to compare.")] = "1,2,3,4,8,max",
+    algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
+    picture: Annotated[Path | None, typer.Option(help="Also draw it, as PNG or SVG.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """What packing would give at each depth and with each algorithm, before anything is written."""
+    from gaudi_bert.stages.estimate import estimate as run
+
+    result = run(source, depths=depths.split(","), algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
+    output.print_result(result, json, lambda value: list(value["lines"]))
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A TFRecord file, packed or not.", show_default=False)],
+    record: Annotated[int, typer.Option(min=0, help="Which record, from 0.")] = 0,
+    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to show tokens.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Show one record so that a person can read it."""
+    from gaudi_bert.stages.inspect import inspect as run
+
+    result = run(file, record=record, vocabulary=vocab)
+    output.print_result(result, json, lambda value: list(value["lines"]))

@@ -1,0 +1,76 @@
+"""Commands about the model: train, evaluate, verify-model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.progress import Reporter
+
+__all__ = ["register"]
+
+Packed = Annotated[Path, typer.Option(help="A packed folder, or a folder of unpacked TFRecords.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to `app`."""
+    app.command()(train)
+    app.command()(evaluate)
+    app.command("verify-model")(verify_model)
+
+
+def train(
+    data: Packed,
+    out: Annotated[Path, typer.Option(help="The folder for checkpoints and metrics.", show_default=False)],
+    evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
+    pipeline: Annotated[Path | None, typer.Option(help="A pipeline file for model and training settings.")] = None,
+    set_: arguments.Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run, train nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Train BERT on packed (or unpacked) records."""
+    from gaudi_bert.stages.train import train as run
+
+    settings = arguments.pipeline_settings(pipeline, set_)
+    result = run(
+        settings,
+        data=data,
+        evaluation_data=evaluation_data,
+        out=out,
+        reporter=Reporter(),
+        resume=resume,
+        overwrite=overwrite,
+        dry_run=dry_run,
+    )
+    output.print_result(result, json, output.describe_any)
+
+
+def evaluate(
+    data: Packed,
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder that `train` made.", show_default=False)],
+    unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the figures agree.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Measure a checkpoint on held-out data."""
+    from gaudi_bert.stages.evaluate import evaluate as run
+
+    result = run(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
+    output.print_result(result, json, output.describe_any)
+
+
+def verify_model(
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint; without it, seeded random weights.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A packed folder; without it, packs made for the purpose.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
+    from gaudi_bert.stages.verify_model import verify_model as run
+
+    result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
+    output.print_result(result, json, output.describe_any)

@@ -1,0 +1,68 @@
+"""How a result is printed: a few lines for people, or one JSON object for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import typer
+
+from gaudi_bert.common.progress import human_bytes
+
+__all__ = ["describe_any", "describe_histogram", "describe_packing", "percent", "print_result", "skipped_note"]
+
+Describe = Callable[[Mapping[str, Any]], list[str]]
+
+
+def print_result(result: Mapping[str, Any], as_json: bool, describe: Describe) -> None:
+    """Print `result` as JSON, or as the lines that `describe` makes of it."""
+    if as_json:
+        typer.echo(json.dumps(result, allow_nan=False, default=str))
+        return
+    for line in describe(result):
+        typer.echo(line)
+
+
+def skipped_note(result: Mapping[str, Any]) -> str:
+    """` (already there, nothing to do)` where a stage found its artefact finished."""
+    return " (already there, nothing to do)" if result.get("skipped") else ""
+
+
+def percent(share: float) -> str:
+    """0.99776 as `99.776 %`."""
+    return f"{100 * share:.3f} %"
+
+
+def describe_packing(result: Mapping[str, Any]) -> list[str]:
+    """The lines of a plan or of a packed folder."""
+    lines = [
+        f"{result['packs']:,} packs, {result['packing_factor']:.4f} sequences a pack, "
+        f"efficiency {percent(result['efficiency'])}{skipped_note(result)}",
+        f"proven lower bound {result['lower_bound']:,} packs: {result['gap']:,} above it",
+    ]
+    if "algorithm" in result:
+        lines.append(f"algorithm {result['algorithm']}, depth {result.get('depth_used', result.get('depth'))}")
+    return lines
+
+
+def describe_histogram(result: Mapping[str, Any]) -> list[str]:
+    """The lines of a histogram."""
+    mean = result["tokens"] / max(result["sequences"], 1)
+    return [
+        f"{result['sequences']:,} sequences in {result['files']:,} files ({human_bytes(result['bytes'])}), "
+        f"length {mean:.1f} on average, at most {result['max_sequence_length']}{skipped_note(result)}"
+    ]
+
+
+def describe_any(result: Mapping[str, Any]) -> list[str]:
+    """One `key: value` line for each plain value of a result."""
+    lines = []
+    for key, value in result.items():
+        if isinstance(value, bool | int | str) or value is None:
+            lines.append(
+                f"{key}: {value:,}" if isinstance(value, int) and not isinstance(value, bool) else f"{key}: {value}"
+            )
+        elif isinstance(value, float):
+            lines.append(f"{key}: {value:.6g}")
+    return lines

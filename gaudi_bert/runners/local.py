@@ -1,0 +1,203 @@
+"""Runs the stages of a pipeline in this process, one after the other.
+
+Every stage decides for itself whether its artefact is already there; the runner only knows the order and the paths. Rooms
+that need TensorFlow are imported when their stage runs, so that packing works where there is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_json, write_json
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import STAGES, PipelineSettings
+from gaudi_bert.stages.artefact import Signature, begin_artefact
+from gaudi_bert.stages.layout import SplitPaths, WorkFolder
+
+__all__ = ["LocalRun", "plan_stages", "run_stages"]
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """One run of a pipeline in this process.
+
+    Args:
+        settings: the pipeline.
+        work: the folder that holds the work folders of all pipelines.
+        pipeline_folder: where relative paths in the pipeline file start.
+        reporter: where progress goes.
+        overwrite: make again what other settings made.
+    """
+
+    settings: PipelineSettings
+    work: Path
+    pipeline_folder: Path
+    reporter: Reporter
+    overwrite: bool = False
+
+    @property
+    def folder(self) -> WorkFolder:
+        """The work folder of this pipeline."""
+        return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
+
+
+def plan_stages(stages: Sequence[str]) -> list[str]:
+    """`stages` in the pipeline's order.
+
+    Raises:
+        InputError: a stage is unknown.
+    """
+    unknown = [stage for stage in stages if stage not in STAGES]
+    if unknown:
+        raise InputError(f"--stages {unknown[0]}: no such stage; stages are {', '.join(STAGES)}")
+    return [stage for stage in STAGES if stage in stages]
+
+
+def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
+    """Run `stages` in the pipeline's order.
+
+    Returns:
+        What each stage says of itself: one summary a stage, or one a split (`train`, `evaluation`) below the stage.
+
+    Raises:
+        InputError: a stage is unknown, or what it needs has not been made.
+    """
+    summaries: dict[str, Summary] = {}
+    for stage in plan_stages(stages):
+        run.reporter.say(f"--- {stage}")
+        summaries[stage] = _STAGE_FUNCTIONS[stage](run)
+    return summaries
+
+
+def _need(path: Path, stage: str) -> None:
+    if not path.exists():
+        raise InputError(f"{path}: is not there; run the stage `{stage}` first")
+
+
+def _each_split(run: LocalRun, make: Callable[[SplitPaths], Summary]) -> Summary:
+    return {name: make(run.folder.split(name)) for name in run.folder.splits}
+
+
+def _prepare(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.prepare import prepare
+
+    if run.folder.records is not None:
+        run.reporter.say(f"prepare: nothing to do, the pipeline names its own records: {run.folder.records}")
+        return {"records": str(run.settings.prepare.records)}
+    return prepare(
+        run.settings.prepare,
+        run.folder.examples,
+        pipeline_folder=run.pipeline_folder,
+        reporter=run.reporter,
+        overwrite=run.overwrite,
+    )
+
+
+def _histogram(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.histogram import histogram
+
+    def make(paths: SplitPaths) -> Summary:
+        return histogram(paths.records, paths.histogram, reporter=run.reporter, overwrite=run.overwrite)
+
+    return _each_split(run, make)
+
+
+def _plan(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.plan import plan
+
+    def make(paths: SplitPaths) -> Summary:
+        _need(paths.histogram, "histogram")
+        return plan([paths.histogram], paths.plan, run.settings.packing, reporter=run.reporter, overwrite=run.overwrite)
+
+    return _each_split(run, make)
+
+
+def _write(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.write import write
+
+    def make(paths: SplitPaths) -> Summary:
+        _need(paths.plan, "plan")
+        return write(paths.records, paths.plan, paths.packed, reporter=run.reporter, overwrite=run.overwrite)
+
+    return _each_split(run, make)
+
+
+def _verify(run: LocalRun) -> Summary:
+    """Verify each split once: what was verified is known by its metadata, which holds every file's size and CRC."""
+    from gaudi_bert.stages.verify import verify
+
+    def make(paths: SplitPaths) -> Summary:
+        metadata = paths.packed / "metadata.json"
+        _need(metadata, "write")
+        inputs = {"metadata_sha256": hashlib.sha256(metadata.read_bytes()).hexdigest()}
+        signature = Signature("verify", {}, inputs)
+        # A verification is of no use to anyone once its data changed, so it is replaced without being asked.
+        if begin_artefact(paths.verification, paths.verification, signature, overwrite=True):
+            run.reporter.say(f"{paths.packed}: already verified, nothing to do")
+            return {**read_json(paths.verification), "skipped": True}
+        summary = verify(paths.records, paths.packed, reporter=run.reporter)
+        write_json(paths.verification, summary)
+        return summary
+
+    return _each_split(run, make)
+
+
+def _train(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.train import train
+
+    folder = run.folder
+    data = folder.split("train").packed
+    _need(data / "metadata.json", "write")
+    evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
+    if evaluation_data is not None:
+        _need(evaluation_data / "metadata.json", "write")
+    return train(
+        run.settings,
+        data=data,
+        evaluation_data=evaluation_data,
+        out=folder.train,
+        reporter=run.reporter,
+        resume=not run.overwrite,
+        overwrite=run.overwrite,
+    )
+
+
+def _evaluate(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.evaluate import evaluate
+
+    folder = run.folder
+    if not folder.has_evaluation:
+        run.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
+        return {}
+    return evaluate(
+        data=folder.split("evaluation").packed,
+        checkpoint=folder.train,
+        unpacked=folder.split("evaluation").records,
+        out=folder.evaluation_result,
+        reporter=run.reporter,
+    )
+
+
+def _report(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.report import report
+
+    return report(run.folder.root, reporter=run.reporter)
+
+
+_STAGE_FUNCTIONS: dict[str, Callable[[LocalRun], Summary]] = {
+    "prepare": _prepare,
+    "histogram": _histogram,
+    "plan": _plan,
+    "write": _write,
+    "verify": _verify,
+    "train": _train,
+    "evaluate": _evaluate,
+    "report": _report,
+}

@@ -1,0 +1,91 @@
+"""Where everything lies below `work/<pipeline>/`: the one place that knows these names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaudi_bert.config import PipelineSettings
+
+__all__ = ["SPLITS", "SplitPaths", "WorkFolder"]
+
+SPLITS = ("train", "evaluation")
+
+
+@dataclass(frozen=True)
+class SplitPaths:
+    """The artefacts of one split (`train` or `evaluation`), in the order in which they are made."""
+
+    records: Path
+    histogram: Path
+    plan: Path
+    packed: Path
+    verification: Path
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """The work folder of one pipeline.
+
+    Args:
+        root: `work/<pipeline name>`.
+        records: unpacked examples that exist already, one folder a split; None where `prepare` makes them.
+        evaluation_records: the same for the evaluation split.
+        has_evaluation: whether there is an evaluation split at all.
+    """
+
+    root: Path
+    records: Path | None
+    evaluation_records: Path | None
+    has_evaluation: bool
+
+    @classmethod
+    def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
+        """The work folder below `work`; relative paths in the pipeline file are taken from `pipeline_folder`."""
+        prepare = settings.prepare
+        records = pipeline_folder / prepare.records if prepare.records else None
+        evaluation_records = pipeline_folder / prepare.evaluation_records if prepare.evaluation_records else None
+        prepares_evaluation = records is None and prepare.evaluation_fraction > 0
+        return cls(
+            root=work / settings.name,
+            records=records,
+            evaluation_records=evaluation_records,
+            has_evaluation=prepares_evaluation or evaluation_records is not None,
+        )
+
+    @property
+    def examples(self) -> Path:
+        """The folder that `prepare` makes."""
+        return self.root / "examples"
+
+    @property
+    def train(self) -> Path:
+        """The folder that `train` makes."""
+        return self.root / "train"
+
+    @property
+    def evaluation_result(self) -> Path:
+        """What `evaluate` measured."""
+        return self.train / "evaluation.json"
+
+    @property
+    def report(self) -> Path:
+        """The page that `report` makes."""
+        return self.root / "report.html"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of this pipeline."""
+        return SPLITS if self.has_evaluation else SPLITS[:1]
+
+    def split(self, name: str) -> SplitPaths:
+        """The paths of one split."""
+        given = self.records if name == "train" else self.evaluation_records
+        suffix = "" if name == "train" else f"-{name}"
+        return SplitPaths(
+            records=given if given is not None else self.examples / name,
+            histogram=self.root / f"histogram{suffix}.json",
+            plan=self.root / f"plan{suffix}.json",
+            packed=self.root / "packed" / name,
+            verification=self.root / f"verify{suffix}.json",
+        )

@@ -1,0 +1,60 @@
+"""The stage `pack`: histogram, plan and write in one call, for a folder of records and nothing else.
+
+The histogram and the plan are kept beside the packed folder, in `<out>-plan/`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings
+
+__all__ = ["pack"]
+
+
+def pack(
+    records: str | Path,
+    out: Path,
+    settings: PackingSettings,
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    verified: bool = False,
+) -> dict[str, Any]:
+    """Pack `records` into `out`.
+
+    Args:
+        records: a folder, a file or a glob of unpacked TFRecords.
+        out: the packed folder; beside it, `<out>-plan/` keeps the histogram and the plan.
+        settings: how to pack.
+        reporter: where progress goes.
+        overwrite: replace what other settings made.
+        workers: processes or threads; None for all cores.
+        verified: prove afterwards that nothing was lost.
+
+    Returns:
+        The summary of `write`, with that of `verify` under `verify`.
+
+    Raises:
+        InputError: bad records, or a folder made with other settings.
+        FailedError: the disk is full, or the verification failed.
+    """
+    from gaudi_bert.stages.histogram import histogram
+    from gaudi_bert.stages.plan import plan
+    from gaudi_bert.stages.verify import verify
+    from gaudi_bert.stages.write import write
+
+    if Path(records).is_dir() and out.resolve() == Path(records).resolve():
+        raise InputError(f"{out}: the output folder is the input folder; choose another one")
+    histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
+    plan_path = histogram_path.with_name("plan.json")
+    histogram(records, histogram_path, reporter=reporter, overwrite=overwrite, workers=workers)
+    planned = plan([histogram_path], plan_path, settings, reporter=reporter, overwrite=overwrite)
+    result = {**planned, **write(records, plan_path, out, reporter=reporter, overwrite=overwrite, workers=workers)}
+    if verified:
+        result["verify"] = verify(records, out, reporter=reporter, workers=workers)
+    return result

