@@ -1,9 +1,9 @@
 """Strategies and mixtures: what every packing algorithm returns, and the check that it is a packing at all.
 
-A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture says how often each strategy is used
-(paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and no slot is left for a sequence that
-does not exist. Algorithms that over-subscribe short lengths (the "padding sequences" of the NNLS methods) give up those
-slots through `trim_to_exact`; the tokens of such a slot are padding either way.
+A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture says how often each strategy is
+used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and no slot is left for a sequence
+that does not exist. Algorithms that over-subscribe short lengths (the "padding sequences" of the NNLS methods) give up
+those slots through `trim_to_exact`; the tokens of such a slot are padding either way.
 """
 
 from __future__ import annotations
