@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,7 +159,7 @@ def pack(
     output.print_result(result, json, _describe_pack)
 
 
-def _describe_pack(result: dict[str, Any]) -> list[str]:
+def _describe_pack(result: Mapping[str, Any]) -> list[str]:
     lines = output.describe_packing(result)
     if "verify" in result:
         lines.append(f"verified: every one of {result['verify']['sequences']:,} sequences is there exactly once")
