@@ -1,0 +1,107 @@
+"""What the model is fed: packed features, and unpacked ones as packs of one sequence.
+
+A batch is a mapping of names to tensors, integers int32 and weights float32, every shape known when the graph
+is traced.
+Letters: B packs, L positions of a pack, Q masked slots of a pack, S depth (most sequences of a pack).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import BertConfig
+
+__all__ = ["PACKED_FEATURES", "UNPACKED_FEATURES", "BatchSizes", "as_packed", "check_batch"]
+
+PACKED_FEATURES: dict[str, tuple[str, tf.DType]] = {
+    "input_ids": ("BL", tf.int32),
+    "input_mask": ("BL", tf.int32),
+    "segment_ids": ("BL", tf.int32),
+    "positions": ("BL", tf.int32),
+    "masked_lm_positions": ("BQ", tf.int32),
+    "masked_lm_ids": ("BQ", tf.int32),
+    "masked_lm_weights": ("BQ", tf.float32),
+    "next_sentence_positions": ("BS", tf.int32),
+    "next_sentence_labels": ("BS", tf.int32),
+    "next_sentence_weights": ("BS", tf.float32),
+}
+"""Name of each packed feature, the letters of its shape, its type."""
+
+UNPACKED_FEATURES = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "masked_lm_weights",
+    "next_sentence_labels",
+)
+"""Names of the features of an unpacked example."""
+
+
+class BatchSizes(NamedTuple):
+    """Packs, positions, masked slots and depth of a batch."""
+
+    packs: int
+    positions: int
+    masked_slots: int
+    depth: int
+
+
+def as_packed(unpacked: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """A batch of unpacked examples as packs of depth 1; a batch that is packed already is returned as it is.
+
+    Args:
+        unpacked: the `UNPACKED_FEATURES`, `next_sentence_labels` [B, 1] or [B]. A row of padding
+            alone counts as no sequence.
+
+    Raises:
+        InputError: a feature is missing.
+    """
+    if "positions" in unpacked:
+        return dict(unpacked)
+    missing = [name for name in UNPACKED_FEATURES if name not in unpacked]
+    if missing:
+        raise InputError(f"batch: the feature {missing[0]} is missing; an unpacked batch has {', '.join(UNPACKED_FEATURES)}")
+    mask_BL = unpacked["input_mask"]
+    packs, length = mask_BL.shape
+    first_B1 = mask_BL[:, :1]
+    return {
+        **{name: unpacked[name] for name in UNPACKED_FEATURES},
+        "positions": tf.range(length, dtype=tf.int32)[tf.newaxis, :] * mask_BL,
+        "next_sentence_positions": tf.zeros([packs, 1], tf.int32),
+        "next_sentence_labels": tf.reshape(unpacked["next_sentence_labels"], [packs, 1]),
+        "next_sentence_weights": tf.cast(first_B1, tf.float32),
+    }
+
+
+def check_batch(batch: Mapping[str, tf.Tensor], config: BertConfig) -> BatchSizes:
+    """The sizes of a packed batch, all known now: called while the graph is traced, it costs nothing in a step.
+
+    Raises:
+        InputError: a feature is missing, its type or shape is wrong, a shape is not static, or the
+            model is too short for it.
+    """
+    sizes: dict[str, int] = {}
+    for name, (letters, dtype) in PACKED_FEATURES.items():
+        if name not in batch:
+            raise InputError(f"batch: the feature {name} is missing; a packed batch has {', '.join(PACKED_FEATURES)}")
+        tensor = batch[name]
+        if tensor.dtype != dtype:
+            raise InputError(f"batch: {name} is {tensor.dtype.name}, it must be {dtype.name}; cast it as it is read")
+        shape = tensor.shape
+        if shape.rank != 2 or not shape.is_fully_defined():
+            raise InputError(f"batch: {name} has the shape {shape}; it must be [{', '.join(letters)}] with every size known")
+        for letter, size in zip(letters, shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise InputError(f"batch: {name} has the shape {shape}, but {letter} is {sizes[letter]} in another feature")
+    if sizes["L"] > config.max_position_embeddings:
+        raise InputError(
+            f"batch: packs have {sizes['L']} positions, the model's max_position_embeddings is "
+            f"{config.max_position_embeddings}; give the model at least as many"
+        )
+    return BatchSizes(packs=sizes["B"], positions=sizes["L"], masked_slots=sizes["Q"], depth=sizes["S"])

@@ -1,0 +1,93 @@
+"""The losses of pretraining as sums and weights, so that micro-batches and ranks add up exactly.
+
+Token-weighted (the predecessor's, and the default): every masked position counts the same. Per sequence
+(Krell et al., 2021, section 3.2.3): every sequence counts the same, by the mean over its own masked
+positions. Next sentence: every sequence counts the same. The caller divides: loss = masked_lm_sum /
+masked_lm_weight + next_sentence_sum / next_sentence_weight; or by expected counts (the paper's T.6).
+`masked_lm_weights` holds the number of the sequence that a masked slot belongs to, 0 where it is unused.
+
+Letters: B packs, Q masked slots, S depth, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.bert import PretrainingOutputs
+
+__all__ = ["LossSums", "pretraining_sums"]
+
+
+class LossSums(NamedTuple):
+    """Scalars, float32 as the logits are; correct / count is the accuracy, of tokens or of sequences as the loss is."""
+
+    masked_lm_sum: tf.Tensor
+    masked_lm_weight: tf.Tensor
+    next_sentence_sum: tf.Tensor
+    next_sentence_weight: tf.Tensor
+    masked_lm_correct: tf.Tensor
+    masked_lm_count: tf.Tensor
+    next_sentence_correct: tf.Tensor
+    next_sentence_count: tf.Tensor
+
+
+def pretraining_sums(
+    outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor], loss: Literal["token", "sequence"] = "token"
+) -> LossSums:
+    """Sums and weights of both losses and of both accuracies over one batch of packs.
+
+    Args:
+        outputs: of the model, on the same batch.
+        batch: packed features.
+        loss: `token`, or `sequence` for the per-sequence masked-LM loss and accuracy.
+
+    Raises:
+        InputError: `loss` is neither.
+    """
+    wide_dtype = outputs.masked_lm_logits_BQV.dtype
+    weights_BQ = tf.cast(masked_slot_weights(batch, loss), wide_dtype)
+    masked_sum, masked_correct = _weighted(outputs.masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
+    masked_weight = tf.reduce_sum(weights_BQ)
+    sentence_weights_BS = tf.cast(batch["next_sentence_weights"], wide_dtype)
+    sentence_sum, sentence_correct = _weighted(
+        outputs.next_sentence_logits_BS2, batch["next_sentence_labels"], sentence_weights_BS
+    )
+    sentence_weight = tf.reduce_sum(sentence_weights_BS)
+    return LossSums(
+        masked_lm_sum=masked_sum,
+        masked_lm_weight=masked_weight,
+        next_sentence_sum=sentence_sum,
+        next_sentence_weight=sentence_weight,
+        masked_lm_correct=masked_correct,
+        masked_lm_count=masked_weight,
+        next_sentence_correct=sentence_correct,
+        next_sentence_count=sentence_weight,
+    )
+
+
+def masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str) -> tf.Tensor:
+    """The weight of every masked slot, [B, Q]: 1 each, or 1 / (masked slots of its sequence); 0 where unused.
+
+    The per-sequence weights come from comparing the numbers of all pairs of slots, [B, Q, Q]; so there is
+    no limit on the depth and no loop over sequences. They sum to the number of sequences that have a
+    masked position.
+    """
+    numbers_BQ = batch["masked_lm_weights"]
+    used_BQ = tf.cast(numbers_BQ > 0, numbers_BQ.dtype)
+    if loss == "token":
+        return used_BQ
+    if loss != "sequence":
+        raise InputError(f"loss = {loss!r}; it must be token or sequence")
+    same_BQQ = tf.cast(tf.equal(numbers_BQ[:, :, tf.newaxis], numbers_BQ[:, tf.newaxis, :]), numbers_BQ.dtype)
+    return used_BQ / tf.reduce_sum(same_BQQ, axis=-1)
+
+
+def _weighted(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Weighted sums of the negative log likelihood and of right answers; logits [..., classes], the others [...]."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    right = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), weights.dtype)
+    return tf.reduce_sum(losses * weights), tf.reduce_sum(right * weights)
