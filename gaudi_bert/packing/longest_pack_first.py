@@ -16,14 +16,15 @@ from gaudi_bert.packing.open_packs import OpenPacks
 __all__ = ["pack_longest_first"]
 
 
-def pack_longest_first(counts: np.ndarray, depth: int) -> Mixture:
+def pack_longest_first(counts: np.ndarray, depth: int, packs: OpenPacks | None = None) -> Mixture:
     """Pack by LPFHP.
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
         depth: most sequences a pack, from 1.
+        packs: packs with room that are filled first (`best_fit`); None: start with none.
     """
-    packs = OpenPacks(depth)
+    packs = OpenPacks(depth) if packs is None else packs
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
         waiting = _fill_open_packs(packs, length, int(counts[length - 1]))
         while waiting:

@@ -1,0 +1,84 @@
+"""A proof that no packing can do with fewer packs, made of integers and checkable by hand.
+
+Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M worth of sequences, then packs >=
+(worth of all sequences) / M, whoever packs and however. The best prices are the dual solution of the cutting stock linear
+programme, but any prices prove a bound, so nothing has to be believed of the solver that found them.
+
+`check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only, and shares no code with the
+solvers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaudi_bert.common.errors import FailedError, InputError
+
+__all__ = ["Certificate", "best_pack_worth", "check_certificate"]
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """Integer prices and what they prove.
+
+    Attributes:
+        prices: int64 [L], the price of a sequence of length 1 .. L, >= 0.
+        depth: most sequences in a pack.
+        bound: fewest packs that any packing of the histogram needs, by these prices.
+    """
+
+    prices: np.ndarray
+    depth: int
+    bound: int
+
+
+def check_certificate(certificate: Certificate, counts: np.ndarray) -> int:
+    """Recompute the bound from prices, histogram and depth alone, in exact integers.
+
+    Args:
+        certificate: the claim.
+        counts: int64 [L], sequences of length 1 .. L.
+
+    Returns:
+        The proven bound.
+
+    Raises:
+        FailedError: the prices prove less than `certificate.bound`.
+    """
+    most = best_pack_worth(certificate.prices, certificate.depth)
+    worth = sum(int(price) * int(count) for price, count in zip(certificate.prices, counts, strict=True))
+    bound = -(-worth // most) if most else 0
+    if bound < certificate.bound:
+        raise FailedError(f"the prices prove {bound} packs, not the {certificate.bound} that the certificate claims")
+    return bound
+
+
+def best_pack_worth(prices: np.ndarray, depth: int) -> int:
+    """The most that at most `depth` sequences of together at most L tokens can be worth, exactly.
+
+    Raises:
+        InputError: a price is negative, or so large that a pack's worth could leave 64 bits.
+    """
+    size = len(prices)
+    depth = min(depth, size)
+    if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= 2**62):
+        raise InputError(f"prices must lie in 0 .. {2**62 // max(depth, 1)}")
+    nothing = np.zeros(size + 1, dtype=np.int64)
+    power = np.maximum.accumulate(np.concatenate(([0], prices)))  # the best single sequence of at most t tokens
+    best = nothing
+    while depth:
+        if depth % 2:
+            best = _combine(best, power)
+        depth //= 2
+        power = _combine(power, power) if depth else power
+    return int(best[-1])
+
+
+def _combine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """result[t] = max over a of left[a] + right[t - a]."""
+    result = left + right[0]
+    for part in range(1, len(left)):
+        np.maximum(result[part:], left[: len(left) - part] + right[part], out=result[part:])
+    return result

@@ -1,0 +1,26 @@
+"""How the numeric kernels of this room are compiled: once for a machine, outside Python's lock, free to use vector instructions.
+
+`cache=True` keeps the machine code beside the module, so only the first call after installation pays for the compiler. The
+floating point relaxations let a maximum or a dot product run in vector lanes; no kernel uses infinities or NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import njit
+
+__all__ = ["MINUS_INFINITY", "kernel"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+MINUS_INFINITY = -1e300
+"""Stands for "not possible" in the kernels: finite, because the compiler may assume that no infinity occurs."""
+
+
+def kernel(function: Function) -> Function:
+    """Compile `function` for the machine it runs on (numba, cached on disk, without the interpreter lock)."""
+    relaxations = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
+    compiled: Function = njit(cache=True, nogil=True, fastmath=relaxations)(function)
+    return compiled

@@ -1,0 +1,154 @@
+"""The best strategy for given prices of the lengths, found without listing strategies (max-plus knapsack).
+
+Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths add up to exactly t
+is the (max,+) power of the prices:
+
+    M_1 = price (with price[0] = 0: "no sequence"),     M_(j+k)[t] = max over a of  M_j[a] + M_k[t - a]
+
+so the best strategy of at most `depth` sequences that holds a sequence of length i and fills s slots is worth
+`price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a limit on depth one pass is
+enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a] + U[t - a]).
+
+Only values are kept: where a maximum came from is searched again for the few strategies that are unwound. If the prices never
+fall with length (those of the linear programme), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the
+cutting stock problem (1961) with a limit on the number of pieces; the enumeration it replaces is the paper's listing 2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gaudi_bert.packing.compiled import MINUS_INFINITY, kernel
+
+__all__ = ["completion_values", "power_chain", "unwind"]
+
+NOTHING = -2
+CLOSURE = -1
+
+
+def power_chain(max_items: int, max_total: int) -> np.ndarray:
+    """The products that build M_(max_items) from M_1, for totals up to `max_total`.
+
+    Returns int64 [products, 2]: rows of the table to multiply. Row 0 of the table is M_1, row p + 1 is the result of product p, and
+    the last row is M_(max_items). Two entries are no products: (NOTHING, NOTHING) is M_0 and (CLOSURE, CLOSURE) the power without a limit.
+    """
+    if max_items <= 0:
+        return np.array([[NOTHING, NOTHING]], dtype=np.int64)
+    if max_items >= max_total:
+        return np.array([[CLOSURE, CLOSURE]], dtype=np.int64)
+    row_of_power = {1: 0}
+    products: list[tuple[int, int]] = []
+
+    def build(power: int) -> int:
+        if power not in row_of_power:
+            left, right = build((power + 1) // 2), build(power // 2)
+            products.append((left, right))
+            row_of_power[power] = len(products)
+        return row_of_power[power]
+
+    build(max_items)
+    return np.array(products, dtype=np.int64).reshape(-1, 2)
+
+
+@kernel
+def max_plus_square(values: np.ndarray, result: np.ndarray) -> None:
+    """result[t] = max over a <= t / 2 of values[a] + values[t - a]."""
+    size = values.size
+    mirrored = values[::-1].copy()
+    for total in range(size):
+        shift = size - 1 - total
+        best = MINUS_INFINITY
+        for part in range(total // 2 + 1):
+            value = values[part] + mirrored[shift + part]
+            if value > best:
+                best = value
+        result[total] = best
+
+
+@kernel
+def max_plus_product(left: np.ndarray, right: np.ndarray, result: np.ndarray) -> None:
+    """result[t] = max over a <= t of left[a] + right[t - a]."""
+    size = left.size
+    mirrored = right[::-1].copy()
+    for total in range(size):
+        shift = size - 1 - total
+        best = MINUS_INFINITY
+        for part in range(total + 1):
+            value = left[part] + mirrored[shift + part]
+            if value > best:
+                best = value
+        result[total] = best
+
+
+@kernel
+def max_plus_closure(values: np.ndarray, result: np.ndarray) -> None:
+    """result[t] = the best worth of any number of items that add up to t."""
+    size = values.size
+    mirrored = np.empty(size)
+    result[0] = 0.0
+    mirrored[size - 1] = 0.0
+    for total in range(1, size):
+        shift = size - 1 - total
+        best = values[total]
+        for part in range(1, total // 2 + 1):
+            value = result[part] + mirrored[shift + part]
+            if value > best:
+                best = value
+        result[total] = best
+        mirrored[shift] = best
+
+
+@kernel
+def completion_values(chain: np.ndarray, prices: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Fill `table` (float64 [products + 1, s + 1]) from `prices` (float64 [s + 1], prices[0] = 0) and return its last row."""
+    table[0, :] = prices
+    for product in range(chain.shape[0]):
+        left, right = chain[product, 0], chain[product, 1]
+        result = table[product + 1]
+        if left == NOTHING:
+            result[:] = MINUS_INFINITY
+            result[0] = 0.0
+        elif left == CLOSURE:
+            max_plus_closure(table[0], result)
+        elif left == right:
+            max_plus_square(table[left], result)
+        else:
+            max_plus_product(table[left], table[right], result)
+    return table[chain.shape[0]]
+
+
+@kernel
+def find_split(left: np.ndarray, right: np.ndarray, total: int, value: float) -> int:
+    """The smallest part at which left[part] + right[total - part] attains `value`."""
+    for part in range(total + 1):
+        if left[part] + right[total - part] >= value:
+            return part
+    return total
+
+
+@kernel
+def unwind(chain: np.ndarray, table: np.ndarray, total: int, lengths: np.ndarray, found: int) -> int:
+    """Append to `lengths` (from index `found` on) the items behind the last row's entry `total`; returns the new number of items."""
+    pending = np.empty((lengths.size + table.shape[0] + 2, 2), dtype=np.int64)
+    pending[0, 0], pending[0, 1] = table.shape[0] - 1, total
+    waiting = 1
+    while waiting > 0:
+        waiting -= 1
+        row, rest = pending[waiting, 0], pending[waiting, 1]
+        if rest == 0:
+            continue
+        left = right = row
+        if row > 0 and chain[row - 1, 0] >= 0:
+            left, right = chain[row - 1, 0], chain[row - 1, 1]
+        if row == 0 or (left == row and table[0, rest] >= table[row, rest]):
+            lengths[found] = rest
+            found += 1
+            continue
+        if left == row:
+            part = 1 + find_split(table[row, 1:], table[row], rest - 1, table[row, rest])
+        else:
+            part = find_split(table[left], table[right], rest, table[row, rest])
+        pending[waiting, 0], pending[waiting, 1] = left, part
+        pending[waiting + 1, 0], pending[waiting + 1, 1] = right, rest - part
+        waiting += 2
+    return found
