@@ -1,0 +1,68 @@
+"""When a stage has nothing to do, resumes, or refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.stages.artefact import Signature, begin_artefact, first_difference, settings_path
+
+OLD = Signature("plan", {"depth": 3, "seed": 1}, {"histogram": "abc"})
+NEW = Signature("plan", {"depth": 4, "seed": 1}, {"histogram": "abc"})
+
+
+def test_a_finished_file_of_the_same_settings_is_left_alone(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert not begin_artefact(plan, plan, OLD)
+    assert not begin_artefact(plan, plan, OLD), "begun but not finished: there is still work to do"
+    plan.write_text("{}")
+    assert begin_artefact(plan, plan, OLD)
+    assert settings_path(plan) == tmp_path / "plan.settings.json"
+
+
+def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    begin_artefact(plan, plan, OLD)
+    plan.write_text("{}")
+    with pytest.raises(InputError, match=r"settings\.depth: 3 there, 4 asked for.*--overwrite"):
+        begin_artefact(plan, plan, NEW)
+    assert plan.exists()
+    assert not begin_artefact(plan, plan, NEW, overwrite=True)
+    assert not plan.exists()
+
+
+def test_a_folder_half_done_is_resumed_only_with_its_own_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    final = folder / "metadata.json"
+    begin_artefact(folder, final, OLD)
+    (folder / "packed-00000-00000.tfrecord").write_text("x")
+    assert not begin_artefact(folder, final, OLD)
+    assert (folder / "packed-00000-00000.tfrecord").exists()
+    with pytest.raises(InputError, match="made with another"):
+        begin_artefact(folder, final, NEW)
+    begin_artefact(folder, final, NEW, overwrite=True)
+    assert [path.name for path in folder.iterdir()] == ["settings.json"]
+
+
+def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="does not say what made it"):
+        begin_artefact(folder, folder / "metadata.json", OLD)
+    assert (folder / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted", "said"),
+    [
+        ({"a": 1}, {"a": 1}, None),
+        ({"a": 1}, {"a": 1, "b": 2}, "b: absent there, 2 asked for"),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1]: 2 there, 3 asked for"),
+        ({"a": [1]}, {"a": [1, 2]}, "a: [1] there, [1, 2] asked for"),
+    ],
+)
+def test_the_first_difference_is_named(made: object, wanted: object, said: str | None) -> None:
+    assert first_difference(made, wanted) == said

@@ -1,0 +1,101 @@
+"""The pipeline file: what is accepted, and that what is refused is refused with the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import STAGES, PipelineSettings, load_pipeline, parse_bytes
+
+
+def test_every_committed_pipeline_is_valid(repository: Path) -> None:
+    files = sorted((repository / "pipelines").glob("*.yaml"))
+    assert repository / "pipelines" / "demo.yaml" in files
+    for file in files:
+        assert load_pipeline(file).name == file.stem
+
+
+def test_defaults_need_no_file() -> None:
+    assert load_pipeline(None) == PipelineSettings()
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        load_pipeline(None).packing.depth = 4  # type: ignore[misc]
+
+
+def test_set_changes_one_value_and_nothing_else() -> None:
+    changed = load_pipeline(None, ["packing.depth=5"])
+    assert changed.packing.depth == 5
+    assert changed.packing.model_copy(update={"depth": 3}) == PipelineSettings().packing
+    assert changed.training == PipelineSettings().training
+
+
+def test_set_works_over_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\npacking: {depth: 7, seed: 1}\n")
+    settings = load_pipeline(file, ["packing.depth=max", "training.learning_rate=3e-4"])
+    assert (settings.packing.depth, settings.packing.seed, settings.training.learning_rate) == ("max", 1, 3e-4)
+
+
+@pytest.mark.parametrize(("text", "count"), [("1GiB", 2**30), ("128MB", 128_000_000), ("0.5 kB", 500), ("7", 7), ("3B", 3)])
+def test_sizes_in_bytes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("packing.dept=4", "unknown key `packing.dept`; did you mean `depth`?"),
+        ("pakcing.depth=4", "unknown key `pakcing`; did you mean `packing`?"),
+        ("packing.algorithm=nnl", "did you mean `nnls`?"),
+        ("packing.depth=0", "`packing.depth` = 0"),
+        ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB, GiB"),
+        ("model.hidden_size=7", "choose a number of heads that divides it"),
+        ("training.learning_rate=-1", "greater than 0"),
+        ("training.learning_rate=.inf", "finite"),
+        ("packing.depth", "key.path=value"),
+        ("name.first=x", "`name`"),
+        ("name=Not A Name", "`name`"),
+    ],
+)
+def test_what_is_refused_says_what_is_right(override: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_pipeline(None, [override])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("- a\n- b\n", "key: value"), ("a: [1\n", "not a YAML file"), ("packing: 3\n", "packing")]
+)
+def test_a_file_that_is_no_pipeline_is_refused_with_its_name(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=r"wrong\.yaml") as caught:
+        load_pipeline(file)
+    assert said in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="check the path"):
+        load_pipeline(tmp_path / "absent.yaml")
+
+
+def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("")
+    assert load_pipeline(file) == PipelineSettings()
+
+
+def test_settings_survive_yaml() -> None:
+    settings = load_pipeline(None, ["packing.depth=max"])
+    assert PipelineSettings.model_validate(yaml.safe_load(yaml.safe_dump(settings.model_dump(mode="json")))) == settings
+
+
+def test_the_stages_are_those_of_the_design() -> None:
+    assert STAGES == ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
