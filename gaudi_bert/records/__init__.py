@@ -1,1 +1,1 @@
-"""The bytes: TFRecord framing, tf.train.Example wire format, schemas. numpy and numba, no TensorFlow."""
+"""The bytes: TFRecord framing, the wire format of tf.train.Example, schemas and metadata. numpy and numba, no TensorFlow."""

@@ -1,0 +1,77 @@
+"""RECORDS: a folder, a file or a glob of TFRecord files, as a sorted list with names that do not depend on
+the machine.
+
+A folder means its files, not recursive, whatever their ending; dot files, `*.json` and sub-folders are left
+out. A file is known by its name relative to RECORDS, so artefacts made from the same data elsewhere are the
+same.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors
+
+__all__ = ["RecordFile", "find_vocabulary", "list_record_files", "records_folder"]
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """One input file: its name relative to RECORDS, where it is now, and its size in bytes."""
+
+    name: str
+    path: Path
+    bytes: int
+
+
+def list_record_files(records: str | Path) -> list[RecordFile]:
+    """The files of RECORDS, sorted by name.
+
+    Args:
+        records: a folder, a file, or a glob pattern.
+
+    Raises:
+        InputError: nothing is there, or a file is empty.
+        FailedError: a file or the folder cannot be read.
+    """
+    location = Path(records)
+    with explained_os_errors(location, "read"):
+        if location.is_dir():
+            paths: Iterable[Path] = (child for child in location.iterdir() if _is_record_file(child))
+            missing = "the folder holds no record files; check the path"
+        elif location.is_file():
+            paths, missing = [location], ""
+        else:
+            paths = (Path(match) for match in glob.glob(os.fspath(records)) if _is_record_file(Path(match)))
+            missing = "no such folder or file, and no file matches it as a pattern; check the path"
+        files = [RecordFile(path.name, path, path.stat().st_size) for path in sorted(paths, key=lambda path: path.name)]
+    if not files:
+        raise InputError(f"{records}: {missing}")
+    for file, following in zip(files, files[1:], strict=False):
+        if file.name == following.name:
+            raise InputError(f"{following.path}: has the same name as {file.path}; rename one, files are known by name")
+    for file in files:
+        if file.bytes == 0:
+            raise InputError(f"{file.path}: the file is empty; remove it, or make it again")
+    return files
+
+
+def records_folder(records: str | Path) -> Path:
+    """The folder in which the files of RECORDS lie."""
+    location = Path(records)
+    return location if location.is_dir() else location.parent
+
+
+def find_vocabulary(records: str | Path) -> Path | None:
+    """`vocab.txt` beside the folder of RECORDS (where `prepare` puts it), or None."""
+    candidate = records_folder(records).resolve().parent / "vocab.txt"
+    return candidate if candidate.is_file() else None
+
+
+def _is_record_file(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".") and path.suffix != ".json"

@@ -1,0 +1,161 @@
+"""What an unpacked and a packed example hold: the names, lengths and types of their features, and why a
+record is refused.
+
+L = max_sequence_length, P = max_predictions (masked positions of one sequence), S = depth (sequences a pack),
+Q = masked_slots (masked positions a pack). Integers are int64 and weights float32, as in the records of
+Google, MLPerf, NVIDIA and Habana.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "MAX_SEQUENCE_LENGTH",
+    "MAX_TOKEN_ID",
+    "FeatureSpec",
+    "PackedSchema",
+    "RecordError",
+    "UnpackedSchema",
+    "check_features",
+    "packed_schema_of",
+    "unpacked_schema_of",
+]
+
+MAX_SEQUENCE_LENGTH = 8192
+MAX_TOKEN_ID = 2**21 - 1  # a token id is at most three bytes as a varint
+MAX_RECORD_BYTES = 4 * 2**20  # no legal record is longer; a longer one is damaged, or not ours
+
+
+class RecordError(ValueError):
+    """Why one record is refused; the caller adds the file and the record's number."""
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """A feature of fixed length: `kind` is int64 or float32."""
+
+    name: str
+    length: int
+    kind: Literal["int64", "float32"]
+
+
+@dataclass(frozen=True)
+class UnpackedSchema:
+    """One sequence, padded to L."""
+
+    max_sequence_length: int
+    max_predictions: int
+
+    def __post_init__(self) -> None:
+        _check_range("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH)
+        _check_range("max_predictions", self.max_predictions, MAX_SEQUENCE_LENGTH)
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """The seven features, sorted by name."""
+        length, predictions = self.max_sequence_length, self.max_predictions
+        return (
+            FeatureSpec("input_ids", length, "int64"),
+            FeatureSpec("input_mask", length, "int64"),
+            FeatureSpec("masked_lm_ids", predictions, "int64"),
+            FeatureSpec("masked_lm_positions", predictions, "int64"),
+            FeatureSpec("masked_lm_weights", predictions, "float32"),
+            FeatureSpec("next_sentence_labels", 1, "int64"),
+            FeatureSpec("segment_ids", length, "int64"),
+        )
+
+
+@dataclass(frozen=True)
+class PackedSchema:
+    """One to S sequences in a row of L slots."""
+
+    max_sequence_length: int
+    masked_slots: int
+    depth: int
+    max_predictions: int
+
+    def __post_init__(self) -> None:
+        _check_range("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH)
+        _check_range("masked_slots", self.masked_slots, 4 * MAX_SEQUENCE_LENGTH)
+        _check_range("depth", self.depth, MAX_SEQUENCE_LENGTH)
+        _check_range("max_predictions", self.max_predictions, MAX_SEQUENCE_LENGTH)
+
+    @property
+    def features(self) -> tuple[FeatureSpec, ...]:
+        """The ten features, sorted by name (the order of a deterministic serialisation)."""
+        length, slots, depth = self.max_sequence_length, self.masked_slots, self.depth
+        return (
+            FeatureSpec("input_ids", length, "int64"),
+            FeatureSpec("input_mask", length, "int64"),
+            FeatureSpec("masked_lm_ids", slots, "int64"),
+            FeatureSpec("masked_lm_positions", slots, "int64"),
+            FeatureSpec("masked_lm_weights", slots, "float32"),
+            FeatureSpec("next_sentence_labels", depth, "int64"),
+            FeatureSpec("next_sentence_positions", depth, "int64"),
+            FeatureSpec("next_sentence_weights", depth, "float32"),
+            FeatureSpec("positions", length, "int64"),
+            FeatureSpec("segment_ids", length, "int64"),
+        )
+
+
+def unpacked_schema_of(features: Mapping[str, np.ndarray]) -> UnpackedSchema:
+    """The schema that a decoded unpacked example has.
+
+    Raises:
+        RecordError: it is not an unpacked example.
+    """
+    if "positions" in features and "next_sentence_positions" in features:
+        raise RecordError("this is a packed example; give the unpacked records that it was made from")
+    return UnpackedSchema(_length_of(features, "input_ids"), _length_of(features, "masked_lm_positions"))
+
+
+def packed_schema_of(features: Mapping[str, np.ndarray]) -> PackedSchema:
+    """The schema that a decoded packed example has; max_predictions is taken as Q - S, as the predecessor wrote it.
+
+    Raises:
+        RecordError: it is not a packed example.
+    """
+    length = _length_of(features, "input_ids")
+    slots, depth = _length_of(features, "masked_lm_positions"), _length_of(features, "next_sentence_positions")
+    return PackedSchema(length, slots, depth, max(1, slots - depth))
+
+
+def check_features(features: Mapping[str, np.ndarray], schema: UnpackedSchema | PackedSchema) -> None:
+    """Check that every feature of `schema` is there with its type and length.
+
+    Raises:
+        RecordError: one is missing, or of another type or length.
+    """
+    for spec in schema.features:
+        if spec.name not in features:
+            raise RecordError(f"feature `{spec.name}` is missing")
+        values = features[spec.name]
+        if values.dtype != np.dtype(spec.kind) and values.size:
+            found = "bytes" if values.dtype == object else str(values.dtype)
+            raise RecordError(f"feature `{spec.name}` is {found}, {spec.kind} is wanted")
+        if values.size != spec.length:
+            raise RecordError(
+                f"feature `{spec.name}` has {values.size} values, {spec.length} are wanted as in the first record"
+            )
+
+
+def _length_of(features: Mapping[str, np.ndarray], name: str) -> int:
+    if name not in features:
+        raise RecordError(f"feature `{name}` is missing")
+    size = int(features[name].size)
+    if not 1 <= size <= MAX_SEQUENCE_LENGTH:
+        raise RecordError(f"feature `{name}` has {size} values, 1 to {MAX_SEQUENCE_LENGTH} are allowed")
+    return size
+
+
+def _check_range(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InputError(f"{name} = {value}: 1 to {most} is allowed")
