@@ -51,7 +51,7 @@ def iterative_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-
         raise InputError(f"leftovers is {leftovers!r}; it must be 'best-fit' or 'complement'")
     mixture, left = _run_rounds(np.asarray(counts, dtype=np.int64), depth)
     if leftovers == "complement":
-        return trim_to_exact(_with_complements(mixture, left, depth), counts)
+        return trim_to_exact(_with_complements(mixture, left, depth), counts, whole_packs=False)
     return best_fit_into(trim_to_exact(mixture, counts - left), left, depth)
 
 

@@ -93,7 +93,7 @@ def check_mixture(
         )
 
 
-def trim_to_exact(mixture: Mapping[Strategy, int], counts: np.ndarray) -> Mixture:
+def trim_to_exact(mixture: Mapping[Strategy, int], counts: np.ndarray, *, whole_packs: bool = True) -> Mixture:
     """Give up the slots that no sequence fills, so that the coverage is exact; a pack left empty is dropped.
 
     Whole packs are given up first (fewer packs), then single slots, in the order of the strategies.
@@ -101,6 +101,7 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: np.ndarray) -> Mixtur
     Args:
         mixture: at least as many slots as sequences at every length.
         counts: int64 [L], sequences of length 1 .. L.
+        whole_packs: False keeps to single slots, so that the number of packs stays what the published algorithms count.
 
     Raises:
         InputError: some length has fewer slots than sequences.
@@ -110,7 +111,9 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: np.ndarray) -> Mixtur
         length = int(np.argmin(surplus)) + 1
         raise InputError(f"length {length} has {-surplus[length - 1]} slots too few; only surplus slots can be trimmed")
     left = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
-    result = _drop_whole_packs(sorted_mixture(mixture), left)
+    result = sorted_mixture(mixture)
+    if whole_packs:
+        result = _drop_whole_packs(result, left)
     for length in sorted(left, reverse=True):
         _drop_slots(result, length, left[length])
     return sorted_mixture({strategy: count for strategy, count in result.items() if strategy and count})
