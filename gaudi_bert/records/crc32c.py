@@ -57,11 +57,11 @@ def call_crc_instruction(builder: Any, instruction_set: str, crc: Any, data: Any
     data_kind = ir.IntType(64) if whole_word else byte_data
     kind = ir.FunctionType(crc_kind, [crc_kind, data_kind])
     function = cgutils.get_or_insert_function(builder.module, kind, word_name if whole_word else byte_name)
-    narrow = [
-        builder.trunc(value, wanted) if wanted.width < 64 else value
-        for value, wanted in ((crc, crc_kind), (data, data_kind))
-    ]
-    result = builder.call(function, narrow)
+    if crc_kind.width < 64:
+        crc = builder.trunc(crc, crc_kind)
+    if data_kind.width < 64:
+        data = builder.trunc(data, data_kind)
+    result = builder.call(function, [crc, data])
     return result if crc_kind.width == 64 else builder.zext(result, ir.IntType(64))
 
 
@@ -69,7 +69,7 @@ def _make_step(whole_word: bool) -> Any:
     @intrinsic
     def step(typing_context: Any, crc: Any, data: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return call_crc_instruction(builder, HARDWARE or "x86", *arguments, whole_word)
+            return call_crc_instruction(builder, HARDWARE or "x86", arguments[0], arguments[1], whole_word)
 
         return types.int64(types.int64, types.int64), generate
 

@@ -142,7 +142,8 @@ def _decode_entry(entry: memoryview) -> tuple[str, np.ndarray]:
 
 def _decode_feature(feature: memoryview) -> np.ndarray:
     """The value of the oneof: a later list of another kind replaces the earlier, one of the same kind is appended to it."""
-    kind, lists = 0, []
+    kind = 0
+    lists: list[bytes] = []
     for number, wire, value in _fields(feature):
         if number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) and wire == _BYTES:
             if number != kind:

@@ -9,6 +9,7 @@ same.
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def list_record_files(records: str | Path) -> list[RecordFile]:
         files = [RecordFile(path.name, path, path.stat().st_size) for path in sorted(paths, key=lambda path: path.name)]
     if not files:
         raise InputError(f"{records}: {missing}")
-    for file, following in zip(files, files[1:], strict=False):
+    for file, following in itertools.pairwise(files):
         if file.name == following.name:
             raise InputError(f"{following.path}: has the same name as {file.path}; rename one, files are known by name")
     for file in files:

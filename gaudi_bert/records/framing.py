@@ -20,9 +20,11 @@ from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.records.crc32c import crc32c, masked
 from gaudi_bert.records.schema import MAX_RECORD_BYTES
 
-__all__ = ["FRAME_BYTES", "RecordStream", "frame", "read_records", "record_place", "write_record"]
+__all__ = ["CUT_SHORT", "FRAME_BYTES", "REMEDY", "RecordStream", "frame", "read_records", "record_place", "write_record"]
 
 FRAME_BYTES = 16
+REMEDY = "copy or make the file again"
+CUT_SHORT = "the file is cut short; copy or make it again"
 _PIECE_BYTES = 1 << 20
 
 
@@ -38,7 +40,7 @@ def write_record(handle: BinaryIO, payload: bytes) -> None:
 
 
 def record_place(path: Path, record: int, offset: int) -> str:
-    """How errors name a place in a file: the record's number counts from 0, the offset is of its first (uncompressed) byte."""
+    """How errors name a place: the record's number counts from 0, the offset is of its first uncompressed byte."""
     return f"{path}: record {record} at byte {offset}"
 
 
@@ -98,18 +100,14 @@ class RecordStream:
                 self._account(self._input)
                 if not self._input:
                     if self._inflater is not None and not self._inflater.eof:
-                        raise InputError(
-                            f"{self.path}: the {self.compression} data is cut short; copy or make the file again"
-                        )
+                        raise InputError(f"{self.path}: the {self.compression} data is cut short; {REMEDY}")
                     return b""
             if self._inflater is None or self._inflater.eof:
                 self._inflater = zlib.decompressobj(self._window)
             try:
                 data = self._inflater.decompress(self._input, most)
             except zlib.error as error:
-                raise InputError(
-                    f"{self.path}: damaged {self.compression} data ({error}); copy or make the file again"
-                ) from error
+                raise InputError(f"{self.path}: damaged {self.compression} data ({error}); {REMEDY}") from error
             self._input = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
             if data:
                 return data
@@ -125,24 +123,18 @@ def read_records(path: Path | str) -> Iterator[bytes]:
     with RecordStream(path) as stream:
         record, offset = 0, 0
         while header := _read_exactly(stream, 12, record, offset):
+            place = record_place(path, record, offset)
             length, length_crc = struct.unpack("<QI", header)
             if masked(crc32c(header[:8])) != length_crc:
-                raise InputError(
-                    f"{record_place(path, record, offset)}: its length is damaged (CRC); copy or make the file again"
-                )
+                raise InputError(f"{place}: its length is damaged (CRC); {REMEDY}")
             if length > MAX_RECORD_BYTES:
-                raise InputError(
-                    f"{record_place(path, record, offset)}: {length} bytes long, at most {MAX_RECORD_BYTES} is allowed"
-                )
+                raise InputError(f"{place}: {length} bytes long, at most {MAX_RECORD_BYTES} is allowed; {REMEDY}")
             body = _read_exactly(stream, length + 4, record, offset)
             if len(body) < length + 4:
-                raise InputError(f"{record_place(path, record, offset)}: the file is cut short; copy or make it again")
-            payload = body[:length]
-            if masked(crc32c(payload)) != struct.unpack("<I", body[length:])[0]:
-                raise InputError(
-                    f"{record_place(path, record, offset)}: its bytes are damaged (CRC); copy or make the file again"
-                )
-            yield payload
+                raise InputError(f"{place}: {CUT_SHORT}")
+            if masked(crc32c(body[:length])) != struct.unpack("<I", body[length:])[0]:
+                raise InputError(f"{place}: its bytes are damaged (CRC); {REMEDY}")
+            yield body[:length]
             record, offset = record + 1, offset + length + FRAME_BYTES
 
 
@@ -156,7 +148,7 @@ def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) ->
             break
         filled += got
     if 0 < filled < count:
-        raise InputError(f"{record_place(stream.path, record, offset)}: the file is cut short; copy or make it again")
+        raise InputError(f"{record_place(stream.path, record, offset)}: {CUT_SHORT}")
     return bytes(data[:filled])
 
 
@@ -169,6 +161,4 @@ def _compression_of(path: Path, head: bytes) -> str:
         return "GZIP"
     if len(head) >= 2 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0:
         return "ZLIB"
-    raise InputError(
-        f"{path}: not a TFRecord file (the first record's length has a wrong CRC), nor GZIP or ZLIB; check the path"
-    )
+    raise InputError(f"{path}: not a TFRecord file (the first length has a wrong CRC), nor GZIP or ZLIB; check the path")

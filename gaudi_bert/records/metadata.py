@@ -74,7 +74,7 @@ class Metadata(_Frozen):
     histogram: tuple[int, ...] = Field(description="sequences of each length; the first entry is length 1")
 
     @property
-    def schema_(self) -> PackedSchema:
+    def packed_schema(self) -> PackedSchema:
         """The sizes of the packed records."""
         return PackedSchema(self.max_sequence_length, self.masked_slots, self.depth, self.max_predictions)
 
