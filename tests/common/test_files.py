@@ -55,9 +55,9 @@ with atomic_file(Path({str(path)!r})) as handle:
 def test_a_full_disk_is_one_line_with_a_remedy() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    with pytest.raises(FailedError, match="free some space"), open("/dev/full", "wb", buffering=0) as full:
-        with explained_os_errors(Path("/dev/full"), "write"):
-            full.write(b"x")
+    full = Path("/dev/full")
+    with pytest.raises(FailedError, match="free some space"), explained_os_errors(full, "write"):
+        full.write_bytes(b"x")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
