@@ -1,0 +1,176 @@
+"""Every algorithm by name, and the one function that turns a histogram into a checked packing with its proven bound.
+
+`nnls`, the default, is the better of the iterative loop with its leftovers packed by best fit and LPFHP: least squares needs
+exact fills and is useless where padding cannot be avoided (depth 2), and there LPFHP is optimal or nearly so. What was used
+is said in `algorithm_used`. Solvers are imported when they are asked for, so packing on the fly by LPFHP needs no SciPy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.masked_budget import choose_masked_slots, fit_to_budget, needed_masked_slots
+from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
+from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.shortest_pack_first import pack_shortest_first
+from gaudi_bert.packing.unpacked import pack_none
+
+if TYPE_CHECKING:
+    from gaudi_bert.packing.certificate import Certificate
+
+__all__ = ["ALGORITHMS", "Leftovers", "depth_of", "pack_histogram"]
+
+Leftovers = Literal["best-fit", "complement"]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What an algorithm returns: the mixture, the name of what made it, and the proof of its bound if it made one."""
+
+    mixture: Mixture
+    algorithm_used: str
+    certificate: Certificate | None = None
+
+
+def _none(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    return Solved(pack_none(counts), "none")
+
+
+def _spfhp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    return Solved(pack_shortest_first(counts, depth), "spfhp")
+
+
+def _lpfhp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    return Solved(pack_longest_first(counts, depth), "lpfhp")
+
+
+def _nnls(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    from gaudi_bert.packing.iterative import iterative_nnls
+
+    if leftovers == "complement":
+        return Solved(iterative_nnls(counts, depth, leftovers="complement"), "iterative-nnls-complement")
+    loop = iterative_nnls(counts, depth, leftovers="best-fit")
+    heuristic = pack_longest_first(counts, depth)
+    if packs_of(loop) <= packs_of(heuristic):
+        return Solved(loop, "iterative-nnls")
+    return Solved(heuristic, "lpfhp")
+
+
+def _optimal(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    from gaudi_bert.packing.optimal import pack_optimally
+
+    result = pack_optimally(counts, depth)
+    return Solved(result.mixture, "optimal", result.certificate)
+
+
+def _nnlshp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    from gaudi_bert.packing.nnlshp import pack_nnlshp
+
+    return Solved(pack_nnlshp(counts, depth), "nnlshp")
+
+
+def _ennlshp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    from gaudi_bert.packing.ennlshp import pack_ennlshp
+
+    return Solved(pack_ennlshp(counts, depth), "ennlshp")
+
+
+def _greedy(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    from gaudi_bert.packing.greedy import pack_greedily
+
+    return Solved(pack_greedily(counts, depth, seed=seed), "greedy")
+
+
+def _ffd(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
+    from gaudi_bert.packing.first_fit import pack_first_fit
+
+    return Solved(pack_first_fit(counts, depth), "ffd")
+
+
+ALGORITHMS: dict[str, Callable[[np.ndarray, int, Leftovers, int], Solved]] = {
+    "nnls": _nnls,
+    "optimal": _optimal,
+    "nnlshp": _nnlshp,
+    "ennlshp": _ennlshp,
+    "spfhp": _spfhp,
+    "lpfhp": _lpfhp,
+    "greedy": _greedy,
+    "ffd": _ffd,
+    "none": _none,
+}
+
+
+def depth_of(depth: int | str, max_sequence_length: int) -> int:
+    """The depth as a number; "max" is the maximum sequence length, which limits nothing.
+
+    Raises:
+        InputError: neither a whole number from 1 nor "max".
+    """
+    if depth == "max":
+        return max_sequence_length
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise InputError(f"depth is {depth!r}; it must be a whole number from 1, or `max`")
+    return min(depth, max_sequence_length)
+
+
+def pack_histogram(
+    histogram: Histogram,
+    algorithm: str = "nnls",
+    depth: int | str = 3,
+    *,
+    leftovers: Leftovers = "best-fit",
+    max_predictions: int | None = None,
+    masked_slots: int | None = None,
+    seed: int = 0,
+) -> Packing:
+    """Pack a histogram, check the packing, and prove how good it is.
+
+    Args:
+        histogram: the sequences; an empty one gives an empty packing.
+        algorithm: a key of `ALGORITHMS`.
+        depth: most sequences a pack, or "max".
+        leftovers: `nnls` only: what the loop leaves over is packed by best fit, or padded as published ("complement").
+        max_predictions: most masked positions of one sequence (P), for the default budget.
+        masked_slots: the budget of masked positions a pack (Q); None for `max_predictions + depth`, or more if needed.
+        seed: of `greedy`, the only algorithm that draws.
+
+    Raises:
+        InputError: unknown algorithm or depth, or a budget that one sequence alone breaks.
+    """
+    if algorithm not in ALGORITHMS:
+        near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ALGORITHMS)}"
+        raise InputError(f"algorithm `{algorithm}` is unknown; {hint}")
+    most = depth_of(depth, histogram.max_sequence_length)
+    solved = ALGORITHMS[algorithm](histogram.counts, most, leftovers, seed)
+    mixture = solved.mixture
+    if masked_slots is not None:
+        mixture = fit_to_budget(mixture, histogram, most, masked_slots)
+    mixture = sorted_mixture(mixture)
+    needed = needed_masked_slots(mixture, histogram)
+    deepest = max(map(len, mixture), default=1) if depth == "max" else most
+    if masked_slots is None:
+        masked_slots = choose_masked_slots(max_predictions, deepest, needed)
+    lower_bound, certificate = _proven_bound(histogram, most, solved.certificate)
+    return Packing(
+        histogram, most, algorithm, solved.algorithm_used, mixture, lower_bound, certificate, masked_slots, needed
+    )
+
+
+def _proven_bound(histogram: Histogram, depth: int, certificate: Certificate | None) -> tuple[int, Certificate | None]:
+    """The certified bound: that of the solver if it brings one, or our own."""
+    if certificate is None:
+        try:
+            from gaudi_bert.packing.bounds import lower_bound
+        except ImportError:
+            return max(histogram.token_bound, -(-histogram.sequences // depth)), None
+        return lower_bound(histogram.counts, depth), None
+    return certificate.bound, certificate

@@ -1,0 +1,208 @@
+"""The stage `plan`: histograms in, `plan.json` out: which lengths share a pack, how often, and how near the optimum that is.
+
+The plan is a function of the histograms and the settings alone, byte for byte. Each group of files is packed within itself;
+the bound of the plan is the sum of the groups' proven bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gaudi_bert.common.files import read_json, write_text
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings
+from gaudi_bert.stages.artefact import Signature, begin_artefact
+
+if TYPE_CHECKING:
+    from gaudi_bert.packing.groups import FileCounts
+    from gaudi_bert.packing.result import Packing
+    from gaudi_bert.stages.histogram_file import CountedRecords
+
+__all__ = ["plan"]
+
+FORMAT_VERSION = 1
+
+
+def plan(
+    histograms: Sequence[Path],
+    out: Path,
+    settings: PackingSettings,
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Plan the packing of the records that `histograms` count.
+
+    Args:
+        histograms: one or several histogram.json; they are merged.
+        out: the plan.json to write.
+        settings: how to pack.
+        reporter: where progress goes.
+        overwrite: replace a plan made from other inputs or settings.
+
+    Returns:
+        Quality of the plan, in total: packs, lower_bound, gap, padding_tokens, efficiency (0..1), packing_factor,
+        depth_used, strategies_used, algorithm, ... and `seconds`, which is never stored.
+
+    Raises:
+        InputError: a bad histogram, or a plan made from something else is there.
+    """
+    from gaudi_bert.stages.histogram_file import read_histograms
+
+    started = time.monotonic()
+    records = read_histograms(histograms)
+    signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
+    if begin_artefact(out, out, signature, overwrite):
+        reporter.say(f"{out}: already there, nothing to do")
+        return {**read_json(out)["totals"], "seconds": 0.0, "skipped": True}
+    groups = _groups(records, settings, reporter)
+    packings = _pack_groups(records, groups, settings, reporter)
+    content = _content(records, groups, packings, settings)
+    write_text(out, _as_text(content))
+    if records.files is None:
+        reporter.say(f"{out}: the histogram has no counts per file, so this plan cannot be written, only looked at")
+    return {**content["totals"], "seconds": round(time.monotonic() - started, 3)}
+
+
+def _groups(records: CountedRecords, settings: PackingSettings, reporter: Reporter) -> list[list[FileCounts]]:
+    """The groups of files; one group without files where only counts are known."""
+    from gaudi_bert.packing.groups import form_groups, too_large_files
+
+    if records.files is None:
+        return [[]]
+    for file in too_large_files(records.files, settings.group_sequences, settings.group_bytes):
+        reporter.say(
+            f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
+            f" ({settings.group_sequences:,} sequences, {settings.group_bytes:,} bytes), so it is a group of its own"
+        )
+    return form_groups(records.files, settings.group_sequences, settings.group_bytes, settings.seed)
+
+
+def _pack_groups(
+    records: CountedRecords, groups: Sequence[Sequence[FileCounts]], settings: PackingSettings, reporter: Reporter
+) -> list[Packing]:
+    """Pack each group; several at once where there are cores (the kernels run outside Python's lock)."""
+    from gaudi_bert.packing.groups import group_histogram
+    from gaudi_bert.packing.pack import pack_histogram
+
+    with reporter.task("plan", len(groups), "groups") as task:
+
+        def pack(files: Sequence[FileCounts]) -> Packing:
+            capacity = records.histogram.max_sequence_length
+            packing = pack_histogram(
+                group_histogram(files, capacity) if files else records.histogram,
+                settings.algorithm,
+                settings.depth,
+                leftovers=settings.leftovers,
+                max_predictions=records.max_predictions,
+                masked_slots=settings.masked_slots,
+                seed=settings.seed,
+            )
+            task.advance()
+            return packing
+
+        return _map_in_order(pack, groups)
+
+
+def _map_in_order(function: Callable[[Sequence[FileCounts]], Packing], groups: Sequence[Any]) -> list[Packing]:
+    workers = min(len(os.sched_getaffinity(0)), len(groups))
+    if workers == 1:
+        return [function(group) for group in groups]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(function, groups))
+
+
+def _content(
+    records: CountedRecords,
+    groups: Sequence[Sequence[FileCounts]],
+    packings: Sequence[Packing],
+    settings: PackingSettings,
+) -> dict[str, Any]:
+    """The plan as it is stored (design: the contract of plan.json)."""
+    masked_slots = [packing.masked_slots for packing in packings if packing.masked_slots is not None]
+    depths = [packing.depth_used if settings.depth == "max" else packing.depth for packing in packings]
+    return {
+        "format_version": FORMAT_VERSION,
+        "algorithm": settings.algorithm,
+        "depth": max(depths),
+        "max_sequence_length": records.histogram.max_sequence_length,
+        "max_predictions": records.max_predictions,
+        "masked_slots": max(masked_slots, default=None),
+        "seed": settings.seed,
+        "shard_multiple": settings.shard_multiple,
+        "shard_bytes": settings.shard_bytes,
+        "histogram_sha256": records.sha256,
+        "vocabulary": records.vocabulary,
+        "writable": records.files is not None,
+        "totals": _totals(packings, settings),
+        "files": [
+            {"name": file.name, "bytes": file.bytes, "crc32c": file.crc32c, "sequences": file.sequences}
+            for file in records.files or ()
+        ],
+        "groups": [_group(files, packing) for files, packing in zip(groups, packings, strict=True)],
+    }
+
+
+def _group(files: Sequence[FileCounts], packing: Packing) -> dict[str, Any]:
+    certificate = packing.certificate
+    return {
+        "files": [file.name for file in files],
+        "sequences": packing.sequences,
+        "packs": packing.packs,
+        "lower_bound": packing.lower_bound,
+        "algorithm_used": packing.algorithm_used,
+        "strategies": [[list(strategy), count] for strategy, count in packing.mixture.items()],
+        "bound_prices": None if certificate is None else certificate.prices.tolist(),
+    }
+
+
+def _totals(packings: Sequence[Packing], settings: PackingSettings) -> dict[str, Any]:
+    """The quality of the plan over all groups."""
+    from gaudi_bert.packing.masked_budget import budget_costs
+
+    packs = sum(packing.packs for packing in packings)
+    tokens = sum(packing.tokens for packing in packings)
+    sequences = sum(packing.sequences for packing in packings)
+    slots = packs * packings[0].histogram.max_sequence_length
+    lower_bound = sum(packing.lower_bound for packing in packings)
+    needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
+    packed = [(packing.mixture, packing.histogram) for packing in packings]
+    return {
+        "packs": packs,
+        "lower_bound": lower_bound,
+        "gap": packs - lower_bound,
+        "padding_tokens": slots - tokens,
+        "efficiency": tokens / slots,
+        "packing_factor": sequences / packs,
+        "depth_used": max(packing.depth_used for packing in packings),
+        "strategies_used": len(set().union(*(packing.mixture for packing in packings))),
+        "algorithm": settings.algorithm,
+        "algorithms_used": sorted({packing.algorithm_used for packing in packings}),
+        "sequences": sequences,
+        "tokens": tokens,
+        "token_bound": sum(packing.token_bound for packing in packings),
+        "groups": len(packings),
+        "masked_slots": max((packing.masked_slots or 0 for packing in packings), default=0) or None,
+        "masked_slots_needed": max(needed, default=None),
+        "smaller_masked_slots": [
+            {"masked_slots": budget, "packs": cost} for budget, cost in budget_costs(packed, packings[0].depth).items()
+        ],
+    }
+
+
+def _as_text(content: dict[str, Any]) -> str:
+    """JSON with one line a key, a file and a group: short, and still readable and comparable line by line."""
+    lines = []
+    for key, value in content.items():
+        if key in ("files", "groups") and value:
+            items = ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value)
+            lines.append(f" {json.dumps(key)}: [\n  {items}\n ]")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
