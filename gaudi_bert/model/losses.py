@@ -49,9 +49,8 @@ def pretraining_sums(
         InputError: `loss` is neither.
     """
     wide_dtype = outputs.masked_lm_logits_BQV.dtype
-    weights_BQ = tf.cast(masked_slot_weights(batch, loss), wide_dtype)
+    weights_BQ, masked_weight = masked_slot_weights(batch, loss, wide_dtype)
     masked_sum, masked_correct = _weighted(outputs.masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
-    masked_weight = tf.reduce_sum(weights_BQ)
     sentence_weights_BS = tf.cast(batch["next_sentence_weights"], wide_dtype)
     sentence_sum, sentence_correct = _weighted(
         outputs.next_sentence_logits_BS2, batch["next_sentence_labels"], sentence_weights_BS
@@ -69,21 +68,25 @@ def pretraining_sums(
     )
 
 
-def masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str) -> tf.Tensor:
-    """The weight of every masked slot, [B, Q]: 1 each, or 1 / (masked slots of its sequence); 0 where unused.
+def masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """The weight of every masked slot, [B, Q], and what the weights add up to, a whole number.
 
-    The per-sequence weights come from comparing the numbers of all pairs of slots, [B, Q, Q]; so there is
-    no limit on the depth and no loop over sequences. They sum to the number of sequences that have a
-    masked position.
+    A used slot weighs 1, or, per sequence, 1 / (masked slots of its sequence); then the total is the number
+    of sequences that have a masked slot. Slots are assigned to sequences by comparing numbers, [B, S, Q], at
+    any depth.
     """
     numbers_BQ = batch["masked_lm_weights"]
-    used_BQ = tf.cast(numbers_BQ > 0, numbers_BQ.dtype)
+    used_BQ = tf.cast(numbers_BQ > 0, dtype)
     if loss == "token":
-        return used_BQ
+        return used_BQ, tf.reduce_sum(used_BQ)
     if loss != "sequence":
         raise InputError(f"loss = {loss!r}; it must be token or sequence")
-    same_BQQ = tf.cast(tf.equal(numbers_BQ[:, :, tf.newaxis], numbers_BQ[:, tf.newaxis, :]), numbers_BQ.dtype)
-    return used_BQ / tf.reduce_sum(same_BQQ, axis=-1)
+    depth = batch["next_sentence_positions"].shape[1]
+    sequence_S = tf.cast(tf.range(1, depth + 1), numbers_BQ.dtype)
+    belongs_BSQ = tf.cast(tf.equal(sequence_S[:, tf.newaxis], numbers_BQ[:, tf.newaxis, :]), dtype)
+    slots_BS1 = tf.reduce_sum(belongs_BSQ, axis=-1, keepdims=True)
+    weights_BQ = tf.reduce_sum(belongs_BSQ / tf.maximum(slots_BS1, 1.0), axis=1)
+    return weights_BQ, tf.reduce_sum(tf.minimum(slots_BS1, 1.0))
 
 
 def _weighted(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,0 +1,147 @@
+"""The proof that packing changes nothing, for any weights and any packs.
+
+The same sequences go through the model twice: as packs, and one to a row. Outputs, losses and the gradient of
+every variable must agree to rounding (Krell et al., 2021, section 3.2: "the behavior of the model is the
+same"). The leak probe is sharper: all tokens of one sequence of each pack are changed, and not one bit of any
+other sequence's outputs may change.
+
+Letters: B packs, L positions, Q masked slots, S depth, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.model.bert import BertForPretraining, PretrainingOutputs
+from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.sequences import PlacedSequence, join_sequences, split_packs
+
+__all__ = ["Differences", "LeakReport", "compare_packed_with_unpacked", "gradients_of", "probe_leaks"]
+
+Loss = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How far packed is from unpacked; each output's largest absolute difference, and its largest absolute value.
+
+    `gradients` holds, for each variable, the norm of the difference and the norm of the gradient.
+    """
+
+    outputs: dict[str, tuple[float, float]]
+    losses: dict[str, tuple[float, float]]
+    gradients: dict[str, tuple[float, float]]
+    sequences: int
+    packs: int
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """Of the leak probe: outputs of unchanged sequences that were compared, and how many of them changed by a bit."""
+
+    sequences_changed: int
+    sequences_compared: int
+    leaks: int
+    own_outputs_moved: bool
+
+
+def compare_packed_with_unpacked(
+    model: BertForPretraining, packed: Mapping[str, np.ndarray], loss: Loss = "token"
+) -> Differences:
+    """Run `packed` (packed features as arrays) and the same sequences one to a row, and compare.
+
+    Raises:
+        InputError: the packs do not fit the model, or are not packs.
+    """
+    placed = split_packs(packed)
+    length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
+    unpacked = join_sequences([[each.sequence] for each in placed], length, slots, 1)
+    packed_outputs, packed_losses, packed_gradients = gradients_of(model, packed, loss)
+    single_outputs, single_losses, single_gradients = gradients_of(model, unpacked, loss)
+    outputs: dict[str, tuple[float, float]] = {}
+    for row, each in enumerate(placed):
+        alone = PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
+        for (name, ours), (_, theirs) in zip(
+            _outputs_of(packed_outputs, each), _outputs_of(single_outputs, alone), strict=True
+        ):
+            difference, largest = outputs.get(name, (0.0, 0.0))
+            outputs[name] = (max(difference, _largest(ours - theirs)), max(largest, _largest(theirs)))
+    return Differences(
+        outputs=outputs,
+        losses={name: (abs(packed_losses[name] - alone), abs(alone)) for name, alone in single_losses.items()},
+        gradients={name: (_norm(packed_gradients[name] - alone), _norm(alone)) for name, alone in single_gradients.items()},
+        sequences=len(placed),
+        packs=len(packed["input_ids"]),
+    )
+
+
+def gradients_of(
+    model: BertForPretraining, batch: Mapping[str, np.ndarray], loss: Loss
+) -> tuple[PretrainingOutputs, dict[str, float], dict[str, np.ndarray]]:
+    """Outputs (as arrays), both losses, and the gradient of their sum for every variable; no dropout."""
+    tensors = {name: tf.constant(value) for name, value in batch.items()}
+    names, variables = zip(*model.variables_by_name.items(), strict=True)
+    with tf.GradientTape() as tape:
+        outputs = model(tensors)
+        sums = pretraining_sums(outputs, tensors, loss)
+        masked_lm_loss = sums.masked_lm_sum / sums.masked_lm_weight
+        next_sentence_loss = sums.next_sentence_sum / sums.next_sentence_weight
+        total = masked_lm_loss + next_sentence_loss
+    gradients = tape.gradient(total, variables)
+    losses = {"masked_lm_loss": float(masked_lm_loss), "next_sentence_loss": float(next_sentence_loss)}
+    arrays = PretrainingOutputs(*(output.numpy() for output in outputs))
+    return arrays, losses, {name: gradient.numpy() for name, gradient in zip(names, gradients, strict=True)}
+
+
+def probe_leaks(model: BertForPretraining, packed: Mapping[str, np.ndarray], chosen: int = 0) -> LeakReport:
+    """Change every token of one sequence in each pack; compare all outputs of all others, bit for bit.
+
+    Args:
+        model: any.
+        packed: packed features as arrays.
+        chosen: which sequence of a pack of k: number chosen modulo k.
+
+    Raises:
+        InputError: the packs do not fit the model, or are not packs.
+    """
+    placed = split_packs(packed)
+    per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))
+    is_chosen = [each.number - 1 == chosen % per_pack[each.pack] for each in placed]
+    changed_ids = packed["input_ids"].copy()
+    for each, changes in zip(placed, is_chosen, strict=True):
+        if changes:
+            changed_ids[each.pack, each.positions] = (each.sequence.input_ids + 1) % model.config.vocab_size
+    before, after = (
+        PretrainingOutputs(*(output.numpy() for output in model({n: tf.constant(v) for n, v in batch.items()})))
+        for batch in (packed, {**packed, "input_ids": changed_ids})
+    )
+    leaks, moved = 0, True
+    for each, changes in zip(placed, is_chosen, strict=True):
+        pairs = zip(_outputs_of(before, each), _outputs_of(after, each), strict=True)
+        same = [one.tobytes() == other.tobytes() for (_, one), (_, other) in pairs if one.size]
+        if changes:
+            moved = moved and not any(same)
+        else:
+            leaks += not all(same)
+    return LeakReport(sum(is_chosen), len(placed) - sum(is_chosen), leaks, moved)
+
+
+def _outputs_of(outputs: PretrainingOutputs, placed: PlacedSequence) -> Iterator[tuple[str, np.ndarray]]:
+    """The outputs that belong to one sequence."""
+    yield "hidden_states", outputs.sequence_output_BLH[placed.pack, placed.positions]
+    yield "pooled_output", outputs.pooled_output_BSH[placed.pack, placed.number - 1]
+    yield "masked_lm_logits", outputs.masked_lm_logits_BQV[placed.pack, placed.masked_slots]
+    yield "next_sentence_logits", outputs.next_sentence_logits_BS2[placed.pack, placed.number - 1]
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.max(np.abs(values), initial=0.0))
+
+
+def _norm(values: np.ndarray) -> float:
+    return float(np.linalg.norm(values.astype(np.float64).ravel()))

@@ -1,0 +1,132 @@
+"""Packs taken apart into their sequences, and sequences joined to packs, one at a time. numpy, no TensorFlow.
+
+This is for proofs and small batches, plain rather than fast; `gaudi_bert.records` packs data sets.
+Letters: B packs, L positions, Q masked slots, S depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+
+__all__ = ["PlacedSequence", "Sequence", "join_sequences", "split_packs"]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One sequence as it stands alone; arrays are int32, `masked_positions` count from its own start."""
+
+    input_ids: np.ndarray
+    segment_ids: np.ndarray
+    masked_positions: np.ndarray
+    masked_ids: np.ndarray
+    next_sentence_label: int
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True)
+class PlacedSequence:
+    """A sequence and where its inputs and outputs lie in a batch of packs."""
+
+    sequence: Sequence
+    pack: int
+    number: int
+    start: int
+    masked_slots: np.ndarray
+
+    @property
+    def positions(self) -> slice:
+        """The positions of its tokens in the pack."""
+        return slice(self.start, self.start + self.sequence.length)
+
+
+def split_packs(batch: Mapping[str, np.ndarray]) -> list[PlacedSequence]:
+    """Every sequence of a batch of packs (packed features as arrays), pack by pack.
+
+    Raises:
+        InputError: the numbers in `input_mask` are not 1..1 2..2 .. 0..0.
+    """
+    return [
+        _placed(batch, pack, number)
+        for pack, mask_L in enumerate(batch["input_mask"])
+        for number in range(1, int(mask_L.max(initial=0)) + 1)
+    ]
+
+
+def _placed(batch: Mapping[str, np.ndarray], pack: int, number: int) -> PlacedSequence:
+    places = np.flatnonzero(batch["input_mask"][pack] == number)
+    if not len(places) or places[-1] - places[0] + 1 != len(places):
+        raise InputError(f"pack {pack}: the sequence number {number} in input_mask is missing or split; repack the data")
+    start = int(places[0])
+    slots = np.flatnonzero(batch["masked_lm_weights"][pack] == number)
+    sequence = Sequence(
+        input_ids=batch["input_ids"][pack][places].astype(np.int32),
+        segment_ids=batch["segment_ids"][pack][places].astype(np.int32),
+        masked_positions=(batch["masked_lm_positions"][pack][slots] - start).astype(np.int32),
+        masked_ids=batch["masked_lm_ids"][pack][slots].astype(np.int32),
+        next_sentence_label=int(batch["next_sentence_labels"][pack][number - 1]),
+    )
+    return PlacedSequence(sequence, pack, number, start, slots)
+
+
+def join_sequences(
+    packs: SequenceOf[SequenceOf[Sequence]], length: int, masked_slots: int, depth: int
+) -> dict[str, np.ndarray]:
+    """A batch of packs, one for each list of sequences, as the packed features (int32 and float32 arrays).
+
+    Args:
+        packs: the sequences of each pack, in order.
+        length: L, positions of a pack.
+        masked_slots: Q.
+        depth: S; 1 joins nothing: every sequence in a row of its own.
+
+    Raises:
+        InputError: a pack does not fit.
+    """
+    rows_BL = np.zeros((4, len(packs), length), np.int32)
+    slots_BQ = np.zeros((2, len(packs), masked_slots), np.int32)
+    numbers_BQ = np.zeros((len(packs), masked_slots), np.float32)
+    sentences_BS = np.zeros((2, len(packs), depth), np.int32)
+    real_BS = np.zeros((len(packs), depth), np.float32)
+    for pack, sequences in enumerate(packs):
+        _check_fits(pack, sequences, length, masked_slots, depth)
+        start = slot = 0
+        for number, sequence in enumerate(sequences, start=1):
+            here, used = slice(start, start + sequence.length), slice(slot, slot + len(sequence.masked_ids))
+            own_positions = np.arange(sequence.length)
+            for row_L, values in zip(
+                rows_BL[:, pack], (sequence.input_ids, number, sequence.segment_ids, own_positions), strict=True
+            ):
+                row_L[here] = values
+            slots_BQ[0, pack, used] = sequence.masked_positions + start
+            slots_BQ[1, pack, used] = sequence.masked_ids
+            numbers_BQ[pack, used] = number
+            sentences_BS[:, pack, number - 1] = start, sequence.next_sentence_label
+            real_BS[pack, number - 1] = 1
+            start, slot = here.stop, used.stop
+    return {
+        **dict(zip(("input_ids", "input_mask", "segment_ids", "positions"), rows_BL, strict=True)),
+        **dict(zip(("masked_lm_positions", "masked_lm_ids"), slots_BQ, strict=True)),
+        "masked_lm_weights": numbers_BQ,
+        **dict(zip(("next_sentence_positions", "next_sentence_labels"), sentences_BS, strict=True)),
+        "next_sentence_weights": real_BS,
+    }
+
+
+def _check_fits(pack: int, sequences: SequenceOf[Sequence], length: int, masked_slots: int, depth: int) -> None:
+    for what, need, room in (
+        ("tokens", sum(sequence.length for sequence in sequences), length),
+        ("masked positions", sum(len(sequence.masked_ids) for sequence in sequences), masked_slots),
+        ("sequences", len(sequences), depth),
+    ):
+        if need > room:
+            raise InputError(f"pack {pack}: {need} {what} do not fit into {room}; make the packs larger")

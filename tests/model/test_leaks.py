@@ -1,0 +1,88 @@
+"""The leak probe: no bit of a sequence's outputs depends on its neighbours in the pack, or on the padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.model_packs import VOCABULARY, random_packs, small_model
+
+from gaudi_bert.model.bert import PretrainingOutputs
+from gaudi_bert.model.equivalence import probe_leaks
+from gaudi_bert.model.sequences import join_sequences, split_packs
+
+
+def outputs_of(model, batch) -> PretrainingOutputs:
+    return PretrainingOutputs(*(part.numpy() for part in model({name: tf.constant(value) for name, value in batch.items()})))
+
+
+def own(outputs: PretrainingOutputs, placed) -> list[bytes]:
+    return [
+        outputs.sequence_output_BLH[placed.pack, placed.positions].tobytes(),
+        outputs.pooled_output_BSH[placed.pack, placed.number - 1].tobytes(),
+        outputs.masked_lm_logits_BQV[placed.pack, placed.masked_slots].tobytes(),
+        outputs.next_sentence_logits_BS2[placed.pack, placed.number - 1].tobytes(),
+    ]
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_changing_any_one_token_touches_its_own_sequence_only(attention, compute_dtype):
+    model = small_model(attention=attention, compute_dtype=compute_dtype)
+    length = 31
+    batch = join_sequences(random_packs(2, [[7, 3, 11, 5], [13, 17]]), length, 19, 5)
+    placed = split_packs(batch)
+    before = outputs_of(model, batch)
+    for pack in range(2):
+        for position in range(length):
+            ids = batch["input_ids"].copy()
+            ids[pack, position] = (ids[pack, position] + 1) % VOCABULARY
+            after = outputs_of(model, {**batch, "input_ids": ids})
+            for each in placed:
+                same = [one == other for one, other in zip(own(before, each), own(after, each), strict=True)]
+                touched = each.pack == pack and batch["input_mask"][pack, position] == each.number
+                if not touched:
+                    assert all(same), (pack, position, each.number)
+                else:
+                    assert not same[0], (pack, position, each.number)
+
+
+def test_large_scores_leak_nothing():
+    model = small_model(initializer_range=2.0)
+    batch = join_sequences(random_packs(4, [[7, 3, 11, 5], [13, 17]]), 31, 19, 4)
+    for chosen in range(4):
+        report = probe_leaks(model, batch, chosen)
+        assert report.leaks == 0
+        assert report.own_outputs_moved
+    assert (report.sequences_changed, report.sequences_compared) == (2, 4)
+
+
+def test_causal_outputs_do_not_see_their_own_future():
+    model = small_model(attention="causal")
+    batch = join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
+    before = outputs_of(model, batch).sequence_output_BLH
+    ids = batch["input_ids"].copy()
+    ids[0, 12] = (ids[0, 12] + 1) % VOCABULARY
+    after = outputs_of(model, {**batch, "input_ids": ids}).sequence_output_BLH
+    assert before[0, :12].tobytes() == after[0, :12].tobytes()
+    assert (before[0, 12:18] != after[0, 12:18]).any(axis=-1).all()
+
+
+def test_probe_reports_a_leak():
+    """With one number for the whole pack the sequences see each other; the probe is then told their true places."""
+    model = small_model()
+    batch = join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
+
+    class WithoutMask:
+        config = model.config
+
+        def __call__(self, batch):
+            return model({**batch, "input_mask": tf.minimum(batch["input_mask"], 1)})
+
+    report = probe_leaks(WithoutMask(), batch)
+    assert report.leaks == 1
+
+
+def test_padding_rows_are_finite():
+    batch = join_sequences([*random_packs(2, [[3]]), []], 19, 9, 2)
+    assert all(np.isfinite(part).all() for part in outputs_of(small_model(), batch))

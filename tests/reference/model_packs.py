@@ -1,0 +1,64 @@
+"""Random sequences and packs of them, for the tests of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.sequences import Sequence
+
+VOCABULARY = 53
+
+
+def small_config(**changes) -> BertConfig:
+    """A BERT with odd sizes; weights are large enough for every part of it to matter."""
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 21,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 35,
+        "max_position_embeddings": 41,
+        "initializer_range": 0.2,
+        **changes,
+    }
+    return BertConfig(**values)
+
+
+def small_model(seed: int = 1, compute_dtype: str = "float32", **changes) -> BertForPretraining:
+    """A model whose biases and layer norms are not at their start of 0 and 1 either."""
+    model = BertForPretraining(small_config(**changes), seed=seed, compute_dtype=compute_dtype)
+    noise = np.random.default_rng(seed)
+    for variable in model.variables_by_name.values():
+        if len(variable.shape) == 1:
+            variable.assign_add(noise.normal(0, 0.2, variable.shape).astype(np.float32))
+    return model
+
+
+def random_sequence(random: np.random.Generator, length: int, masked: int, label: int) -> Sequence:
+    positions = np.sort(random.choice(length, masked, replace=False))
+    return Sequence(
+        input_ids=random.integers(0, VOCABULARY, length).astype(np.int32),
+        segment_ids=(np.arange(length) >= random.integers(1, length + 1)).astype(np.int32),
+        masked_positions=positions.astype(np.int32),
+        masked_ids=random.integers(0, VOCABULARY, masked).astype(np.int32),
+        next_sentence_label=label,
+    )
+
+
+def random_packs(seed: int, lengths: list[list[int]]) -> list[list[Sequence]]:
+    """Packs of sequences of the given lengths.
+
+    Of three sequences in a row two have label 1: were the labels balanced, the gradient of the next-sentence bias would be a
+    difference of nearly equal sums, and its relative error that of the cancellation.
+    """
+    random = np.random.default_rng(seed)
+    packs, count = [], 0
+    for pack in lengths:
+        packs.append([])
+        for length in pack:
+            masked = int(random.integers(1, max(2, length // 4) + 1)) if length > 1 else 1
+            packs[-1].append(random_sequence(random, length, min(masked, length), 0 if count % 3 == 2 else 1))
+            count += 1
+    return packs
