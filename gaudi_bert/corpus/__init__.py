@@ -1,1 +1,1 @@
-"""Plain text -> pretraining examples."""
+"""From plain text to BERT's pretraining examples: documents, sentences, WordPiece, next-sentence pairs, masks, records."""

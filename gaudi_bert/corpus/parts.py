@@ -1,0 +1,88 @@
+"""The output files of a section: examples shuffled in a bounded buffer, dealt in turn to the files.
+
+The buffer takes whole blocks until it holds `SHUFFLE_BYTES`; then its examples, in a seeded random order, are dealt one by one
+to the files of the section. So the examples of one document lie in several files, and files differ by one example at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.permutation import permutation
+from gaudi_bert.corpus.blocks import Section
+from gaudi_bert.corpus.examples import BlockExamples
+
+__all__ = ["SHUFFLE_BYTES", "part_name", "write_section"]
+
+SHUFFLE_BYTES = 64 << 20
+
+
+def part_name(part: int, parts: int) -> str:
+    """The name of an output file."""
+    return f"part-{part:05d}-of-{parts:05d}.tfrecord"
+
+
+def write_section(
+    section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
+) -> dict[str, Any]:
+    """Write the output files of `section` into `folder`; each appears whole or not at all.
+
+    Args:
+        section: which blocks and files.
+        examples: of its blocks, in their order.
+        folder: `train/` or `evaluation/`.
+        parts: how many files the whole split has.
+        seed: fixes the order.
+
+    Returns:
+        What was counted, and the `files` with their sequences and bytes.
+
+    Raises:
+        InputError: there are fewer examples than files.
+        FailedError: a file cannot be written.
+    """
+    figures: Counter[str] = Counter()
+    names = [part_name(part, parts) for part in section.parts]
+    dealt = np.zeros((len(names), 2), dtype=np.int64)
+    with ExitStack() as stack:
+        handles = [stack.enter_context(atomic_file(folder / name)) for name in names]
+        buffer: list[BlockExamples] = []
+        flushes = 0
+        for block in examples:
+            figures.update(block.figures)
+            buffer.append(block)
+            if sum(len(held.frames) for held in buffer) >= SHUFFLE_BYTES:
+                _deal(buffer, handles, dealt, seed, section, flushes)
+                buffer, flushes = [], flushes + 1
+        _deal(buffer, handles, dealt, seed, section, flushes)
+        if not dealt[:, 0].all():
+            raise InputError(
+                f"prepare.shards = {parts}: the text of {section.split} gives only {dealt[:, 0].sum()} examples for "
+                f"{len(names)} files; ask for fewer shards, or give more text"
+            )
+    files = [
+        {"name": name, "sequences": int(count), "bytes": int(size)} for name, (count, size) in zip(names, dealt, strict=True)
+    ]
+    return {**figures, "files": files}
+
+
+def _deal(
+    buffer: list[BlockExamples], handles: list[Any], dealt: np.ndarray, seed: int, section: Section, flush: int
+) -> None:
+    frames = memoryview(b"".join(held.frames for held in buffer))
+    lengths = np.concatenate([held.lengths for held in buffer]) if buffer else np.zeros(0, dtype=np.int64)
+    stops = np.cumsum(lengths)
+    order = permutation(len(lengths), seed, f"order of {section.split}", section.number, flush)
+    first = int(dealt[:, 0].sum())
+    places = zip((stops - lengths)[order].tolist(), stops[order].tolist(), strict=True)
+    for turn, (start, stop) in enumerate(places, start=first):
+        handles[turn % len(handles)].write(frames[start:stop])
+        dealt[turn % len(handles)] += (1, stop - start)

@@ -1,0 +1,191 @@
+"""Sentences of running text, by a few rules.
+
+A sentence ends at `.`, `!`, `?` or `…`, with the closing quotes and brackets behind it, where white space follows and the next
+character (behind opening quotes and brackets) is not a lower-case letter. A full stop ends no sentence
+
+- after an abbreviation that needs a following word (`Dr.`, `e.g.`: `ABBREVIATIONS`) or a following number (`No. 5`,
+  `p. 17`: `NUMBERED_ABBREVIATIONS`),
+- after a single capital, which is an initial (`J. Smith`), or after letters with dots (`U.S. Army`),
+- inside a number (`3.14`) or a name (`example.org`), because no white space follows there.
+
+A Chinese or Japanese full stop (`。`, `！`, `？`) ends a sentence wherever it stands.
+
+How the lines of a file are to be read is its *layout*, found from its first lines:
+
+- `sentences`: one sentence a line; every line is kept as it is;
+- `paragraphs`: one paragraph a line; every line is split by the rules above;
+- `wrapped`: lines broken at a fixed width; the lines of a document are joined, then split.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+__all__ = ["ABBREVIATIONS", "NUMBERED_ABBREVIATIONS", "Layout", "detect_layout", "sentences_of_lines", "split_sentences"]
+
+Layout = Literal["sentences", "paragraphs", "wrapped"]
+
+# Written as here, they never end a sentence.
+ABBREVIATIONS = frozenset(
+    [
+        "Adm",
+        "Brig",
+        "Capt",
+        "Cmdr",
+        "Col",
+        "Dr",
+        "Drs",
+        "Fr",
+        "Gen",
+        "Gov",
+        "Hon",
+        "Lt",
+        "Maj",
+        "Messrs",
+        "Mgr",
+        "Mr",
+        "Mrs",
+        "Ms",
+        "Mt",
+        "Pres",
+        "Prof",
+        "Rep",
+        "Rev",
+        "Sen",
+        "Sgt",
+        "St",
+        "Ste",
+        "al",
+        "approx",
+        "ca",
+        "cf",
+        "e.g",
+        "eg",
+        "i.e",
+        "ie",
+        "esp",
+        "viz",
+        "vs",
+    ]
+)
+# Whatever their case, they end no sentence where a number follows.
+NUMBERED_ABBREVIATIONS = frozenset(
+    [
+        "art",
+        "c",
+        "ch",
+        "col",
+        "fig",
+        "figs",
+        "no",
+        "nos",
+        "nr",
+        "op",
+        "p",
+        "para",
+        "pl",
+        "pp",
+        "sec",
+        "v",
+        "vol",
+        "vols",
+        "jan",
+        "feb",
+        "mar",
+        "apr",
+        "jun",
+        "jul",
+        "aug",
+        "sep",
+        "sept",
+        "oct",
+        "nov",
+        "dec",
+    ]
+)
+
+_CLOSING = "\"'”’»)\\]"
+_BOUNDARY = re.compile(rf"[.!?…]+[{_CLOSING}]*\s+|[。！？]+[{_CLOSING}」』]*\s*")
+_OPENING = "\"'“‘«([¿¡*_"
+_LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
+_INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
+_FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
+
+# A file whose lines are finished sentences, with at most this many further sentences a line, has one sentence a line.
+_MOST_INNER_BOUNDARIES = 0.3
+_LEAST_LOWER_CASE_STARTS = 0.2
+_LEAST_FILL_OF_WRAPPED_LINES = 0.8
+_WIDEST_WRAPPED_LINE = 200
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of `text`, stripped of surrounding white space; none of them is empty."""
+    sentences: list[str] = []
+    start = 0
+    for boundary in _BOUNDARY.finditer(text):
+        if boundary.end() < len(text) and _continues(text, start, boundary):
+            continue
+        sentence = text[start : boundary.end()].strip()
+        if sentence:
+            sentences.append(sentence)
+        start = boundary.end()
+    rest = text[start:].strip()
+    if rest:
+        sentences.append(rest)
+    return sentences
+
+
+def _continues(text: str, start: int, boundary: re.Match[str]) -> bool:
+    """Whether the sentence goes on behind `boundary`."""
+    if boundary[0][0] in "。！？":
+        return False
+    following = text[boundary.end() : boundary.end() + 4].lstrip(_OPENING)
+    if following[:1].islower():
+        return True
+    if boundary[0].rstrip() != ".":
+        return False
+    word_match = _LAST_WORD.search(text, max(start, boundary.start() - 40), boundary.start())
+    if word_match is None:
+        return False
+    word = word_match[0]
+    if word in ABBREVIATIONS or (word.lower() in NUMBERED_ABBREVIATIONS and following[:1].isdigit()):
+        return True
+    return _INITIAL_OR_DOTTED.fullmatch(word) is not None and word != "I"
+
+
+def detect_layout(documents: Sequence[Sequence[str]]) -> Layout:
+    """How lines are to be read, from a sample of documents (lists of stripped, non-empty lines)."""
+    lines = [line for document in documents for line in document]
+    if not lines:
+        return "sentences"
+    finished = sum(_FINISHED_LINE.search(line) is not None for line in lines)
+    if 2 * finished < len(lines) and _looks_wrapped(documents):
+        return "wrapped"
+    inner_boundaries = sum(len(split_sentences(line)) - 1 for line in lines)
+    return "sentences" if inner_boundaries <= _MOST_INNER_BOUNDARIES * len(lines) else "paragraphs"
+
+
+def _looks_wrapped(documents: Sequence[Sequence[str]]) -> bool:
+    """Whether lines other than a document's last fill one width and are often continued in lower case."""
+    widths = sorted(len(line) for document in documents for line in document[:-1])
+    starts = [line[:1] for document in documents for line in document[1:]]
+    if not widths:
+        return False
+    widest, middle = widths[min(len(widths) - 1, len(widths) * 95 // 100)], widths[len(widths) // 2]
+    lower_case = sum(start.islower() for start in starts)
+    return (
+        widest <= _WIDEST_WRAPPED_LINE
+        and middle >= _LEAST_FILL_OF_WRAPPED_LINES * widest
+        and lower_case >= _LEAST_LOWER_CASE_STARTS * len(starts)
+    )
+
+
+def sentences_of_lines(lines: Sequence[str], layout: Layout) -> list[str]:
+    """The sentences of one document, given its non-empty lines."""
+    if layout == "sentences":
+        return list(lines)
+    if layout == "wrapped":
+        return split_sentences(" ".join(lines))
+    return [sentence for line in lines for sentence in split_sentences(line)]

@@ -1,0 +1,266 @@
+"""The stage `prepare`: plain text to unpacked pretraining examples, one split for training and one held out.
+
+    out/train/part-00000-of-00008.tfrecord ...   out/evaluation/part-...
+    out/vocab.txt                                 given, or trained from the training documents
+    out/settings.json                             settings and inputs, written first
+    out/examples.json                             what was made, written last
+
+Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`).
+Memory does not grow with the text: this process holds a shuffle buffer (64 MiB), a block for each worker and a few bytes a document;
+a worker holds one block of 2 Mi characters and its examples. Every byte is a function of text and settings, whoever does the work:
+shard K of N makes the sections K, K + N, ..., and who ends last writes examples.json.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
+from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.config import PrepareSettings
+from gaudi_bert.stages.artefact import Signature, begin_artefact
+
+if TYPE_CHECKING:
+    from gaudi_bert.corpus.blocks import Block, Section, SourceScan
+    from gaudi_bert.corpus.examples import BlockExamples, ExampleSettings
+    from gaudi_bert.corpus.sources import Source
+    from gaudi_bert.corpus.vocabulary import Vocabulary
+
+__all__ = ["prepare"]
+
+FORMAT_VERSION = 1
+# A vocabulary is trained on about this much of the training text, taken evenly over all of it.
+VOCABULARY_CHARACTERS = 256 << 20
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """The scanned text and how it is divided."""
+
+    scans: Sequence[SourceScan]
+    held_out: np.ndarray
+    blocks: dict[str, list[Block]]
+    parts: dict[str, int]
+    sections: list[Section]
+
+    def chosen(self, split: str) -> np.ndarray:
+        """bool [documents]: those of `split`."""
+        return self.held_out if split == "evaluation" else ~self.held_out
+
+
+def prepare(
+    settings: PrepareSettings,
+    out: Path,
+    *,
+    pipeline_folder: Path,
+    shard: tuple[int, int] | None = None,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """Make the examples.
+
+    Args:
+        settings: what to make, and from which text.
+        out: the folder that is made.
+        pipeline_folder: where relative paths in `settings` start.
+        shard: (K, N): make only the sections K, K + N, ...; None makes all.
+        reporter: where progress goes.
+        overwrite: make again what other settings made.
+        workers: processes; by default one a processor.
+
+    Returns:
+        The content of examples.json and whether there was nothing to do; for an unfinished shard, the sections that are missing.
+
+    Raises:
+        InputError: text or vocabulary is missing or malformed, or `out` was made from other settings.
+        FailedError: a file cannot be written, or a worker died.
+    """
+    from gaudi_bert.corpus.sources import find_sources
+    from gaudi_bert.corpus.workers import default_workers
+
+    if settings.text is None:
+        raise InputError("prepare.text: no text was given; name files, folders or globs, or python-docs")
+    texts = [settings.text] if isinstance(settings.text, str) else list(settings.text)
+    sources = find_sources(texts, pipeline_folder)
+    given = _given_vocabulary(settings, pipeline_folder)
+    final = out / "examples.json"
+    if begin_artefact(out, final, _signature(settings, sources, given), overwrite):
+        reporter.say(f"{out}: already made from this text and these settings, nothing to do")
+        return {**read_json(final), "skipped": True}
+    workers = workers or default_workers()
+    corpus = _scan(settings, sources, reporter, workers)
+    vocabulary = _vocabulary(settings, given, corpus, out, reporter)
+    example_settings = _example_settings(settings, vocabulary)
+    number, shards = shard or (0, 1)
+    if not corpus.sections[number::shards]:
+        reporter.say(f"shard {number}/{shards}: nothing to do, the output has only {len(corpus.sections)} sections")
+    for section in corpus.sections[number::shards]:
+        _make_section(section, corpus, example_settings, out, reporter, workers)
+    return _finish(corpus, vocabulary, given is None, out, reporter)
+
+
+def _given_vocabulary(settings: PrepareSettings, pipeline_folder: Path) -> Vocabulary | None:
+    from gaudi_bert.corpus.vocabulary import read_vocabulary
+
+    if settings.vocab is None:
+        return None
+    return read_vocabulary(pipeline_folder / Path(settings.vocab).expanduser())
+
+
+def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Vocabulary | None) -> Signature:
+    from gaudi_bert.corpus.sources import source_identity
+
+    kept = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
+    if given is not None:
+        del kept["train_vocab"]
+    vocabulary = {"size": len(given), "sha256": given.sha256} if given is not None else None
+    return Signature("prepare", kept, {"text": [source_identity(source) for source in sources], "vocabulary": vocabulary})
+
+
+def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int) -> _Corpus:
+    """Find the documents of all sources, hold some out, and divide the work."""
+    from gaudi_bert.corpus.blocks import choose_evaluation, form_blocks, form_sections, scan_source
+    from gaudi_bert.corpus.workers import ordered_map
+
+    scans = []
+    with reporter.task("reading the text", len(sources), "files") as task:
+        for scan in ordered_map(scan_source, sources, min(workers, len(sources))):
+            scans.append(scan)
+            task.advance()
+    formats = Counter(str(scan.text_format) for scan in scans)
+    for text_format, count in formats.items():
+        reporter.say(f"{count} {'source' if count == 1 else 'sources'}: {text_format}")
+    characters = np.concatenate([scan.document_characters for scan in scans])
+    held_out = choose_evaluation(len(characters), settings.evaluation_fraction, settings.seed)
+    blocks = {"train": form_blocks(characters, ~held_out), "evaluation": form_blocks(characters, held_out)}
+    wanted = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
+    documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
+    # Every document gives at least one example for each duplicate, so that no file stays empty.
+    parts = {split: min(wanted[split], documents[split]) for split in blocks}
+    sections = [
+        section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
+    ]
+    reporter.say(f"{documents['train']:,} documents to train on, {documents['evaluation']:,} held out for evaluation")
+    return _Corpus(scans, held_out, blocks, parts, sections)
+
+
+def _vocabulary(
+    settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
+) -> Vocabulary:
+    """The vocabulary, and vocab.txt beside the examples; one trained by an earlier run or another shard is taken as it is."""
+    from gaudi_bert.corpus.blocks import read_blocks
+    from gaudi_bert.corpus.vocabulary import read_vocabulary, train_vocabulary
+
+    path = out / "vocab.txt"
+    vocabulary = given
+    if vocabulary is None and path.exists():
+        return read_vocabulary(path)
+    if vocabulary is None:
+        blocks = corpus.blocks["train"]
+        every = max(1, round(sum(block.characters for block in blocks) / VOCABULARY_CHARACTERS))
+
+        def documents() -> Iterator[list[str]]:
+            for _, held in read_blocks(corpus.scans, corpus.chosen("train"), blocks[::every]):
+                yield from held
+
+        vocabulary = train_vocabulary(documents, settings.train_vocab, settings.lower_case)
+        reporter.say(f"trained a vocabulary of {len(vocabulary):,} tokens (asked for {settings.train_vocab:,})")
+    write_text(path, vocabulary.text)
+    return vocabulary
+
+
+def _example_settings(settings: PrepareSettings, vocabulary: Vocabulary) -> ExampleSettings:
+    from gaudi_bert.corpus.examples import ExampleSettings
+
+    return ExampleSettings(
+        vocabulary=vocabulary,
+        lower_case=settings.lower_case,
+        max_sequence_length=settings.max_sequence_length,
+        max_predictions=settings.max_predictions,
+        duplicates=settings.duplicates,
+        short_sequence_probability=settings.short_sequence_probability,
+        masked_lm_probability=settings.masked_lm_probability,
+        whole_word_masking=settings.whole_word_masking,
+        seed=settings.seed,
+    )
+
+
+def _section_path(section: Section, out: Path) -> Path:
+    return out / "sections" / f"{section.split}-{section.number:05d}.json"
+
+
+def _make_section(
+    section: Section, corpus: _Corpus, settings: ExampleSettings, out: Path, reporter: Reporter, workers: int
+) -> None:
+    """Make the files of `section`, unless an earlier run did; its summary is written last."""
+    from gaudi_bert.corpus.parts import write_section
+
+    path = _section_path(section, out)
+    what = f"{section.split} section {section.number}"
+    if path.exists():
+        reporter.say(f"{what}: already made")
+        return
+    characters = sum(block.characters for block in section.blocks)
+    with exclusive_lock(path, what), reporter.task(what, characters, "characters") as task:
+        examples = _examples(section, corpus, settings, task, workers)
+        figures = write_section(section, examples, out / section.split, corpus.parts[section.split], settings.seed)
+    write_json(path, figures)
+
+
+def _examples(
+    section: Section, corpus: _Corpus, settings: ExampleSettings, task: Task, workers: int
+) -> Iterator[BlockExamples]:
+    from gaudi_bert.corpus.blocks import read_blocks
+    from gaudi_bert.corpus.examples import BlockJob, make_examples
+    from gaudi_bert.corpus.workers import ordered_map
+
+    blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
+    jobs = (BlockJob(documents, section.split, block.number, settings) for block, documents in blocks)
+    results = ordered_map(make_examples, jobs, min(workers, len(section.blocks)))
+    for block, examples in zip(section.blocks, results, strict=True):
+        task.advance(block.characters)
+        yield examples
+
+
+def _finish(corpus: _Corpus, vocabulary: Vocabulary, trained: bool, out: Path, reporter: Reporter) -> dict[str, Any]:
+    """Write examples.json when all sections are there."""
+    missing = [section for section in corpus.sections if not _section_path(section, out).exists()]
+    if missing:
+        names = [f"{section.split} {section.number}" for section in missing]
+        reporter.say(f"{out}: {len(missing)} of {len(corpus.sections)} sections are left to other shards")
+        return {"finished": False, "missing_sections": names}
+    splits = {split: _split_summary(split, corpus, out) for split in corpus.blocks if corpus.blocks[split]}
+    summary = {
+        "format_version": FORMAT_VERSION,
+        "vocabulary": {"size": len(vocabulary), "sha256": vocabulary.sha256, "trained": trained},
+        "sources": [
+            {"name": scan.source.name, "format": str(scan.text_format), "documents": len(scan.document_characters)}
+            for scan in corpus.scans
+        ],
+        "splits": splits,
+    }
+    write_json(out / "examples.json", summary)
+    for split, figures in splits.items():
+        reporter.say(
+            f"{split}: {figures['sequences']:,} sequences, {figures['tokens']:,} tokens, {len(figures['files'])} files"
+        )
+    return {**summary, "skipped": False}
+
+
+def _split_summary(split: str, corpus: _Corpus, out: Path) -> dict[str, Any]:
+    figures: Counter[str] = Counter()
+    files: list[dict[str, Any]] = []
+    for section in corpus.sections:
+        if section.split == split:
+            made = read_json(_section_path(section, out))
+            files.extend(made.pop("files"))
+            figures.update(made)
+    return {**figures, "files": files}
