@@ -17,6 +17,7 @@ import numpy as np
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.best_fit import best_fit_into
+from gaudi_bert.packing.complements import complete_by_complements
 from gaudi_bert.packing.mixture import Mixture, add_packs, coverage, trim_to_exact
 from gaudi_bert.packing.nnls import solve_nnls
 
@@ -51,7 +52,7 @@ def iterative_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-
         raise InputError(f"leftovers is {leftovers!r}; it must be 'best-fit' or 'complement'")
     mixture, left = _run_rounds(np.asarray(counts, dtype=np.int64), depth)
     if leftovers == "complement":
-        return trim_to_exact(_with_complements(mixture, left, depth), counts, whole_packs=False)
+        return complete_by_complements(mixture, counts, depth)
     return best_fit_into(trim_to_exact(mixture, counts - left), left, depth)
 
 
@@ -80,12 +81,3 @@ def _rounded_packs(left: np.ndarray, weights: np.ndarray, depth: int) -> Mixture
     for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
         add_packs(packs, strategy, count)
     return packs
-
-
-def _with_complements(mixture: Mixture, left: np.ndarray, depth: int) -> Mixture:
-    """A pack (length, L - length) for each sequence left; alone if it fills the pack or the depth is 1."""
-    result = dict(mixture)
-    for length in (np.flatnonzero(left) + 1).tolist():
-        alone = depth == 1 or length == len(left)
-        add_packs(result, (length,) if alone else (length, len(left) - length), int(left[length - 1]))
-    return result
