@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -201,6 +202,10 @@ def inspect(
 ) -> None:
     """Show one record so that a person can read it."""
     from gaudi_bert.stages.inspect import inspect as run
+    from gaudi_bert.stages.inspect import show
 
     result = run(file, record=record, vocabulary=vocab)
-    output.print_result(result, json, lambda value: list(value["lines"]))
+    if json:
+        output.print_result(result, json, output.describe_any)
+    else:
+        show(result, sys.stdout)

@@ -1,0 +1,61 @@
+"""Seeded unpacked examples with the lengths of a histogram, as files for the benchmarks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_bert.records.example import encode_example
+from gaudi_bert.records.framing import write_record
+
+HISTOGRAM = Path(__file__).resolve().parent.parent / "tests" / "data" / "histograms" / "wikipedia-512.json"
+MAX_PREDICTIONS = 76
+MASKED_SHARE = 0.15
+CLS, SEP, VOCABULARY = 101, 102, 30522
+
+
+def draw_lengths(count: int, seed: int) -> np.ndarray:
+    """`count` sequence lengths, independent draws from the histogram."""
+    counts = np.array(json.loads(HISTOGRAM.read_text(encoding="utf-8"))["counts"], float)
+    return np.random.default_rng(seed).choice(np.arange(1, counts.size + 1), size=count, p=counts / counts.sum())
+
+
+def make_example(length: int, max_sequence_length: int, rng: np.random.Generator) -> bytes:
+    """One serialised example with `length` tokens, 15 % of them masked."""
+    masked = min(MAX_PREDICTIONS, max(1, round(length * MASKED_SHARE)))
+    boundary = int(rng.integers(1, max(2, length - 1)))
+    positions = np.sort(rng.permutation(np.arange(1, max(2, length)))[:masked])
+    masked = positions.size
+    features = {name: np.zeros(max_sequence_length, np.int64) for name in ("input_ids", "input_mask", "segment_ids")}
+    features |= {name: np.zeros(MAX_PREDICTIONS, np.int64) for name in ("masked_lm_positions", "masked_lm_ids")}
+    features["input_ids"][:length] = rng.integers(1000, VOCABULARY, length)
+    features["input_ids"][[0, min(boundary, length - 1), length - 1]] = CLS, SEP, SEP
+    features["input_mask"][:length] = 1
+    features["segment_ids"][boundary:length] = 1
+    features["masked_lm_positions"][:masked] = np.minimum(positions, length - 1)
+    features["masked_lm_ids"][:masked] = rng.integers(1000, VOCABULARY, masked)
+    weights = np.zeros(MAX_PREDICTIONS, np.float32)
+    weights[:masked] = 1
+    features["masked_lm_weights"] = weights
+    features["next_sentence_labels"] = rng.integers(0, 2, 1)
+    return encode_example(features)
+
+
+def make_files(folder: Path, files: int, sequences_a_file: int, seed: int, max_sequence_length: int = 512) -> list[Path]:
+    """Write `files` TFRecord files; those that are there from an earlier run are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number in range(files):
+        path = folder / f"part-{number:05d}-of-{files:05d}.tfrecord"
+        paths.append(path)
+        if path.exists():
+            continue
+        rng = np.random.default_rng([seed, number])
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("wb") as handle:
+            for length in draw_lengths(sequences_a_file, seed * 1_000_003 + number):
+                write_record(handle, make_example(int(length), max_sequence_length, rng))
+        temporary.rename(path)
+    return paths

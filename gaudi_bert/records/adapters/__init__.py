@@ -1,0 +1,1 @@
+"""Data of other tools: Hugging Face datasets, Parquet and Arrow tables, and the predecessor's packed folders."""

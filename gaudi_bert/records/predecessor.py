@@ -1,0 +1,181 @@
+"""Folders that the predecessor packed, and the metadata file that its trainer looks for.
+
+The predecessor (the BERT of the Gaudi Model-References, up to 1.14.0) writes one file or more a strategy, named
+`strategy_<lengths>_part_<n>`, and beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The
+sizes are therefore taken from the first record, and the packs are counted in the files: its packer could lose records
+and still report them as written, so the two numbers are compared.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors, read_json, write_json
+from gaudi_bert.records.example import decode_example
+from gaudi_bert.records.framing import CUT_SHORT, FRAME_BYTES, read_records, record_place
+from gaudi_bert.records.metadata import METADATA_NAME, Metadata, Shard, read_metadata
+from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
+
+__all__ = ["PREDECESSOR_DEPTH", "predecessor_metadata_path", "read_predecessor_metadata", "write_predecessor_metadata"]
+
+PREDECESSOR_DEPTH = 3
+FILE_PATTERN = "strategy_*_part_*"
+TOP_STRATEGIES = 8
+
+
+def predecessor_metadata_path(folder: Path) -> Path:
+    """`<folder>_metadata.json` beside `folder`."""
+    folder = folder.resolve()
+    return folder.with_name(f"{folder.name}_metadata.json")
+
+
+def read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
+    """The metadata of a folder that the predecessor packed.
+
+    What it did not record is given as its neutral value: no inputs, no checksums, an empty histogram, seed 0; the lower
+    bound is the number of tokens divided by the length of a row.
+
+    Args:
+        folder: holds the `strategy_*_part_*` files.
+        sibling: its `<folder>_metadata.json`.
+
+    Raises:
+        InputError: no such files, counts that disagree, or records that are not packed examples of depth 3.
+    """
+    content = read_json(sibling)
+    packs, sequences = (
+        _count(sibling, content, "new_number_of_samples"),
+        _count(sibling, content, "original_number_of_samples"),
+    )
+    sequences -= _count(sibling, content, "sequences_dropped", 0)
+    padding = _count(sibling, content, "padding_tokens_packed_dataset")
+    paths = sorted(path for path in folder.glob(FILE_PATTERN) if path.is_file())
+    if not paths:
+        raise InputError(f"{folder}: holds no {FILE_PATTERN} file, which {sibling.name} belongs to; check the path")
+    shards = tuple(
+        Shard(name=path.name, packs=_count_records(path), bytes=path.stat().st_size, crc32c=None) for path in paths
+    )
+    found = sum(shard.packs for shard in shards)
+    if found != packs:
+        raise InputError(
+            f"{folder}: its files hold {found} packs, {sibling.name} says {packs}: files are missing, or its packer lost "
+            f"records; pack the data again, or correct new_number_of_samples to train on what is there"
+        )
+    schema = _schema_of(paths[0])
+    slots = packs * schema.max_sequence_length
+    tokens = slots - padding
+    if not 0 <= padding < slots or sequences < packs:
+        raise InputError(
+            f"{sibling}: {sequences} sequences and {padding} padding tokens do not go with {packs} packs of "
+            f"{schema.max_sequence_length}; it belongs to other data"
+        )
+    lower_bound = -(-tokens // schema.max_sequence_length)
+    return Metadata(
+        tool_version="predecessor",
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        masked_slots=schema.masked_slots,
+        depth=schema.depth,
+        seed=0,
+        algorithm="nnls",
+        sequences=sequences,
+        packs=packs,
+        tokens=tokens,
+        padding_tokens=padding,
+        efficiency=tokens / slots,
+        packing_factor=sequences / packs,
+        lower_bound=lower_bound,
+        gap=packs - lower_bound,
+        shard_multiple=1,
+        inputs=(),
+        shards=shards,
+        histogram=(),
+    )
+
+
+def _count(sibling: Path, content: Any, key: str, default: int | None = None) -> int:
+    """A count, which the predecessor writes as a float."""
+    value = content.get(key, default) if isinstance(content, Mapping) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != int(value) or value < 0:
+        raise InputError(f"{sibling}: `{key}` is {value!r}, a whole number is wanted; it is not the predecessor's metadata")
+    return int(value)
+
+
+def _count_records(path: Path) -> int:
+    """The records of an uncompressed TFRecord file, counted by their lengths; the payloads are not read."""
+    size, offset, count = path.stat().st_size, 0, 0
+    with explained_os_errors(path, "read"), path.open("rb", buffering=0) as handle:
+        while offset < size:
+            handle.seek(offset)
+            header = handle.read(8)
+            offset += FRAME_BYTES + (struct.unpack("<Q", header)[0] if len(header) == 8 else size)
+            if offset > size:
+                raise InputError(f"{record_place(path, count, offset)}: {CUT_SHORT}")
+            count += 1
+    return count
+
+
+def _schema_of(path: Path) -> PackedSchema:
+    """The sizes of the first record of `path`."""
+    features = decode_example(next(read_records(path)))
+    try:
+        schema = packed_schema_of(features)
+        check_features(features, schema)
+    except RecordError as error:
+        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+    if schema.depth != PREDECESSOR_DEPTH:
+        raise InputError(f"{path}: its packs hold {schema.depth} sequences, the predecessor's hold {PREDECESSOR_DEPTH}")
+    return schema
+
+
+def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
+    """Write the metadata that the predecessor's trainer looks for beside a folder that we packed.
+
+    Args:
+        folder: a packed folder with its metadata.json.
+        plan: the plan.json it was written from, for the strategies.
+
+    Returns:
+        The file that was written. `top_8_strategies` are the lengths themselves: the predecessor's numbers point into a
+        list that it does not save.
+
+    Raises:
+        InputError: its trainer could not read this folder (another depth or number of masked slots).
+    """
+    metadata = read_metadata(folder)
+    path = predecessor_metadata_path(folder)
+    if metadata.depth != PREDECESSOR_DEPTH or metadata.masked_slots != metadata.max_predictions + PREDECESSOR_DEPTH:
+        raise InputError(
+            f"{folder / METADATA_NAME}: depth {metadata.depth} and {metadata.masked_slots} masked slots; the predecessor's "
+            f"trainer reads depth {PREDECESSOR_DEPTH} and {metadata.max_predictions} + {PREDECESSOR_DEPTH} slots only; "
+            f"write with --depth {PREDECESSOR_DEPTH}"
+        )
+    strategies: Counter[tuple[int, ...]] = Counter()
+    for group in read_json(plan)["groups"]:
+        for lengths, count in group["strategies"]:
+            strategies[tuple(lengths)] += count
+    slots = metadata.max_sequence_length
+    top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:TOP_STRATEGIES]
+    write_json(
+        path,
+        {
+            "sequences_dropped": 0,
+            "num_strategies_utilized": len(strategies),
+            "new_number_of_samples": metadata.packs,
+            "original_number_of_samples": metadata.sequences,
+            "compression_ratio": 1 - metadata.packs / metadata.sequences,
+            "expected_speedup": metadata.packing_factor,
+            "theoretical_speedup": metadata.sequences * slots / metadata.tokens,
+            "avg_seq_per_sample": metadata.packing_factor,
+            "padding_tokens_original_dataset": metadata.sequences * slots - metadata.tokens,
+            "padding_tokens_packed_dataset": metadata.padding_tokens,
+            "packing_efficiency": metadata.efficiency,
+            "top_8_strategies": [list(lengths) for lengths, _ in top],
+        },
+    )
+    return path

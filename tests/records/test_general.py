@@ -1,0 +1,172 @@
+"""The general reader: what other writers may write, read as TensorFlow reads it, and put into one form."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from reference.records_wire import (
+    FLOAT_KEYS,
+    UNPACKED_KEYS,
+    example,
+    field,
+    frame,
+    map_entry,
+    packed_list,
+    random_sequence,
+    split_list,
+    unpacked_list,
+    varint,
+)
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.example import decode_example
+from gaudi_bert.records.general import canonical_example, canonical_records
+from gaudi_bert.records.schema import RecordError, UnpackedSchema
+
+LENGTH, PREDICTIONS = 13, 5
+SCHEMA = UnpackedSchema(LENGTH, PREDICTIONS)
+
+
+def sequence(seed: int) -> dict:
+    return random_sequence(random.Random(seed), LENGTH, PREDICTIONS)
+
+
+def overlong_list(key: str, values: list) -> bytes:
+    """Packed, each varint with a needless byte."""
+    if key in FLOAT_KEYS:
+        return packed_list(key, values)
+    return field(1, b"".join(varint(value, 1) for value in values))
+
+
+@pytest.mark.parametrize("encode", [packed_list, unpacked_list, split_list, overlong_list])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_legal_encoding_becomes_the_canonical_one(encode, seed: int) -> None:
+    features = sequence(seed)
+    order = list(UNPACKED_KEYS)
+    random.Random(seed).shuffle(order)
+    assert canonical_example(example(features, order, encode), SCHEMA) == example(features)
+
+
+def test_the_canonical_form_is_tensorflows_deterministic_serialisation() -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    for seed in range(20):
+        payload = example(sequence(seed), encode=split_list)
+        parsed = tensorflow.train.Example.FromString(payload)
+        assert canonical_example(payload, SCHEMA) == parsed.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("kind", ["repeated key", "second features", "merged value", "unknown fields"])
+def test_merging_follows_tensorflows_parser(kind: str) -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    for seed in range(7):
+        features, other = sequence(seed), sequence(seed + 100)
+        key = UNPACKED_KEYS[seed]
+        if kind == "repeated key":
+            payload = example(features, extra=map_entry(key, other[key]))
+        elif kind == "second features":
+            payload = example(features) + field(1, map_entry(key, other[key]))
+        elif kind == "merged value":
+            number = 2 if key in FLOAT_KEYS else 3
+            halves = [field(number, packed_list(key, part)) for part in (features[key][:1], features[key][1:])]
+            entry = field(1, field(1, key.encode()) + field(2, b"".join(halves)))
+            payload = example({name: values for name, values in features.items() if name != key}, extra=entry)
+        else:
+            payload = field(7, b"later") + example(features, extra=field(9, b"?")) + varint(5 << 3) + varint(3)
+        parsed = tensorflow.train.Example.FromString(payload)
+        decoded = decode_example(payload)
+        for name, feature in parsed.features.feature.items():
+            values = feature.float_list.value if name in FLOAT_KEYS else feature.int64_list.value
+            np.testing.assert_array_equal(decoded[name], values)
+
+
+def test_further_features_are_left_out() -> None:
+    features = sequence(3)
+    payload = example({**features, "document": [1, 2, 3]})
+    assert canonical_example(payload, SCHEMA) == example(features)
+
+
+@pytest.mark.parametrize(
+    "compress",
+    [lambda data: data, gzip.compress, zlib.compress, lambda data: gzip.compress(data[:40]) + gzip.compress(data[40:])],
+)
+def test_compressed_files_hold_the_same_records(tmp_path: Path, compress) -> None:
+    sequences = [sequence(seed) for seed in range(9)]
+    path = tmp_path / "part"
+    path.write_bytes(compress(b"".join(frame(example(features, encode=unpacked_list)) for features in sequences)))
+    assert list(canonical_records(path)) == [example(features) for features in sequences]
+
+
+def broken(**changes) -> dict:
+    """A sequence of 6 tokens with 2 masked positions, and one thing wrong."""
+    features = {
+        "input_ids": [7, 8, 9, 10, 11, 12] + [0] * 7,
+        "input_mask": [1] * 6 + [0] * 7,
+        "segment_ids": [0] * 3 + [1] * 3 + [0] * 7,
+        "masked_lm_positions": [1, 4, 0, 0, 0],
+        "masked_lm_ids": [20, 21, 0, 0, 0],
+        "masked_lm_weights": [1.0, 1.0, 0.0, 0.0, 0.0],
+        "next_sentence_labels": [1],
+    }
+    for key, (place, value) in changes.items():
+        features[key][place] = value
+    return features
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (broken(input_mask=(2, 0)), "`input_mask` is not 1..1 0..0: it holds 0 at 2"),
+        (broken(input_mask=(0, 0)), "it holds 0 at 0"),
+        (broken(input_mask=(3, 2)), "`input_mask` holds 2 at 3, only 0 and 1"),
+        (broken(input_mask=(3, -1)), "`input_mask` holds -1 at 3"),
+        ({**broken(), "input_mask": [0] * 13}, "the sequence is empty"),
+        (broken(input_ids=(9, 5)), "`input_ids` holds 5 at 9, in the padding"),
+        (broken(input_ids=(2, -5)), "`input_ids` holds -5 at 2, 0 to"),
+        (broken(input_ids=(2, 2**40)), "`input_ids` holds 1099511627776 at 2"),
+        (broken(segment_ids=(12, 1)), "`segment_ids` holds 1 at 12, in the padding"),
+        (broken(segment_ids=(1, 128)), "`segment_ids` holds 128 at 1, 0 to 127"),
+        (broken(masked_lm_positions=(1, 6)), "`masked_lm_positions` holds 6 at 1, 0 to 5"),
+        (broken(masked_lm_positions=(4, 2)), "in the unused slots"),
+        (broken(masked_lm_ids=(3, 2)), "`masked_lm_ids` holds 2 at 3, in the unused slots"),
+        (broken(masked_lm_weights=(1, 0.5)), "`masked_lm_weights` holds 0.5 at 1"),
+        (broken(masked_lm_weights=(0, 0.0)), "`masked_lm_weights` is not 1..1 0..0"),
+        (broken(masked_lm_weights=(1, float("nan"))), "`masked_lm_weights` holds nan at 1"),
+        (broken(next_sentence_labels=(0, 2)), "`next_sentence_labels` is 2"),
+        ({**broken(), "input_ids": [1] * 12}, "`input_ids` has 12 values, 13 are wanted"),
+        ({key: value for key, value in broken().items() if key != "segment_ids"}, "`segment_ids` is missing"),
+    ],
+)
+def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: str) -> None:
+    with pytest.raises(RecordError, match=f".*{reason.replace('.', '[.]')}"):
+        canonical_example(example(features), SCHEMA)
+
+
+def test_refusals_name_file_record_and_offset(tmp_path: Path) -> None:
+    path = tmp_path / "part-3"
+    good = frame(example(broken()))
+    path.write_bytes(good + good + frame(example(broken(input_mask=(2, 0)))))
+    records = canonical_records(path)
+    assert next(records) == next(records) == example(broken())
+    with pytest.raises(InputError, match=rf"part-3: record 2 at byte {2 * len(good)}: `input_mask` is not"):
+        next(records)
+
+
+def test_a_weight_of_minus_zero_is_zero() -> None:
+    assert canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
+
+
+def test_sizes_must_not_change_within_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    longer = random_sequence(random.Random(1), LENGTH + 1, PREDICTIONS)
+    path.write_bytes(frame(example(sequence(0))) + frame(example(longer)))
+    with pytest.raises(InputError, match=r"record 1 at byte .*14 values, 13 are wanted"):
+        list(canonical_records(path))
