@@ -98,6 +98,7 @@ class PackingSettings(Settings):
 class ModelSettings(Settings):
     """BERT's size, named as in Hugging Face's config.json."""
 
+    vocab_size: int | None = Field(None, ge=1, description="default: the data's vocabulary, or BERT's 30522 if it is unknown")
     hidden_size: int = Field(128, ge=1)
     num_hidden_layers: int = Field(2, ge=1)
     num_attention_heads: int = Field(2, ge=1)
@@ -132,7 +133,10 @@ class TrainingSettings(Settings):
     updates: int = Field(1500, ge=1)
     warmup_updates: int = Field(100, ge=0)
     decay_power: float = Field(1.0, gt=0, description="polynomial decay to 0: 1 is linear, 0.5 the predecessor's for LAMB")
-    weight_decay: float = Field(0.01, ge=0)
+    weight_decay: float = Field(0.01, ge=0, description="decoupled; never of biases and layer norms")
+    layer_adaptation: Literal["all", "decayed"] = Field(
+        "all", description="lamb only: scale the update of all variables (as published), or of the decayed ones (MLPerf)"
+    )
     beta_1: float = Field(0.9, ge=0, lt=1)
     beta_2: float = Field(0.999, ge=0, lt=1)
     epsilon: float = Field(1e-6, gt=0)
@@ -145,6 +149,7 @@ class TrainingSettings(Settings):
     evaluate_every_updates: int = Field(500, ge=1)
     evaluate_packs: int | None = Field(None, ge=1, description="packs of one evaluation during training; default: all")
     log_every_updates: int = Field(50, ge=1)
+    threads: int | None = Field(None, ge=1, description="CPU threads of one operation; default: one a core")
     shuffle_packs: int = Field(4096, ge=1, description="buffer of the seeded shuffle while reading")
     seed: int = 12345
 

@@ -1,0 +1,130 @@
+"""How good a model is on a whole set: exactly weighted, the same figures for packed and for unpacked records.
+
+Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero, nothing is
+dropped) and divided once. Beside the masked-LM accuracy stands the *unigram baseline*: the accuracy of the best constant
+answer on this very set, that is the share of its most frequent masked token among all its masked tokens. No constant learnt
+from training data can do better, so the bar is never too low, and it needs nothing but the set itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.training.checks import BatchLimits
+from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.input import Batch, evaluation_batches
+from gaudi_bert.training.metrics import Figures, figures_from_sums
+from gaudi_bert.training.source import DataSource
+from gaudi_bert.training.step import Loss
+
+__all__ = ["Evaluation", "Evaluator", "unigram_baseline"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result.
+
+    Attributes:
+        figures: losses and accuracies.
+        unigram_baseline: accuracy of always answering the set's most frequent masked token.
+        sequences: sequences evaluated.
+        masked_tokens: masked positions evaluated.
+    """
+
+    figures: Figures
+    unigram_baseline: float
+    sequences: int
+    masked_tokens: int
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `evaluation.json`."""
+        return {
+            **self.figures.as_json(),
+            "unigram_baseline": self.unigram_baseline,
+            "sequences": self.sequences,
+            "masked_tokens": self.masked_tokens,
+        }
+
+    def line(self) -> str:
+        """For people."""
+        figures = self.figures
+        times = f", {figures.masked_lm_accuracy / self.unigram_baseline:.2f} x" if self.unigram_baseline > 0 else ""
+        return (
+            f"masked-LM accuracy {figures.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
+            f"loss {figures.masked_lm_loss:.4f}; next-sentence accuracy {figures.next_sentence_accuracy:.4f}, "
+            f"loss {figures.next_sentence_loss:.4f}; over {self.sequences:,} sequences"
+        )
+
+
+def unigram_baseline(label_counts: np.ndarray) -> float:
+    """The share of the most frequent label; `label_counts` [vocabulary]."""
+    total = label_counts.sum()
+    return float(label_counts.max() / total) if total else 0.0
+
+
+class Evaluator:
+    """Evaluates one model on one set; the graph is traced once.
+
+    Args:
+        model: its variables are read at each `run`.
+        source: the records.
+        communicator: processes that share the work.
+        loss: how masked tokens are weighted: per token or per sequence.
+        batch_packs: packs of each batch.
+        take_packs: only the first so many records; None for all.
+    """
+
+    def __init__(
+        self,
+        model: BertForPretraining,
+        source: DataSource,
+        communicator: Communicator,
+        *,
+        loss: Loss,
+        batch_packs: int,
+        take_packs: int | None = None,
+    ) -> None:
+        self._model, self._source, self._communicator = model, source, communicator
+        self._loss, self._batch_packs, self._take_packs = loss, batch_packs, take_packs
+        self._limits = BatchLimits.of(source, model.config)
+        self._sums = tf.function(self._trace_sums, reduce_retracing=False)
+
+    def run(self) -> Evaluation:
+        """Evaluate.
+
+        Raises:
+            InputError: a record is damaged or does not fit, or the set holds no sequence.
+        """
+        vocabulary = self._model.config.vocab_size
+        sums = np.zeros(8, np.float64)
+        label_counts = np.zeros(vocabulary, np.float64)
+        sequences = 0
+        for batch in self._batches():
+            inputs = {name: tf.constant(values) for name, values in batch.items()}
+            sums += self._sums(inputs).numpy().astype(np.float64)
+            labels = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
+            label_counts += np.bincount(labels, minlength=vocabulary)
+            sequences += np.count_nonzero(batch["next_sentence_weights"])
+        totals = self._communicator.sum_array(np.concatenate([sums, [sequences], label_counts]))
+        if totals[8] == 0:
+            raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")
+        return Evaluation(
+            figures=figures_from_sums(totals[:8]),
+            unigram_baseline=unigram_baseline(totals[9:]),
+            sequences=int(totals[8]),
+            masked_tokens=int(totals[9:].sum()),
+        )
+
+    def _batches(self) -> Iterable[Batch]:
+        rank, size = self._communicator.rank, self._communicator.size
+        return evaluation_batches(self._source, self._limits, self._batch_packs, rank, size, self._take_packs)
+
+    def _trace_sums(self, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        return tf.stack(pretraining_sums(self._model(batch, dropout_seed=None), batch, self._loss))

@@ -1,0 +1,238 @@
+"""The training loop: updates, and between them reports, evaluations, checkpoints and the wish to stop.
+
+A report closes the present window (`window.py`), which also proves that every loss since the last one was finite; it always
+comes before a checkpoint, so a run that went wrong never overwrites what was good. The position in the data is a number of
+packs, the learning rate, the dropout masks and the order of the data are functions of the update's number: a run that is
+stopped and resumed ends with the same bits as one that never was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.errors import StoppedError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import TrainingSettings
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.training.checkpoint import Checkpoint, remove_old_checkpoints, write_checkpoint
+from gaudi_bert.training.checks import BatchLimits
+from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.evaluate import Evaluation, Evaluator
+from gaudi_bert.training.hyperparameters import BatchPlan
+from gaudi_bert.training.input import TrainingOrder, training_batches
+from gaudi_bert.training.metrics import MetricsWriter, progress_line
+from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.schedule import learning_rate_at
+from gaudi_bert.training.source import DataSource
+from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.stopping import StopRequest
+from gaudi_bert.training.window import Window, WindowReport
+
+__all__ = ["Outcome", "Progress", "TrainingLoop", "TrainingRun"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        update: updates done.
+        packs: packs that each process has read.
+        sequences: real sequences seen by all processes.
+        tokens: real tokens seen by all processes.
+    """
+
+    update: int = 0
+    packs: int = 0
+    sequences: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """All that a run works with.
+
+    Attributes:
+        settings: of training.
+        plan: how an update is put together.
+        model: the model.
+        optimizer: over the model's variables.
+        communicator: the processes that train together.
+        source: the training data.
+        evaluator: of the held-out data, or None.
+        folder: where checkpoints, metrics and TensorBoard go.
+        kept_settings: what every checkpoint keeps of the settings.
+        reporter: where progress goes.
+    """
+
+    settings: TrainingSettings
+    plan: BatchPlan
+    model: BertForPretraining
+    optimizer: Optimizer
+    communicator: Communicator
+    source: DataSource
+    evaluator: Evaluator | None
+    folder: Path
+    kept_settings: Mapping[str, Any]
+    reporter: Reporter
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: where it stands, its last window, its last evaluation."""
+
+    progress: Progress
+    report: WindowReport | None
+    evaluation: Evaluation | None
+
+
+class TrainingLoop:
+    """Runs one training run from `progress` to its last update."""
+
+    def __init__(self, run: TrainingRun, progress: Progress) -> None:
+        self._run, self._progress = run, progress
+        settings, communicator = run.settings, run.communicator
+        self._step = TrainingStep(
+            run.model,
+            run.optimizer,
+            communicator,
+            loss=settings.loss,
+            clip_norm=settings.clip_norm,
+            accumulation_steps=run.plan.accumulation_steps,
+            seed=settings.seed,
+        )
+        order = TrainingOrder(
+            seed=settings.seed,
+            shuffle_packs=settings.shuffle_packs,
+            rank=communicator.rank,
+            size=communicator.size,
+            skip_packs=progress.packs,
+        )
+        limits = BatchLimits.of(run.source, run.model.config)
+        self._batches = training_batches(run.source, limits, run.plan.micro_batch_packs, order)
+        self._window = Window(progress.update + 1, has_cold_start=True)
+        self._metrics: MetricsWriter | None = None
+        self._report: WindowReport | None = None
+        self._evaluation: Evaluation | None = None
+
+    def run(self) -> Outcome:
+        """Train to the end.
+
+        Raises:
+            InputError: a record is damaged or does not fit the model.
+            FailedError: a loss is not finite, or a file cannot be written.
+            StoppedError: a signal asked for it; a checkpoint has been saved.
+        """
+        run = self._run
+        with ExitStack() as stack:
+            stop = stack.enter_context(StopRequest())
+            if run.communicator.is_first:
+                self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
+            while self._progress.update < run.settings.updates:
+                self._update()
+                self._after_update(run.communicator.any_true(stop.requested))
+        return Outcome(self._progress, self._report, self._evaluation)
+
+    def _update(self) -> None:
+        """Do one update."""
+        run, update = self._run, self._progress.update + 1
+        settings = run.settings
+        started = time.perf_counter()
+        batches = list(islice(self._batches, run.plan.accumulation_steps))
+        sums = self._step.run(batches, update, self._learning_rate(update))
+        self._window.add(sums, batches, time.perf_counter() - started)
+        packs = self._progress.packs + run.plan.packs_per_update_and_worker
+        self._progress = replace(self._progress, update=update, packs=packs)
+        if update == 1 and settings.updates > 1:
+            run.reporter.show(f"train: update 1/{settings.updates} done, the graph is built")
+
+    def _learning_rate(self, update: int) -> float:
+        settings = self._run.settings
+        return learning_rate_at(
+            update,
+            peak=settings.learning_rate,
+            warmup_updates=settings.warmup_updates,
+            updates=settings.updates,
+            decay_power=settings.decay_power,
+        )
+
+    def _after_update(self, stopping: bool) -> None:
+        """Report, evaluate and save where it is due."""
+        run, settings, update = self._run, self._run.settings, self._progress.update
+        last = update == settings.updates
+        saves = last or stopping or update % settings.save_every_updates == 0
+        evaluates = last or (not stopping and update % settings.evaluate_every_updates == 0)
+        if saves or evaluates or update % settings.log_every_updates == 0:
+            self._close_window()
+        if evaluates and run.evaluator is not None:
+            self._evaluate(run.evaluator)
+        if saves:
+            self._save()
+        if stopping and not last:
+            raise StoppedError(
+                f"{run.folder}: stopped on request after update {update} of {settings.updates}; go on with --resume"
+            )
+
+    def _close_window(self) -> None:
+        run = self._run
+        report = self._window.close(run.communicator)
+        self._progress = replace(
+            self._progress,
+            sequences=self._progress.sequences + report.sequences,
+            tokens=self._progress.tokens + report.tokens,
+        )
+        self._report = report
+        update = self._progress.update
+        self._window = Window(update + 1, has_cold_start=False)
+        values = {
+            **report.figures.as_json(),
+            "learning_rate": self._learning_rate(update),
+            "gradient_norm": report.gradient_norm,
+            **self._work_done(),
+            "sequences_per_second": report.sequences_per_second,
+            "tokens_per_second": report.tokens_per_second,
+        }
+        if self._metrics is not None:
+            self._metrics.write("train", update, values)
+            seconds_left = (run.settings.updates - update) * report.seconds_per_update
+            run.reporter.say(progress_line(update, run.settings.updates, values, seconds_left))
+
+    def _evaluate(self, evaluator: Evaluator) -> None:
+        self._evaluation = evaluator.run()
+        if self._metrics is not None:
+            self._metrics.write("evaluation", self._progress.update, {**self._evaluation.as_json(), **self._work_done()})
+            self._run.reporter.say(f"evaluation after update {self._progress.update}: {self._evaluation.line()}")
+
+    def _work_done(self) -> dict[str, float]:
+        return {"sequences": self._progress.sequences, "tokens": self._progress.tokens}
+
+    def _save(self) -> None:
+        run, progress = self._run, self._progress
+        if not run.communicator.is_first:
+            return
+        checkpoint = Checkpoint(
+            update=progress.update,
+            variables={name: variable.numpy() for name, variable in run.model.variables_by_name.items()},
+            first_moments={name: variable.numpy() for name, variable in run.optimizer.first_moments.items()},
+            second_moments={name: variable.numpy() for name, variable in run.optimizer.second_moments.items()},
+            progress={
+                "packs_per_process": progress.packs,
+                "processes": run.communicator.size,
+                "sequences": progress.sequences,
+                "tokens": progress.tokens,
+            },
+            settings=run.kept_settings,
+        )
+        write_checkpoint(run.checkpoints, checkpoint)
+        remove_old_checkpoints(run.checkpoints, run.settings.keep_checkpoints)

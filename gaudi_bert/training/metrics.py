@@ -1,0 +1,117 @@
+"""What a run reports about itself: `metrics.jsonl`, TensorBoard, and a line for people.
+
+Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work. One JSON line is
+written for each report, flushed at once. When a run is resumed at an update, later lines are dropped first, so that the
+curve has one value an update, whatever was stopped and when.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors, write_text
+from gaudi_bert.common.progress import human_seconds
+
+__all__ = ["Figures", "MetricsWriter", "figures_from_sums", "progress_line", "read_metrics"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Losses and accuracies over some sequences, each weighted exactly."""
+
+    loss: float
+    masked_lm_loss: float
+    masked_lm_accuracy: float
+    next_sentence_loss: float
+    next_sentence_accuracy: float
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl` and `evaluation.json`."""
+        return {name: float(value) for name, value in vars(self).items()}
+
+
+def figures_from_sums(sums: np.ndarray) -> Figures:
+    """Figures from the eight sums of `gaudi_bert.model.losses.LossSums`, in its order, float64 [8]."""
+    masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = sums
+    masked_lm_loss = masked_sum / max(masked_weight, 1.0)
+    next_sentence_loss = next_sum / max(next_weight, 1.0)
+    return Figures(
+        loss=masked_lm_loss + next_sentence_loss,
+        masked_lm_loss=masked_lm_loss,
+        masked_lm_accuracy=masked_correct / max(masked_count, 1.0),
+        next_sentence_loss=next_sentence_loss,
+        next_sentence_accuracy=next_correct / max(next_count, 1.0),
+    )
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl` and to TensorBoard in one folder; use it as a context.
+
+    Args:
+        folder: the folder of the run.
+        last_update: lines of later updates, left by a run that was stopped, are removed.
+    """
+
+    def __init__(self, folder: Path, last_update: int) -> None:
+        self.path = Path(folder) / "metrics.jsonl"
+        kept = [line for line in read_metrics(self.path) if line["update"] <= last_update] if self.path.exists() else []
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        with explained_os_errors(self.path, "write"):
+            self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
+        self._board = tf.summary.create_file_writer(str(Path(folder) / "tensorboard"))
+
+    def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
+        """Write one report of `kind` "train" or "evaluation"."""
+        line: dict[str, Any] = {"update": update, "kind": kind, **values}
+        with explained_os_errors(self.path, "write"):
+            self._handle.write(json.dumps(line, allow_nan=False) + "\n")
+            self._handle.flush()
+        with self._board.as_default():
+            for name, value in values.items():
+                tf.summary.scalar(f"{kind}/{name}", value, step=update)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._handle.close()
+        self._board.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; a last line cut short by a kill is left out.
+
+    Raises:
+        InputError: missing, or a line before the last is not JSON.
+    """
+    with explained_os_errors(Path(path), "read"):
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    values = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            values.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
+    return values
+
+
+def progress_line(update: int, updates: int, values: Mapping[str, float], seconds_left: float) -> str:
+    """One line for people about the last few updates."""
+    return (
+        f"train: update {update}/{updates} ({update / updates:.0%}), masked-LM loss {values['masked_lm_loss']:.3f} "
+        f"accuracy {values['masked_lm_accuracy']:.3f}, next-sentence loss {values['next_sentence_loss']:.3f} "
+        f"accuracy {values['next_sentence_accuracy']:.3f}, {values['tokens_per_second']:,.0f} tokens/s, "
+        f"{values['sequences_per_second']:,.0f} sequences/s, {human_seconds(seconds_left)} left"
+    )

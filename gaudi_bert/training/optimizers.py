@@ -1,0 +1,113 @@
+"""AdamW and LAMB on plain variables, in plain TensorFlow operations with static shapes.
+
+Both keep, for every variable w with gradient g, the moments
+
+    m <- beta_1 * m + (1 - beta_1) * g          v <- beta_2 * v + (1 - beta_2) * g * g
+
+corrected for their start at zero by 1 / (1 - beta^t), and form the direction
+
+    u = m^ / (sqrt(v^) + epsilon) + weight_decay * w
+
+where the last term is left out for biases and layer norms. AdamW (Loshchilov and Hutter 2019, algorithm 2) moves
+w <- w - rate * u. LAMB (You et al. 2020, algorithm 2) moves w <- w - rate * |w| / |u| * u, with a ratio of 1 where either
+norm is zero; MLPerf's variant leaves the ratio at 1 for the variables that are not decayed (`layer_adaptation: decayed`).
+
+The two corrections are computed on the host in float64 and handed over, so that no step counter lives in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from gaudi_bert.config import TrainingSettings
+
+__all__ = ["Optimizer", "UpdateScalars", "clip_by_global_norm", "is_decayed"]
+
+NOT_DECAYED = ("layernorm", "layer_norm", "bias")
+
+
+class UpdateScalars(NamedTuple):
+    """What changes from update to update, float32 scalars."""
+
+    learning_rate: tf.Tensor
+    first_correction: tf.Tensor
+    second_correction: tf.Tensor
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay applies to the variable `name`: not to biases and layer norms."""
+    return not any(part in name.lower() for part in NOT_DECAYED)
+
+
+def clip_by_global_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Scale all gradients by one factor so that their joint Euclidean norm is at most `clip_norm` (0: leave them).
+
+    Returns:
+        The gradients and the norm before clipping, a float32 scalar (not finite when a gradient is not).
+    """
+    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients]))
+    if clip_norm == 0:
+        return list(gradients), norm
+    factor = clip_norm / tf.maximum(norm, clip_norm)
+    return [gradient * factor for gradient in gradients], norm
+
+
+class Optimizer:
+    """AdamW or LAMB over named variables.
+
+    Attributes:
+        variables: the variables by name, in the order in which `apply` takes gradients.
+        first_moments: m of each variable, by the variable's name.
+        second_moments: v of each variable, by the variable's name.
+    """
+
+    def __init__(self, variables: Mapping[str, tf.Variable], settings: TrainingSettings) -> None:
+        self.variables = dict(variables)
+        self.settings = settings
+        self.first_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
+        self.second_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
+
+    def scalars(self, update: int, learning_rate: float) -> UpdateScalars:
+        """The scalars of update number `update` (from 1)."""
+        corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
+        return UpdateScalars(*(tf.constant(value, tf.float32) for value in (learning_rate, *corrections)))
+
+    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars) -> None:
+        """Move every variable by its gradient; `gradients` in the order of `variables`."""
+        for (name, variable), gradient in zip(self.variables.items(), gradients, strict=True):
+            direction = self._direction(name, variable, gradient, scalars)
+            step = scalars.learning_rate
+            if self.settings.optimizer == "lamb" and self._is_adapted(name):
+                step = step * _trust_ratio(variable, direction)
+            variable.assign_sub(step * direction)
+
+    def _direction(self, name: str, variable: tf.Variable, gradient: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
+        """Advance the moments of `variable`; return u."""
+        beta_1, beta_2 = self.settings.beta_1, self.settings.beta_2
+        first = beta_1 * self.first_moments[name] + (1.0 - beta_1) * gradient
+        second = beta_2 * self.second_moments[name] + (1.0 - beta_2) * tf.square(gradient)
+        self.first_moments[name].assign(first)
+        self.second_moments[name].assign(second)
+        root = tf.sqrt(second * scalars.second_correction)
+        direction = first * scalars.first_correction / (root + self.settings.epsilon)
+        if self.settings.weight_decay > 0 and is_decayed(name):
+            direction += self.settings.weight_decay * variable
+        return direction
+
+    def _is_adapted(self, name: str) -> bool:
+        return self.settings.layer_adaptation == "all" or is_decayed(name)
+
+    @staticmethod
+    def _zeros(variable: tf.Variable) -> tf.Variable:
+        return tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
+
+
+def _trust_ratio(variable: tf.Variable, direction: tf.Tensor) -> tf.Tensor:
+    """|w| / |u|, or 1 where either is zero: float32 scalar."""
+    variable_norm = tf.norm(variable)
+    direction_norm = tf.norm(direction)
+    usable = tf.logical_and(variable_norm > 0, direction_norm > 0)
+    return tf.where(usable, variable_norm / tf.where(usable, direction_norm, 1.0), 1.0)

@@ -1,0 +1,163 @@
+"""One update: micro-batches forward and backward, sums over processes, clipping, the optimiser.
+
+The loss of an update over micro-batches i (of all processes) is
+
+    sum_i masked_lm_sum_i / W  +  sum_i next_sentence_sum_i / N,   W = sum_i masked_lm_weight_i,  N likewise.
+
+W and N depend on the data alone, so they are summed first, on the host, and every micro-batch is divided by the totals of
+the whole update: gradients simply add up, and M micro-batches on R processes give exactly the gradient of one big batch.
+(The predecessor averaged the means of micro-batches, so a masked token counted for more where there were few.) Gradients
+are clipped once, after they are complete.
+
+Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run draws the same masks.
+
+Letters: B packs, Q masked slots, S depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.permutation import random_words
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_by_global_norm
+
+__all__ = ["TrainingStep", "dropout_seed", "loss_weights"]
+
+Loss = Literal["token", "sequence"]
+
+
+def loss_weights(batch: Mapping[str, np.ndarray], loss: Loss) -> np.ndarray:
+    """What the masked-LM and the next-sentence sums of one batch are divided by, float64 [2].
+
+    Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences.
+    """
+    numbers_BQ = batch["masked_lm_weights"]
+    if loss == "token":
+        masked = np.count_nonzero(numbers_BQ)
+    else:
+        depth = int(numbers_BQ.max(initial=0))
+        masked = sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
+    return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
+
+
+def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> np.ndarray:
+    """Seed of one forward pass, int32 [2]."""
+    return random_words(1, seed, "dropout", update, micro_batch, rank).view(np.int32)
+
+
+class TrainingStep:
+    """Runs updates of one model with one optimiser.
+
+    Args:
+        model: the model; its variables are changed.
+        optimizer: over the model's variables.
+        communicator: the processes that train together.
+        loss: masked-LM loss per token or per sequence.
+        clip_norm: largest global norm of the gradient; 0 for no clipping.
+        accumulation_steps: micro-batches of one update on this process.
+        seed: of dropout.
+    """
+
+    def __init__(
+        self,
+        model: BertForPretraining,
+        optimizer: Optimizer,
+        communicator: Communicator,
+        *,
+        loss: Loss,
+        clip_norm: float,
+        accumulation_steps: int,
+        seed: int,
+    ) -> None:
+        self._model, self._optimizer, self._communicator = model, optimizer, communicator
+        self._loss, self._clip_norm, self._seed = loss, clip_norm, seed
+        self._accumulation_steps = accumulation_steps
+        self._variables = list(optimizer.variables.values())
+        self._has_dropout = max(model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) > 0
+        self._accumulated: list[tf.Variable] = []
+        if accumulation_steps > 1:
+            self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
+        self._whole_update = tf.function(self._trace_whole_update, reduce_retracing=False)
+        self._first = tf.function(self._trace_first, reduce_retracing=False)
+        self._next = tf.function(self._trace_next, reduce_retracing=False)
+        self._finish = tf.function(self._trace_finish, reduce_retracing=False)
+
+    def run(self, micro_batches: Sequence[Mapping[str, np.ndarray]], update: int, learning_rate: float) -> tf.Tensor:
+        """Do update number `update` (from 1).
+
+        Args:
+            micro_batches: as many as `accumulation_steps`.
+            update: its number.
+            learning_rate: its learning rate.
+
+        Returns:
+            float32 [9]: the eight sums of `LossSums` over this process's micro-batches, and the gradient's norm over
+            all processes before clipping.
+        """
+        if len(micro_batches) != self._accumulation_steps:
+            raise ValueError(f"{len(micro_batches)} micro-batches given, {self._accumulation_steps} make an update")
+        totals = self._communicator.sum_array(np.sum([loss_weights(batch, self._loss) for batch in micro_batches], axis=0))
+        factors = tf.constant(1.0 / np.maximum(totals, 1.0), tf.float32)
+        scalars = self._optimizer.scalars(update, learning_rate)
+        inputs = [
+            ({name: tf.constant(value) for name, value in batch.items()}, self._dropout_seed(update, number))
+            for number, batch in enumerate(micro_batches)
+        ]
+        if len(inputs) == 1:
+            return self._whole_update(*inputs[0], factors, scalars)
+        sums = self._first(*inputs[0], factors)
+        for batch, seed in inputs[1:]:
+            sums = self._next(batch, seed, factors, sums)
+        return self._finish(sums, scalars)
+
+    def _dropout_seed(self, update: int, micro_batch: int) -> tf.Tensor:
+        return tf.constant(dropout_seed(self._seed, update, micro_batch, self._communicator.rank))
+
+    def _gradients(
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The gradient of this micro-batch's share of the loss, and its eight sums."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._variables)
+            outputs = self._model(batch, dropout_seed=seed if self._has_dropout else None)
+            sums = pretraining_sums(outputs, batch, self._loss)
+            loss = sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1]
+        gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], tf.stack(sums)
+
+    def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
+        """Sum over processes, clip, move the variables."""
+        gradients = self._communicator.sum_tensors(gradients)
+        gradients, norm = clip_by_global_norm(gradients, self._clip_norm)
+        self._optimizer.apply(gradients, scalars)
+        return tf.concat([sums, [norm]], axis=0)
+
+    def _trace_whole_update(
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
+    ) -> tf.Tensor:
+        gradients, sums = self._gradients(batch, seed, factors)
+        return self._update(gradients, sums, scalars)
+
+    def _trace_first(self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+        gradients, sums = self._gradients(batch, seed, factors)
+        for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
+            accumulated.assign(gradient)
+        return sums
+
+    def _trace_next(
+        self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, sums_before: tf.Tensor
+    ) -> tf.Tensor:
+        gradients, sums = self._gradients(batch, seed, factors)
+        for accumulated, gradient in zip(self._accumulated, gradients, strict=True):
+            accumulated.assign_add(gradient)
+        return sums_before + sums
+
+    def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
+        return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)
