@@ -11,12 +11,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import atomic_file, write_json
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file, explained_os_errors, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 __all__ = ["import_tables"]
+
+PIECE_BYTES = 1 << 20
 
 
 def import_tables(
@@ -58,11 +60,11 @@ def import_tables(
             "--shard needs --max-sequence-length and --max-predictions, so that all shards write the same sizes"
         )
     settings = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
-    inputs = {path.name: path.stat().st_size for path in files}
+    inputs = {path.name: _identity(path) for path in files}
     finished = out / "examples.json"
     if begin_artefact(out, finished, Signature("import", settings, inputs), overwrite):
         reporter.say(f"{out}: already there, nothing to do")
-        return {**_summary(finished), "skipped": True}
+        return {**read_json(finished), "skipped": True}
     ignored: tuple[str, ...] = ()
     if max_sequence_length is None or max_predictions is None:
         sizes = measure_tables(files)
@@ -74,19 +76,30 @@ def import_tables(
         for index in mine:
             _import_file(files[index], out / names[index], max_sequence_length, max_predictions)
             task.advance(files[index].stat().st_size)
-    counts = {name: _count_of(out / name) for name in names if _count_path(out / name).exists()}
+    done = [_count_path(out / name) for name in names if _count_path(out / name).exists()]
     result = {
-        "sequences": sum(counts.values()),
-        "files": len(counts),
+        "sequences": sum(read_json(path)["sequences"] for path in done),
+        "files": len(done),
         "max_sequence_length": max_sequence_length,
         "max_predictions": max_predictions,
         "ignored_columns": list(ignored),
     }
-    if len(counts) == len(files):
+    if len(done) == len(files):
         write_json(finished, result)
     if ignored:
         reporter.say(f"columns that are not used: {', '.join(ignored)}")
     return {**result, "skipped": False}
+
+
+def _identity(path: Path) -> dict[str, int]:
+    """Size and CRC-32C, by which an input is known wherever it lies."""
+    from gaudi_bert.records.crc32c import crc32c
+
+    checksum = 0
+    with explained_os_errors(path, "read"), path.open("rb") as handle:
+        while piece := handle.read(PIECE_BYTES):
+            checksum = crc32c(piece, checksum)
+    return {"bytes": path.stat().st_size, "crc32c": checksum}
 
 
 def _names(files: list[Path]) -> list[str]:
@@ -116,20 +129,3 @@ def _import_file(table: Path, target: Path, max_sequence_length: int, max_predic
 
 def _count_path(target: Path) -> Path:
     return target.with_suffix(".json")
-
-
-def _count_of(target: Path) -> int:
-    return int(_read(_count_path(target))["sequences"])
-
-
-def _summary(finished: Path) -> dict[str, Any]:
-    return _read(finished)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    from gaudi_bert.common.files import read_json
-
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise FailedError(f"{path}: is not one of ours; pass --overwrite to make it again")
-    return value
