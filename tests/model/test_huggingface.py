@@ -40,12 +40,12 @@ def english(trained_folder) -> list[Sequence]:
     tokenizer.no_truncation()
     found = []
     for name in sorted(topics):
-        paragraphs = [paragraph for paragraph in topics[name].split("\n\n") if len(paragraph) > 60]
-        if len(paragraphs) >= 2:
-            encoded = tokenizer.encode(paragraphs[0], paragraphs[1])
-            ids = np.array(encoded.ids, np.int32)
-            if len(ids) <= 72:
-                found.append(Sequence(ids, np.array(encoded.type_ids, np.int32), EMPTY, EMPTY, 0))
+        paragraphs = [paragraph for paragraph in topics[name].split("\n\n") if 60 < len(paragraph) < 150]
+        for first, second in zip(paragraphs[::2], paragraphs[1::2], strict=False):
+            encoded = tokenizer.encode(first, second)
+            if len(encoded.ids) <= 72:
+                segments = np.array(encoded.type_ids, np.int32)
+                found.append(Sequence(np.array(encoded.ids, np.int32), segments, EMPTY, EMPTY, 0))
     assert len(found) > 20
     return found
 
