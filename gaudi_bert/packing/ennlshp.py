@@ -4,11 +4,11 @@ The paper adds a variable r >= 0 for the deficit A x - b and solves one larger N
 
     min  || w (A x - b) ||^2 + || v (A x - b - r) ||^2,   x >= 0, r >= 0,   w_i = i, v = 10^6.
 
-Its listing fills the lower right block with ones; this is the -I of equation 24. For a given x the best r is max(A x - b, 0),
-so the problem is one in x alone in which a row has the squared weight w^2 where it is over-subscribed and w^2 + v^2 where
-it is not packed. Convex and piecewise quadratic, it is solved by Newton steps: fix the rows' weights by the present signs,
-solve that ordinary weighted NNLS without listing columns, and go there as far as the objective falls. The weight v is raised
-from 1 to 10^6 in powers of ten: started at 10^6 the steps stall, because the signs mean too much too early.
+Its listing fills the lower right block with ones; this is the -I of equation 24. For a given x the best r is
+max(A x - b, 0), so the problem is one in x alone in which a row has the squared weight w^2 where it is over-subscribed and
+w^2 + v^2 where it is not packed. Convex and piecewise quadratic, it is solved by Newton steps: fix the rows' weights by the
+present signs, solve that ordinary weighted NNLS without listing columns, and go there as far as the objective falls. The
+weight v is raised from 1 to 10^6 in powers of ten: started at 10^6, the steps stall.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """NNLSHP, non-negative least squares histogram-packing (paper 3.1.2 and F.4), one shot.
 
-Find usages x >= 0 of the strategies that fill a pack exactly, such that || w (A x - b) || is least, where b are the counts and
-w is 0.09 for lengths of 8 or less, whose deficit is cheap padding, and 1 elsewhere. Round x to the nearest integers. A
+Find usages x >= 0 of the strategies that fill a pack exactly, such that || w (A x - b) || is least, where b are the counts
+and w is 0.09 for lengths of 8 or less, whose deficit is cheap padding, and 1 elsewhere. Round x to the nearest integers. A
 negative residual b - A x is padding; a sequence of positive residual becomes a pack of its own, padded up.
 
-The paper solves this with 22,102 columns at depth 3 and length 512, and runs out of memory beyond; `solve_nnls` does not list
-the columns, so any depth works. Least squares is not the number of packs: this is 0.14 % above the optimum at depth 3.
+The paper solves this with 22,102 columns at depth 3 and length 512, and runs out of memory beyond; `solve_nnls` does not
+list the columns, so any depth works. Least squares is not the number of packs: this is 0.14 % above the optimum there.
 """
 
 from __future__ import annotations
