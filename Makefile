@@ -10,12 +10,13 @@ PYTEST_ARGUMENTS ?= -n auto
 
 BIN := .venv/bin
 PRODUCT := .venv/.product-complete
+HOROVOD := .venv/.horovod-complete
 TESTING := .venv/.testing-complete
 SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-test pack train test check bench clean
+.PHONY: help setup setup-horovod setup-test pack train test check bench clean
 # The stages of one work folder are run in order, whatever -j says.
 .NOTPARALLEL:
 
@@ -23,13 +24,19 @@ help:
 	@echo "targets: setup pack train test check bench clean; variables: PIPELINE, SET, WORK, PYTHON"
 
 setup: $(PRODUCT)
+setup-horovod: $(HOROVOD)
 setup-test: $(TESTING)
 
 $(PRODUCT): pyproject.toml constraints.txt scripts/make-venv.sh
 	@PYTHON='$(PYTHON)' scripts/make-venv.sh product
 	@touch $@
 
-$(TESTING): $(PRODUCT)
+# Built from source, two to three minutes the first time.
+$(HOROVOD): $(PRODUCT)
+	@scripts/make-venv.sh horovod
+	@touch $@
+
+$(TESTING): $(HOROVOD)
 	@PYTHON='$(PYTHON)' scripts/make-venv.sh test
 	@touch $@
 

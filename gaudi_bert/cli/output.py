@@ -10,7 +10,15 @@ import typer
 
 from gaudi_bert.common.progress import human_bytes
 
-__all__ = ["describe_any", "describe_histogram", "describe_packing", "percent", "print_result", "skipped_note"]
+__all__ = [
+    "describe_any",
+    "describe_examples",
+    "describe_histogram",
+    "describe_packing",
+    "percent",
+    "print_result",
+    "skipped_note",
+]
 
 Describe = Callable[[Mapping[str, Any]], list[str]]
 
@@ -44,6 +52,20 @@ def describe_packing(result: Mapping[str, Any]) -> list[str]:
     if "algorithm" in result:
         lines.append(f"algorithm {result['algorithm']}, depth {result.get('depth_used', result.get('depth'))}")
     return lines
+
+
+def describe_examples(result: Mapping[str, Any]) -> list[str]:
+    """The lines of prepared examples: one a split, and the vocabulary."""
+    if "splits" not in result:
+        return describe_any(result)
+    lines = [
+        f"{split}: {figures['sequences']:,} sequences ({figures['tokens']:,} tokens) "
+        f"from {figures['text_documents']:,} documents{skipped_note(result)}"
+        for split, figures in result["splits"].items()
+    ]
+    vocabulary = result["vocabulary"]
+    origin = "trained from the text" if vocabulary["trained"] else "given"
+    return [*lines, f"vocabulary of {vocabulary['size']:,} tokens, {origin}"]
 
 
 def describe_histogram(result: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import typer
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import STAGES
+from gaudi_bert.stages.layout import SPLITS
 
 __all__ = ["register"]
 
@@ -54,7 +55,7 @@ def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
     """One or a few lines a stage: what is there now, and whether anything had to be done."""
     lines = []
     for stage, summary in summaries.items():
-        splits = summary if summary and all(isinstance(value, dict) for value in summary.values()) else {"": summary}
+        splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
         for split, figures in splits.items():
             title = f"{stage} {split}".strip()
             lines += [f"{title}: {line}" for line in _describe_stage(stage, figures)]
@@ -62,6 +63,8 @@ def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_stage(stage: str, figures: Mapping[str, Any]) -> list[str]:
+    if stage == "prepare":
+        return output.describe_examples(figures)
     if stage == "histogram":
         return output.describe_histogram(figures)
     if stage in ("plan", "write"):
