@@ -1,0 +1,229 @@
+"""Reading record files at full speed: pieces into a buffer, kernels over the buffer, errors with file, record
+and offset.
+
+`RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here,
+fingerprint packed ones in `fingerprint`). It reads a piece that fits the processor's cache, runs the format's
+kernel over it, and either moves what is left of the last record to the front of the buffer (constant memory)
+or keeps all (a group). A record that the kernel calls unusual is handed to the general reader and put back in
+canonical encoding, which is never longer than what it replaces.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.example import decode_example
+from gaudi_bert.records.framing import CUT_SHORT, FRAME_BYTES, REMEDY, RecordStream, frame, read_records, record_place
+from gaudi_bert.records.general import canonical_example
+from gaudi_bert.records.memory import address_of
+from gaudi_bert.records.schema import MAX_RECORD_BYTES, RecordError, UnpackedSchema, check_features, unpacked_schema_of
+from gaudi_bert.records.unpacked_index import (
+    BAD_BYTES,
+    BAD_LENGTH,
+    FULL,
+    INDEX_COLUMNS,
+    MORE,
+    TOO_LONG,
+    UNUSUAL,
+    scan_unpacked,
+)
+from gaudi_bert.records.wire import feature_keys
+
+__all__ = ["PIECE_BYTES", "RecordFormat", "RecordScan", "UnpackedFormat", "first_record", "scan_buffer", "unpacked_schema"]
+
+PIECE_BYTES = 1 << 20
+_SLACK = 64
+_REFUSALS = {
+    BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
+    BAD_BYTES: f"its bytes are damaged (CRC); {REMEDY}",
+    TOO_LONG: f"longer than any legal record ({MAX_RECORD_BYTES} bytes); {REMEDY}",
+    FULL: "the file holds more records than the plan knows; make the histogram and the plan again",
+    UNUSUAL: "the record cannot be read; report it with this file",
+}
+
+
+class RecordFormat(Protocol):
+    """What a scan does with the records of one file."""
+
+    records: int
+    """Records of the file that were taken so far."""
+
+    def start_piece(self) -> None:
+        """Another piece of the file is about to be read."""
+        ...
+
+    def take(self, buffer: np.ndarray, position: int, filled: int) -> tuple[int, int]:
+        """Run the kernel from `position`; (why it stopped, position of the record at which it stopped)."""
+        ...
+
+    def canonical(self, payload: bytes) -> bytes:
+        """The same record in the encoding that the kernel takes, or a `RecordError` with the reason for
+        refusing it."""
+        ...
+
+
+def scan_buffer() -> np.ndarray:
+    """A buffer for scans in constant memory: one a thread."""
+    return np.zeros(PIECE_BYTES + MAX_RECORD_BYTES + _SLACK, np.uint8)
+
+
+class UnpackedFormat:
+    """Indexes unpacked records.
+
+    Args:
+        schema: the sizes that every record must have.
+        offsets: int64 [rows], index: int32 [rows, INDEX_COLUMNS]: filled from the front.
+        whole: keep all rows of the file (a group); otherwise the rows are those of the last piece (constant
+            memory).
+    """
+
+    def __init__(self, schema: UnpackedSchema, offsets: np.ndarray, index: np.ndarray, whole: bool = False) -> None:
+        self.schema, self.offsets, self.index, self.whole = schema, offsets, index, whole
+        self.records = 0
+        self.rows = 0
+        self._keys = feature_keys(schema.features)
+        self._order = np.zeros(len(schema.features), np.int64)
+
+    @classmethod
+    def for_pieces(cls, schema: UnpackedSchema) -> UnpackedFormat:
+        """With room for the records of one piece."""
+        rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
+        return cls(schema, np.empty(rows, np.int64), np.empty((rows, INDEX_COLUMNS), np.int32))
+
+    def start_piece(self) -> None:
+        """As `RecordFormat.start_piece`: forget the rows of the last piece."""
+        if not self.whole:
+            self.rows = 0
+
+    def take(self, buffer: np.ndarray, position: int, filled: int) -> tuple[int, int]:
+        """As `RecordFormat.take`."""
+        sizes = (self.schema.max_sequence_length, self.schema.max_predictions)
+        status, position, rows = scan_unpacked(
+            address_of(buffer), position, filled, self.rows, *sizes, self._keys, self._order, self.offsets, self.index
+        )
+        self.records += rows - self.rows
+        self.rows = rows
+        return status, position
+
+    def canonical(self, payload: bytes) -> bytes:
+        """As `RecordFormat.canonical`."""
+        return canonical_example(payload, self.schema)
+
+
+class RecordScan:
+    """One pass over one file.
+
+    Args:
+        path: the file.
+        form: what to do with its records.
+        buffer: uint8; with `region`, only buffer[region[0] : region[1]] is used.
+        region: where the whole file goes (a group); None: constant memory, the buffer is from `scan_buffer`.
+        progress: called with the bytes of the file that were read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: RecordFormat,
+        buffer: np.ndarray,
+        region: tuple[int, int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.path, self.form, self.buffer, self.region = path, form, buffer, region
+        self._progress = progress
+        self.file_bytes = 0
+        self.file_crc32c = 0
+
+    def pieces(self) -> Iterator[None]:
+        """Read and take piece after piece; the format holds the result when control comes back.
+
+        Raises:
+            InputError: file, record, offset and reason of what is refused.
+            FailedError: the file cannot be read.
+        """
+        start, end = self.region if self.region is not None else (0, self.buffer.size - _SLACK)
+        position = filled = start
+        before = -start  # position in the stream = position in the buffer + before
+        view = self.buffer.data
+        with RecordStream(self.path) as stream:
+            while True:
+                self.form.start_piece()
+                if self.region is None and filled > start:
+                    rest = filled - position
+                    self.buffer[start : start + rest] = self.buffer[position:filled].copy()
+                    before += position - start
+                    position, filled = start, start + rest
+                count = stream.read_into(view[filled : min(filled + PIECE_BYTES, end)])
+                if self._progress is not None:
+                    self._progress(stream.file_bytes - self.file_bytes)
+                self.file_bytes, self.file_crc32c = stream.file_bytes, stream.file_crc32c
+                if count == 0:
+                    break
+                filled += count
+                position = self._take(position, filled, before)
+                yield
+        if position < filled:
+            raise InputError(f"{self._place(position + before)}: {CUT_SHORT}")
+
+    def _take(self, position: int, filled: int, before: int) -> int:
+        """Take all whole records up to `filled`; the position of the first that is not whole."""
+        made_usual = -1
+        while True:
+            status, position = self.form.take(self.buffer, position, filled)
+            if status == MORE:
+                return position
+            if status != UNUSUAL or position == made_usual:
+                raise InputError(f"{self._place(position + before)}: {_REFUSALS[status]}")
+            position = made_usual = self._make_usual(position, before)
+
+    def _make_usual(self, position: int, before: int) -> int:
+        """Put the record at `position` into canonical encoding, so that it ends where it ended; its new
+        position."""
+        size = struct.unpack_from("<Q", self.buffer.data, position)[0]
+        end = position + size + FRAME_BYTES
+        try:
+            canonical = frame(self.form.canonical(self.buffer[position + 12 : position + 12 + size].tobytes()))
+        except RecordError as error:
+            raise InputError(f"{self._place(position + before)}: {error}") from error
+        if len(canonical) > end - position:
+            raise InputError(f"{self._place(position + before)}: {_REFUSALS[UNUSUAL]}")
+        self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
+        return end - len(canonical)
+
+    def _place(self, offset: int) -> str:
+        return record_place(self.path, self.form.records, offset)
+
+
+def first_record(path: Path) -> dict[str, np.ndarray]:
+    """The features of the first record of a file.
+
+    Raises:
+        InputError: the file holds no TFRecord, or its first record is not a tf.train.Example.
+    """
+    try:
+        return decode_example(next(read_records(path)))
+    except RecordError as error:
+        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+
+
+def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
+    """The sizes of the first record of a file, and its features that are none of ours (they are left out of
+    packs).
+
+    Raises:
+        InputError: it is not an unpacked example.
+    """
+    features = first_record(path)
+    try:
+        schema = unpacked_schema_of(features)
+        check_features(features, schema)
+    except (RecordError, InputError) as error:
+        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+    known = {spec.name for spec in schema.features}
+    return schema, sorted(set(features) - known)
