@@ -1,9 +1,9 @@
 """Documents held out for evaluation, and the blocks in which documents are worked on.
 
-A *block* is a run of consecutive documents of one split (`train` or `evaluation`) with about `BLOCK_CHARACTERS` characters of
-text, over the borders of files. It is what a worker holds, and the world in which a "random next" document is looked for, as
-one input file is in Google's script. A *section* is a run of blocks whose examples are dealt to the same few output files;
-sections need nothing from each other, so machines share them (`--shard K/N`).
+A *block* is a run of consecutive documents of one split (`train` or `evaluation`) with about `BLOCK_CHARACTERS` characters
+of text, over the borders of files. It is what a worker holds, and the world in which a "random next" document is looked for,
+as one input file is in Google's script. A *section* is a run of blocks whose examples are dealt to the same few output
+files. Sections need nothing from each other, so machines share them (`--shard K/N`).
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
                 return
             if len(line) >= _LONGEST_LINE_BYTES:
                 raise InputError(
-                    f"{path}: line {number} is longer than {_LONGEST_LINE_BYTES >> 20} MiB; is this a text file? Break its lines"
+                    f"{path}: line {number} is longer than {_LONGEST_LINE_BYTES >> 20} MiB; break its lines, if this is text"
                 )
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -1,4 +1,4 @@
-"""Unpacked pretraining examples of one block of documents: [CLS] A [SEP] B [SEP], masked, as framed tf.train.Example records.
+"""Unpacked pretraining examples of one block of documents: [CLS] A [SEP] B [SEP], masked, as framed tf.train.Examples.
 
 A block is the unit of work and of randomness: all that is random in it is a function of (seed, split, block, duplicate), so
 neither the number of workers nor who makes a block changes a byte.

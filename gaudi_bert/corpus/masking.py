@@ -1,8 +1,8 @@
 """Masked-LM targets as BERT's `create_pretraining_data.py` chooses them, for many sequences at once.
 
-Of a sequence of n tokens, min(P, max(1, round(0.15 n))) are predicted, chosen among all but [CLS] and [SEP]. A chosen token is
-replaced by [MASK] (80 %), kept (10 %), or replaced by a random token of the vocabulary (10 %). With whole-word masking, words
-(a token and the `##` continuations behind it) are taken in random order as long as they fit.
+Of a sequence of n tokens, min(P, max(1, round(0.15 n))) are predicted, chosen among all but [CLS] and [SEP]. A chosen token
+is replaced by [MASK] (80 %), kept (10 %), or replaced by a random token of the vocabulary (10 %). With whole-word masking,
+words (a token and the `##` continuations behind it) are taken in random order as long as they fit.
 
 Random order: every position is given a random 64-bit key, and the smallest keys are chosen.
 

@@ -1,7 +1,7 @@
 """The output files of a section: examples shuffled in a bounded buffer, dealt in turn to the files.
 
-The buffer takes whole blocks until it holds `SHUFFLE_BYTES`; then its examples, in a seeded random order, are dealt one by one
-to the files of the section. So the examples of one document lie in several files, and files differ by one example at most.
+The buffer takes whole blocks until it holds `SHUFFLE_BYTES`; then its examples, in a seeded random order, are dealt one by
+one to the files of the section. So the examples of one document lie in several files, and files differ by one at most.
 """
 
 from __future__ import annotations

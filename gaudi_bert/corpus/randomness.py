@@ -1,8 +1,8 @@
 """A stream of random numbers with a fixed definition, for loops that draw one number at a time.
 
 The words are the raw 64-bit outputs of Philox (see `gaudi_bert.common.permutation`). From a word w, an integer below n is
-floor(w n / 2^64) (biased by less than n / 2^64) and a real number in [0, 1) is its upper 53 bits. Nothing here depends on the
-version of Python or numpy.
+floor(w n / 2^64) (biased by less than n / 2^64) and a real number in [0, 1) is its upper 53 bits. Nothing here depends on
+the version of Python or numpy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sentences of running text, by a few rules.
 
-A sentence ends at `.`, `!`, `?` or `…`, with the closing quotes and brackets behind it, where white space follows and the next
-character (behind opening quotes and brackets) is not a lower-case letter. A full stop ends no sentence
+A sentence ends at `.`, `!`, `?` or `…`, with the closing quotes and brackets behind it, where white space follows and the
+next character (behind opening quotes and brackets) is not a lower-case letter. A full stop ends no sentence
 
 - after an abbreviation that needs a following word (`Dr.`, `e.g.`: `ABBREVIATIONS`) or a following number (`No. 5`,
   `p. 17`: `NUMBERED_ABBREVIATIONS`),
@@ -27,84 +27,18 @@ __all__ = ["ABBREVIATIONS", "NUMBERED_ABBREVIATIONS", "Layout", "detect_layout",
 
 Layout = Literal["sentences", "paragraphs", "wrapped"]
 
+_UNFINISHED = """
+    Adm Brig Capt Cmdr Col Dr Drs Fr Gen Gov Hon Lt Maj Messrs Mgr Mr Mrs Ms Mt Pres Prof Rep Rev Sen Sgt St Ste
+    al approx ca cf e.g eg i.e ie esp viz vs
+"""
+_NUMBERED = """
+    art c ch col fig figs no nos nr op p para pl pp sec v vol vols
+    jan feb mar apr jun jul aug sep sept oct nov dec
+"""
 # Written as here, they never end a sentence.
-ABBREVIATIONS = frozenset(
-    [
-        "Adm",
-        "Brig",
-        "Capt",
-        "Cmdr",
-        "Col",
-        "Dr",
-        "Drs",
-        "Fr",
-        "Gen",
-        "Gov",
-        "Hon",
-        "Lt",
-        "Maj",
-        "Messrs",
-        "Mgr",
-        "Mr",
-        "Mrs",
-        "Ms",
-        "Mt",
-        "Pres",
-        "Prof",
-        "Rep",
-        "Rev",
-        "Sen",
-        "Sgt",
-        "St",
-        "Ste",
-        "al",
-        "approx",
-        "ca",
-        "cf",
-        "e.g",
-        "eg",
-        "i.e",
-        "ie",
-        "esp",
-        "viz",
-        "vs",
-    ]
-)
+ABBREVIATIONS = frozenset(_UNFINISHED.split())
 # Whatever their case, they end no sentence where a number follows.
-NUMBERED_ABBREVIATIONS = frozenset(
-    [
-        "art",
-        "c",
-        "ch",
-        "col",
-        "fig",
-        "figs",
-        "no",
-        "nos",
-        "nr",
-        "op",
-        "p",
-        "para",
-        "pl",
-        "pp",
-        "sec",
-        "v",
-        "vol",
-        "vols",
-        "jan",
-        "feb",
-        "mar",
-        "apr",
-        "jun",
-        "jul",
-        "aug",
-        "sep",
-        "sept",
-        "oct",
-        "nov",
-        "dec",
-    ]
-)
+NUMBERED_ABBREVIATIONS = frozenset(_NUMBERED.split())
 
 _CLOSING = "\"'”’»)\\]"
 _BOUNDARY = re.compile(rf"[.!?…]+[{_CLOSING}]*\s+|[。！？]+[{_CLOSING}」』]*\s*")

@@ -71,7 +71,7 @@ def _named_files(text: str, folder: Path) -> list[tuple[str, Path]]:
         root = path
     elif glob.has_magic(text):
         found = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
-        root = Path(*[part for part in _leading_parts(path)])
+        root = Path(*_leading_parts(path))
     else:
         raise InputError(f"{path}: no such file or folder; check the path of the text (prepare.text)")
     named = sorted((child.relative_to(root).as_posix(), child) for child in found)

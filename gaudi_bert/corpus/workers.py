@@ -23,10 +23,15 @@ def default_workers() -> int:
     return max(1, len(os.sched_getaffinity(0)))
 
 
+def _keep_one_thread() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """`function` of each item, in the order of the items; with one worker, in this process.
 
-    At most `workers` + 1 items and results are held at a time. Processes are spawned, not forked: the tokenizer keeps threads.
+    At most `workers` + 1 items and results are held at a time. Processes are spawned, not forked, because the tokenizer
+    keeps threads; in a worker it is told to keep none.
 
     Raises:
         FailedError: a worker died.
@@ -34,7 +39,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
     if workers <= 1:
         yield from map(function, items)
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _keep_one_thread) as pool:
         in_flight: deque[Future[Result]] = deque()
         try:
             for item in items:

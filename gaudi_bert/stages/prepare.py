@@ -6,9 +6,9 @@
     out/examples.json                             what was made, written last
 
 Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`).
-Memory does not grow with the text: this process holds a shuffle buffer (64 MiB), a block for each worker and a few bytes a document;
-a worker holds one block of 2 Mi characters and its examples. Every byte is a function of text and settings, whoever does the work:
-shard K of N makes the sections K, K + N, ..., and who ends last writes examples.json.
+Memory does not grow with the text: this process holds a shuffle buffer (64 MiB), a block for each worker and a few bytes a
+document; a worker holds one block of 2 Mi characters and its examples. Every byte is a function of text and settings,
+whoever does the work: shard K of N makes the sections K, K + N, ..., and who ends last writes examples.json.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def prepare(
         workers: processes; by default one a processor.
 
     Returns:
-        The content of examples.json and whether there was nothing to do; for an unfinished shard, the sections that are missing.
+        The content of examples.json and whether there was nothing to do; or the sections left to other shards.
 
     Raises:
         InputError: text or vocabulary is missing or malformed, or `out` was made from other settings.
@@ -155,7 +155,7 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Report
 def _vocabulary(
     settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
 ) -> Vocabulary:
-    """The vocabulary, and vocab.txt beside the examples; one trained by an earlier run or another shard is taken as it is."""
+    """The vocabulary, and vocab.txt beside the examples; one trained by an earlier run is kept."""
     from gaudi_bert.corpus.blocks import read_blocks
     from gaudi_bert.corpus.vocabulary import read_vocabulary, train_vocabulary
 
