@@ -1,0 +1,123 @@
+"""The packs that verify-model runs on: the first ones of the data, or random ones."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.permutation import random_words
+
+if TYPE_CHECKING:
+    from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.model.sequences import Sequence
+    from gaudi_bert.training.source import DataSource
+
+__all__ = ["first_packs", "random_packs"]
+
+RANDOM_LENGTH, RANDOM_PACKS = 128, 5
+MOST_JOINED = 8
+
+Batch = dict[str, np.ndarray]
+
+_KINDS = {"int64": "int32", "float32": "float32"}
+
+
+def first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
+    """The first packs of the data, checked; unpacked sequences are joined to packs first.
+
+    Args:
+        source: packed or unpacked records.
+        config: of the model that they are for.
+        packs: how many (of unpacked sequences, three times as many).
+
+    Returns:
+        The packed features, integers int32.
+
+    Raises:
+        InputError: there are none, or one is damaged or does not belong to the model.
+    """
+    import tensorflow as tf
+
+    from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
+    from gaudi_bert.model.sequences import split_packs
+    from gaudi_bert.training.checks import BatchLimits, check_values
+
+    places, rows = _first_records(source, packs if source.is_packed else 3 * packs)
+    tensors = as_packed(
+        {
+            spec.name: tf.constant(np.stack([row[spec.name] for row in rows]), _KINDS[spec.kind])
+            for spec in source.schema.features
+        }
+    )
+    batch = {name: tensors[name].numpy() for name in PACKED_FEATURES}
+    check_values(batch, BatchLimits.of(source, config), places)
+    if source.is_packed:
+        return batch
+    return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
+
+
+def _first_records(source: DataSource, count: int) -> tuple[list[str], list[dict[str, np.ndarray]]]:
+    """What to call the first `count` records, and what they hold."""
+    from gaudi_bert.records.example import decode_example
+    from gaudi_bert.records.framing import read_records
+    from gaudi_bert.records.schema import RecordError, check_features
+
+    stream = ((file.path, n, record) for file in source.files for n, record in enumerate(read_records(file.path)))
+    places: list[str] = []
+    rows: list[dict[str, np.ndarray]] = []
+    for path, number, record in itertools.islice(stream, count):
+        places.append(f"{path}: record {number}")
+        try:
+            features = decode_example(record)
+            check_features(features, source.schema)
+        except RecordError as error:
+            raise InputError(f"{places[-1]}: {error}; write the records again") from error
+        rows.append(features)
+    if not rows:
+        raise InputError(f"{source.path}: holds no records; give a folder that holds some")
+    return places, rows
+
+
+def random_packs(config: BertConfig, seed: int) -> Batch:
+    """Packs of random sequences of many lengths, some with padding."""
+    from gaudi_bert.model.sequences import Sequence
+
+    length = min(RANDOM_LENGTH, config.max_position_embeddings)
+    words = iter(random_words(100_000, seed, "verify-model").tolist())
+
+    def below(limit: int) -> int:
+        return next(words) % limit
+
+    sequences: list[Sequence] = []
+    while sum(sequence.length for sequence in sequences) < RANDOM_PACKS * length:
+        size = 1 + below(max(1, length // 2))
+        positions = sorted({below(size) for _ in range(1 + size // 7)})
+        sequences.append(
+            Sequence(
+                input_ids=np.array([below(config.vocab_size) for _ in range(size)], np.int32),
+                segment_ids=np.array([place * config.type_vocab_size // size for place in range(size)], np.int32),
+                masked_positions=np.array(positions, np.int32),
+                masked_ids=np.array([below(config.vocab_size) for _ in positions], np.int32),
+                next_sentence_label=int(len(sequences) % 3 < 2),
+            )
+        )
+    return _join(sequences, length)
+
+
+def _join(sequences: list[Sequence], length: int) -> Batch:
+    """Packs by first fit, longest sequence first."""
+    from gaudi_bert.model.sequences import join_sequences
+
+    packs: list[list[Sequence]] = []
+    for sequence in sorted(sequences, key=lambda each: -each.length):
+        for pack in packs:
+            if len(pack) < MOST_JOINED and sum(each.length for each in pack) + sequence.length <= length:
+                pack.append(sequence)
+                break
+        else:
+            packs.append([sequence])
+    slots = max(sum(len(sequence.masked_ids) for sequence in pack) for pack in packs)
+    return join_sequences(packs, length, slots, max(len(pack) for pack in packs))

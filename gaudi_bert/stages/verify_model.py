@@ -1,0 +1,178 @@
+"""Stage verify-model: packing changes nothing, shown for a user's own weights and data.
+
+The first packs of the data go through the model packed and one sequence to a row; outputs, losses and the
+gradient of every variable must agree to float32 rounding. Then all tokens of one sequence of each pack are
+changed, and no bit of any other sequence's outputs may change. Without a checkpoint, the weights are seeded
+random ones; without data, so are the sequences.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+
+if TYPE_CHECKING:
+    from gaudi_bert.model.bert import BertForPretraining
+    from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.model.equivalence import Differences
+    from gaudi_bert.training.source import DataSource
+
+__all__ = ["verify_model"]
+
+OUTPUT_BOUND = 1e-5
+GRADIENT_BOUND = 1e-5
+ZERO_GRADIENT_BOUND = 1e-9
+PACKS = 8
+RANDOM_LENGTH, RANDOM_VOCABULARY = 128, 997
+
+Batch = dict[str, np.ndarray]
+Values = dict[str, np.ndarray] | None
+Loss = Literal["token", "sequence"]
+LOSSES: tuple[Loss, ...] = ("token", "sequence")
+Dtype = Literal["float32", "float64"]
+
+
+def verify_model(
+    *, checkpoint: Path | None, data: Path | None, reporter: Reporter, packs: int = PACKS, seed: int = 12345
+) -> dict[str, Any]:
+    """Prove that packed equals unpacked.
+
+    Args:
+        checkpoint: a checkpoint, or a folder that `train` made; None for random weights.
+        data: a packed folder, or unpacked records, which are joined to packs first; None for random sequences.
+        reporter: where the differences are said.
+        packs: how many of the data's first packs are used.
+        seed: of random weights and sequences.
+
+    Returns:
+        Packs, sequences, the largest differences, and what the leak probe compared.
+
+    Raises:
+        InputError: the checkpoint or the data cannot be read, or do not belong together.
+        FailedError: a difference is beyond rounding, or an output leaked into another sequence.
+    """
+    from gaudi_bert.stages.proof_packs import first_packs, random_packs
+    from gaudi_bert.training.source import check_fits, open_source
+
+    source = open_source(data) if data is not None else None
+    config, values = _read_weights(checkpoint) if checkpoint is not None else (_random_config(source), None)
+    if source is not None:
+        check_fits(source, config)
+        batch = first_packs(source, config, packs)
+    else:
+        batch = random_packs(config, seed)
+    model = _build(config, values, seed, "float32")
+    found = [_compare(model, batch, values, seed, reporter, loss) for loss in LOSSES]
+    return {
+        "weights": "random" if checkpoint is None else str(checkpoint),
+        "data": "random" if data is None else str(data),
+        **found[0],
+        "per_sequence_loss_difference": found[1]["masked_lm_loss"],
+        **_probe(model, batch, reporter),
+    }
+
+
+def _compare(
+    model: BertForPretraining, batch: Batch, values: Values, seed: int, reporter: Reporter, loss: Loss
+) -> dict[str, Any]:
+    """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
+    from gaudi_bert.model.equivalence import compare_packed_with_unpacked
+
+    found = compare_packed_with_unpacked(model, batch, loss)
+    reporter.say(f"verify-model: {found.sequences} sequences in {found.packs} packs, masked-LM loss per {loss}")
+    result: dict[str, Any] = {"packs": found.packs, "sequences": found.sequences}
+    for name, (difference, largest) in {**found.outputs, **found.losses}.items():
+        bound = OUTPUT_BOUND * max(1.0, largest)
+        reporter.say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
+        if not difference <= bound:
+            raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
+        result[name] = difference
+    ratios = _gradient_ratios(found)
+    unclear = [name for name, ratio in ratios.items() if not ratio <= GRADIENT_BOUND]
+    if unclear:
+        wide_model = _build(model.config, values, seed, "float64")
+        exact = _gradient_ratios(compare_packed_with_unpacked(wide_model, batch, loss))
+        for name in unclear:
+            reporter.say(
+                f"verify-model:   gradient of {name}: {ratios[name]:.1e} in float32, where it nearly cancels; "
+                f"{exact[name]:.1e} in float64"
+            )
+            ratios[name] = exact[name]
+    worst = max(ratios, key=lambda name: ratios[name])
+    reporter.say(
+        f"verify-model:   gradients of {len(ratios)} variables: differ by {ratios[worst]:.1e} of their norm at most "
+        f"(allowed {GRADIENT_BOUND:.0e}), {worst}"
+    )
+    if not ratios[worst] <= GRADIENT_BOUND:
+        raise FailedError(
+            f"gradient of {worst}: packed and unpacked differ by {ratios[worst]:.1e} of its norm, "
+            f"allowed is {GRADIENT_BOUND:.0e}"
+        )
+    return {**result, "gradient": ratios[worst], "gradient_of": worst}
+
+
+def _gradient_ratios(found: Differences) -> dict[str, float]:
+    """|difference| / |gradient| of each variable; 0 where both are 0 to within 1e-9 (the key biases)."""
+    return {
+        name: 0.0 if difference <= ZERO_GRADIENT_BOUND and size <= ZERO_GRADIENT_BOUND else difference / max(size, 1e-30)
+        for name, (difference, size) in found.gradients.items()
+    }
+
+
+def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> dict[str, int]:
+    """Every sequence is changed once."""
+    from gaudi_bert.model.equivalence import probe_leaks
+
+    compared = 0
+    for chosen in range(int(batch["input_mask"].max())):
+        report = probe_leaks(model, batch, chosen)
+        compared += report.sequences_compared
+        if report.leaks:
+            raise FailedError(f"{report.leaks} sequences changed when a neighbour in their pack did: the mask leaks")
+        if not report.own_outputs_moved:
+            raise FailedError(
+                "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
+            )
+    reporter.say(f"verify-model:   leak probe: {compared} sequences beside a changed one, none differs by a bit")
+    return {"leaks": 0, "leak_comparisons": compared}
+
+
+def _read_weights(checkpoint: Path) -> tuple[BertConfig, dict[str, np.ndarray]]:
+    from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+
+    file = find_checkpoint(checkpoint)
+    stored = read_checkpoint(file)
+    if "model" not in stored.settings:
+        raise InputError(f"{file}: holds no model settings; use a checkpoint that `train` wrote")
+    return BertConfig.from_json(stored.settings["model"]), dict(stored.variables)
+
+
+def _random_config(source: DataSource | None) -> BertConfig:
+    """A small BERT, with room for the data."""
+    from gaudi_bert.model.config import BertConfig
+
+    length = source.schema.max_sequence_length if source is not None else RANDOM_LENGTH
+    vocabulary = source.vocabulary_size if source is not None else RANDOM_VOCABULARY
+    return BertConfig(
+        vocab_size=vocabulary if vocabulary is not None else BertConfig.vocab_size,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=length,
+        initializer_range=0.1,
+    )
+
+
+def _build(config: BertConfig, values: Values, seed: int, compute_dtype: Dtype) -> BertForPretraining:
+    from gaudi_bert.model.bert import BertForPretraining
+
+    model = BertForPretraining(config, seed=seed, compute_dtype=compute_dtype)
+    model.load_values(values or {})
+    return model
