@@ -21,9 +21,11 @@ __all__ = [
     "ALGORITHMS",
     "STAGES",
     "ImageSettings",
+    "KubernetesSettings",
     "ModelSettings",
     "PackingSettings",
     "PipelineSettings",
+    "PodResources",
     "PrepareSettings",
     "ResourceSettings",
     "TrainingSettings",
@@ -49,6 +51,18 @@ def parse_bytes(value: object) -> object:
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
+def parse_quantity(value: object) -> object:
+    """A Kubernetes quantity (`500m`, `2`, `409Gi`) as the string that manifests need; 2 and 0.5 without quotes are fine."""
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
+        raise ValueError(f"{value!r} is not a quantity; write for example 500m, 2 or 16Gi")
+    return text
+
+
+Quantity = Annotated[str, BeforeValidator(parse_quantity)]
+KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+ImageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]*[a-z0-9]$")]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 Depth = Annotated[int, Field(ge=1, le=1024)] | Literal["max"]
 
@@ -98,7 +112,9 @@ class PackingSettings(Settings):
 class ModelSettings(Settings):
     """BERT's size, named as in Hugging Face's config.json."""
 
-    vocab_size: int | None = Field(None, ge=1, description="default: the data's vocabulary, or BERT's 30522 if it is unknown")
+    vocab_size: int | None = Field(
+        None, ge=1, description="default: the data's vocabulary, or BERT's 30522 if it is unknown"
+    )
     hidden_size: int = Field(128, ge=1)
     num_hidden_layers: int = Field(2, ge=1)
     num_attention_heads: int = Field(2, ge=1)
@@ -155,29 +171,104 @@ class TrainingSettings(Settings):
 
 
 class ImageSettings(Settings):
-    """Container images by name, without tag."""
+    """Container images."""
 
-    data: str = "gaudi-bert-data"
-    train: str = "gaudi-bert-train-cpu"
+    data: ImageName = Field("gaudi-bert-data", description="image of every stage that needs no TensorFlow, without tag")
+    train: ImageName = Field("gaudi-bert-train-cpu", description="image of train and evaluate, without tag")
+    registry: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*[A-Za-z0-9]$",
+        description="put before both names, e.g. registry.example/team",
+    )
+    tag: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", description="default: this program's version"
+    )
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    pull_secret: KubernetesName | None = Field(None, description="a Secret of the namespace with the registry's credentials")
+
+
+class PodResources(Settings):
+    """What one container asks for."""
+
+    cpu: Quantity = Field("100m", description="cores; a limit only for training on cards, where request and limit are equal")
+    memory: Quantity = "256Mi"
+    memory_limit: Quantity | None = Field(None, description="default: the same as `memory`; not for training on cards")
 
 
 class ResourceSettings(Settings):
-    """Workers and cards."""
+    """Workers, cards, and what each container asks for."""
 
-    workers: int = Field(1, ge=1)
-    cards: int = Field(0, ge=0, description="Gaudi cards a worker; 0: CPU")
+    workers: int = Field(1, ge=1, le=1024, description="containers that train together")
+    cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards a worker, one process each; 0: CPU, one process")
+    data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count and write side by side")
+    data: PodResources = PodResources(memory_limit="2Gi")
+    training: PodResources = PodResources(cpu="200m", memory="1Gi", memory_limit="4Gi")
+    hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages a training worker, e.g. 95000Mi for 8 Gaudi2 cards")
+    shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
+    environment: dict[EnvironmentName, str] = Field(
+        {}, description="more variables for training; no secrets, all can read them"
+    )
+
+    @property
+    def processes_per_worker(self) -> int:
+        """Training processes of one worker: one a card, one without cards."""
+        return max(self.cards, 1)
+
+
+class KubernetesSettings(Settings):
+    """Where and how a pipeline runs on a cluster."""
+
+    namespace: KubernetesName = "gaudi-bert"
+    training: Literal["auto", "job", "mpijob"] = Field("auto", description="auto: a Job for one worker, an MPIJob for more")
+    failure_policy: bool = Field(False, description="podFailurePolicy and backoffLimitPerIndex: Kubernetes 1.29 and later")
+    storage: Quantity = Field("10Gi", description="size of the volume with the work folder")
+    storage_class: KubernetesName | None = Field(None, description="default: the cluster's default class")
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = Field(
+        "ReadWriteOnce", description="ReadWriteMany where pods run on several nodes"
+    )
+    work_claim: KubernetesName | None = Field(
+        None, description="an existing claim for the work folder, instead of a new one"
+    )
+    data_claim: KubernetesName | None = Field(None, description="an existing claim with text or records, read-only at /data")
+    node_selector: dict[str, str] = Field({}, description="labels of the nodes that train")
+    efa: int = Field(0, ge=0, le=16, description="EFA network devices a worker (AWS); implies the node's network")
+    network_interface: str = Field(
+        "eth0", pattern=r"^[A-Za-z0-9._,/-]+$", description="what the workers reach one another by"
+    )
+    wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for what it needs")
+    start_seconds: int = Field(600, ge=1, description="how long a pod may wait for a node, a volume or an image")
+    keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
 
 
 class PipelineSettings(Settings):
     """A pipeline file, whole."""
 
-    name: str = Field("demo", pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$", description="also the work folder's name")
+    name: str = Field("demo", pattern=r"^[a-z]([a-z0-9-]{0,40}[a-z0-9])?$", description="also the work folder's name")
     prepare: PrepareSettings = PrepareSettings()
     packing: PackingSettings = PackingSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     images: ImageSettings = ImageSettings()
     resources: ResourceSettings = ResourceSettings()
+    kubernetes: KubernetesSettings = KubernetesSettings()
+
+    @property
+    def trains_as_mpijob(self) -> bool:
+        """Whether training on a cluster takes an MPIJob, not a Job."""
+        return self.kubernetes.training == "mpijob" or (self.kubernetes.training == "auto" and self.resources.workers > 1)
+
+    @model_validator(mode="after")
+    def _training_fits_the_cluster(self) -> PipelineSettings:
+        if self.resources.workers > 1 and not self.trains_as_mpijob:
+            raise ValueError(
+                f"kubernetes.training is `job`, which is one worker, but resources.workers is {self.resources.workers}; "
+                "set kubernetes.training to mpijob or auto"
+            )
+        if self.kubernetes.efa and not (self.resources.cards and self.trains_as_mpijob):
+            raise ValueError(
+                "kubernetes.efa is for an MPIJob on cards; set resources.cards and resources.workers, or efa to 0"
+            )
+        return self
 
 
 def load_pipeline(path: Path | str | None, overrides: Iterable[str] = ()) -> PipelineSettings:
