@@ -4,9 +4,6 @@
 file (bits flipped, bytes lost or added, records swapped, lengths that lie, with the checksum of the length
 made right), and to a record whose checksums are then made right again, so that it reaches the parser behind
 them.
-
-Run as a program, it holds the scan to the naive twin on every mutant, in a process of its own, so that a
-crash of a native kernel is seen as a failure of the test and not of the test runner.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from reference.records_wire import (
     frame,
     map_entry,
     masked_crc,
+    packed_list,
     random_sequence,
     split_list,
     unpacked_list,
@@ -132,13 +130,18 @@ def inner_lengths(rng: random.Random, payload: bytes) -> bytes:
     return payload[:place] + varint(value, rng.choice([0, 0, 1])) + payload[place + rng.randint(0, 3) :]
 
 
+def single_values_unpacked(key: str, values: list) -> bytes:
+    """As some writers do; it is a byte shorter than packed."""
+    return (unpacked_list if len(values) == 1 else packed_list)(key, values)
+
+
 def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
     """Legal protobuf that few writers write: other encodings, repeated or further map entries, unknown
     fields."""
     features = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
     other = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
     repeated = rng.choice(UNPACKED_KEYS)
-    choice = rng.randrange(7)
+    choice = rng.randrange(9)
     if choice == 0:
         return example(features, encode=unpacked_list)
     if choice == 1:
@@ -151,6 +154,11 @@ def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
         return example(features) + field(2, b"unknown")
     if choice == 5:
         return example(features) + field(1, map_entry(repeated, other[repeated]))
+    if choice == 6:
+        encodings = [packed_list, unpacked_list, split_list]
+        return example(features, encode=lambda key, values: rng.choice(encodings)(key, values))
+    if choice == 7:
+        return example(features, encode=single_values_unpacked)
     del features[repeated]
     return example(features)
 

@@ -1,0 +1,197 @@
+"""Holds the scan to TensorFlow's parser and the contract on damaged files; run as a program, so that a crash
+is only its own.
+
+    python fuzz_scan.py SEED COUNT FOLDER
+
+Each mutant is scanned from a buffer of exactly its size that touches a page without access, after it or
+before it in turn: a kernel that reads one byte outside is killed by the processor. The last line printed is
+`done` with the counts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+import resource
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from records.fuzzer import Mutant, mutants
+from reference.records_wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.example import decode_example
+from gaudi_bert.records.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.records.unpacked_index import INDEX_COLUMNS, LABEL, LENGTH, MASKED
+
+PAGE = mmap.PAGESIZE
+MOST_DATA = 16 * PAGE
+
+
+class GuardedBuffer:
+    """Memory between two pages that may not be touched."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, MOST_DATA + 2 * PAGE)
+        whole = np.frombuffer(self._memory, np.uint8)
+        self._inside = whole[PAGE : PAGE + MOST_DATA]
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for page in (whole.ctypes.data, whole.ctypes.data + PAGE + MOST_DATA):
+            if protect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0) != 0:
+                raise OSError(ctypes.get_errno(), "mprotect")
+
+    def of(self, size: int, at_the_end: bool) -> np.ndarray:
+        """`size` bytes that touch the page after or the page before."""
+        return self._inside[MOST_DATA - size :] if at_the_end else self._inside[:size]
+
+
+def contract(payload: bytes, sizes: tuple[int, int] | None) -> dict | None:
+    """The features of a payload by TensorFlow's parser, or None where they break the contract."""
+    from google.protobuf.message import DecodeError
+    from tensorflow.core.example.example_pb2 import Example
+
+    try:
+        parsed = Example.FromString(payload).features.feature
+    except DecodeError:
+        return None
+    features = {}
+    for key in UNPACKED_KEYS:
+        kind = "float_list" if key in FLOAT_KEYS else "int64_list"
+        if key not in parsed or parsed[key].WhichOneof("kind") != kind:
+            return None
+        features[key] = list(getattr(parsed[key], kind).value)
+    length, predictions = len(features["input_ids"]), len(features["masked_lm_positions"])
+    real, masked = features["input_mask"].count(1), features["masked_lm_weights"].count(1)
+    legal = (
+        (sizes is None or sizes == (length, predictions))
+        and length > 0
+        and predictions > 0
+        and not {"positions", "next_sentence_positions"} <= set(parsed)
+        and len(features["segment_ids"]) == len(features["input_mask"]) == length
+        and len(features["masked_lm_ids"]) == len(features["masked_lm_weights"]) == predictions
+        and features["input_mask"] == [1] * real + [0] * (length - real)
+        and features["masked_lm_weights"] == [1] * masked + [0] * (predictions - masked)
+        and real > 0
+        and part(features["input_ids"], real, 2**21)
+        and part(features["segment_ids"], real, 128)
+        and part(features["masked_lm_ids"], masked, 2**21)
+        and part(features["masked_lm_positions"], masked, real)
+        and features["next_sentence_labels"] in ([0], [1])
+    )
+    return features if legal else None
+
+
+def part(values: list[int], used: int, bound: int) -> bool:
+    return all(0 <= value < bound for value in values[:used]) and not any(values[used:])
+
+
+def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
+    """The records before the first that is refused, its number and its offset (None: all are good)."""
+    payloads, bad_offset = unframe(data)
+    good: list[dict] = []
+    sizes = None
+    offset = 0
+    for number, payload in enumerate(payloads):
+        features = contract(payload, sizes)
+        if features is None:
+            return good, number, offset
+        sizes = (len(features["input_ids"]), len(features["masked_lm_positions"]))
+        good.append(features)
+        offset += len(payload) + 16
+    return good, (None if bad_offset is None else len(payloads)), bad_offset
+
+
+def scan(path: Path, data: bytes, guarded: np.ndarray | None, piece_buffer: np.ndarray) -> tuple[list[dict], RecordScan]:
+    """All records of a file, as features, through the scan of a group (guarded) or in constant memory."""
+    schema, _ = unpacked_schema(path)
+    found = []
+    if guarded is not None:
+        rows = len(data) // 16 + 1
+        form = UnpackedFormat(schema, np.empty(rows, np.int64), np.empty((rows, INDEX_COLUMNS), np.int32), whole=True)
+        run = RecordScan(path, form, guarded, (0, guarded.size))
+        for _ in run.pieces():
+            pass
+        found = rows_of(form, guarded)
+    else:
+        form = UnpackedFormat.for_pieces(schema)
+        run = RecordScan(path, form, piece_buffer)
+        for _ in run.pieces():
+            found += rows_of(form, piece_buffer)
+    return found, run
+
+
+def rows_of(form: UnpackedFormat, buffer: np.ndarray) -> list[dict]:
+    """The records that the index points to, decoded, with the index itself held to what they are."""
+    found = []
+    for offset, row in zip(form.offsets[: form.rows], form.index[: form.rows], strict=True):
+        size = int(buffer[offset - 12 : offset - 4].view("<u8")[0]) if offset >= 12 else 0
+        decoded = decode_example(buffer[offset : offset + size].tobytes())
+        features = {key: decoded[key].tolist() for key in UNPACKED_KEYS}
+        assert row[LENGTH] == sum(features["input_mask"])
+        assert row[MASKED] == sum(features["masked_lm_weights"])
+        assert row[LABEL] == features["next_sentence_labels"][0]
+        found.append(features)
+    return found
+
+
+def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.ndarray) -> str:
+    """Scan one mutant in both ways; "refused" or "read". Anything that is not right raises."""
+    path.write_bytes(mutant.data)
+    good, bad_number, bad_offset = expectation(mutant.data)
+    outcomes = set()
+    for memory in (guarded.of(len(mutant.data), mutant.number % 2 == 0), None):
+        try:
+            found, run = scan(path, mutant.data, memory, piece_buffer)
+        except InputError as error:
+            message = str(error)
+            assert message.startswith(str(path)), message
+            assert "\n" not in message, message
+            assert bad_number is not None or not mutant.data, f"a good file was refused: {message}"
+            place = re.search(r"record (\d+) at byte (\d+)", message)
+            if place is None:  # the first bytes are not those of a record
+                assert bad_offset in (0, None), message
+            else:
+                assert (int(place[1]), int(place[2])) == (bad_number, bad_offset), (
+                    f"{message}, not {bad_number} at {bad_offset}"
+                )
+            outcomes.add("refused")
+        else:
+            assert bad_number is None, f"record {bad_number} at {bad_offset} was not refused"
+            assert found == good
+            assert (run.file_bytes, run.file_crc32c) == (len(mutant.data), crc32c(mutant.data))
+            if mutant.data != mutant.original:
+                assert (run.file_bytes, run.file_crc32c) != (len(mutant.original), crc32c(mutant.original))
+            outcomes.add("read")
+    assert len(outcomes) == 1, outcomes
+    return outcomes.pop()
+
+
+def main(seed: int, count: int, folder: Path) -> int:
+    path = folder / "part-00000.tfrecord"
+    guarded, piece_buffer = GuardedBuffer(), scan_buffer()
+    outcomes: Counter[str] = Counter()
+    failures = 0
+    before = 0
+    for mutant in mutants(seed, count):
+        try:
+            outcomes[check(mutant, path, guarded, piece_buffer)] += 1
+        except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError, MemoryError, zlib.error) as error:
+            failures += 1
+            if failures <= 10:
+                print(f"mutant {mutant.number} of seed {seed} ({mutant.kind}): {type(error).__name__}: {error}", flush=True)
+        if mutant.number == 200:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    print(f"done: {outcomes['refused']} refused, {outcomes['read']} read, {failures} wrong, {growth} MiB more memory")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))

@@ -1,0 +1,37 @@
+"""Ten thousand damaged files: each is refused by file and offset, or read for exactly what it still holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fuzzer import FILE_DAMAGE, mutants
+
+PROGRAM = Path(__file__).with_name("fuzz_scan.py")
+SEED, COUNT = 20, 10_000
+
+
+def test_ten_thousand_mutants(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    command = [sys.executable, str(PROGRAM), str(SEED), str(COUNT), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, "\n".join([f"exit code {result.returncode}", *lines, *result.stderr.splitlines()[-20:]])
+    words = lines[-1].split()
+    refused, read, more_memory = int(words[1]), int(words[3]), int(words[7])
+    assert refused + read == COUNT
+    assert refused > COUNT // 2
+    assert read > COUNT // 20
+    assert more_memory < 64
+
+
+def test_mutants_are_fixed_by_their_seed() -> None:
+    assert [mutant.data for mutant in mutants(7, 64)] == [mutant.data for mutant in mutants(7, 64)]
+
+
+def test_every_kind_of_damage_occurs_and_changes_the_file() -> None:
+    changed = {mutant.kind for mutant in mutants(7, 320) if mutant.data != mutant.original}
+    assert {mutant.kind for mutant in mutants(7, 320)} == changed
+    assert set(FILE_DAMAGE) < changed
