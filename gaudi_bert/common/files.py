@@ -102,8 +102,13 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def exclusive_lock(path: Path, what: str) -> Iterator[None]:
+def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
     """Hold a kernel lock on the hidden file `.<name>.lock` beside `path`; it ends with this process, however that ends.
+
+    Args:
+        path: what the lock is for.
+        what: how to call it in an error.
+        wait: wait for another holder to end (for moments, not for work) instead of refusing.
 
     Raises:
         FailedError: another process holds the lock.
@@ -114,7 +119,7 @@ def exclusive_lock(path: Path, what: str) -> Iterator[None]:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise FailedError(f"{what}: another process is writing it; wait for it to end, or stop it") from error
         yield

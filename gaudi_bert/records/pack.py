@@ -189,7 +189,7 @@ def _measure(
         starts += _varint_size(tokens)
         numbers += real * _varint_size(place + 1)
         tokens += real
-        masked += row[MASKED]
+        masked += int(row[MASKED])
     padding, unused = length - tokens, slots - masked
     sizes[_I] = ids + padding
     sizes[_MASK] = numbers + padding

@@ -1,0 +1,119 @@
+"""A group of files in memory: read once, from front to back, checked and indexed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.framing import RecordStream
+from gaudi_bert.records.scan import RecordScan, UnpackedFormat
+from gaudi_bert.records.schema import UnpackedSchema
+from gaudi_bert.records.threads import map_in_threads
+from gaudi_bert.records.unpacked_index import INDEX_COLUMNS, LENGTH
+
+__all__ = ["GroupFile", "GroupIndex", "buffer_bytes", "read_group"]
+
+_SLACK = 64
+
+
+@dataclass(frozen=True)
+class GroupFile:
+    """A file of a group, and what the plan knows of it."""
+
+    name: str
+    path: Path
+    bytes: int
+    crc32c: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class GroupIndex:
+    """The records of a group.
+
+    Attributes:
+        buffer: uint8, the bytes of all files.
+        offsets: int64 [sequences], where each record's payload starts in the buffer.
+        index: int32 [sequences, INDEX_COLUMNS], see `unpacked_index`.
+    """
+
+    buffer: np.ndarray
+    offsets: np.ndarray
+    index: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [sequences]."""
+        return self.index[:, LENGTH]
+
+
+def buffer_bytes(files: Sequence[GroupFile]) -> int:
+    """The bytes of a buffer that holds these files uncompressed."""
+    return sum(uncompressed_bytes(file) for file in files) + _SLACK
+
+
+def uncompressed_bytes(file: GroupFile) -> int:
+    """The size of a file without its compression; a compressed one is read to its end to know it."""
+    with RecordStream(file.path) as stream:
+        if not stream.compression:
+            return file.bytes
+        piece, total = memoryview(bytearray(1 << 20)), 0
+        while count := stream.read_into(piece):
+            total += count
+        return total
+
+
+def read_group(
+    files: Sequence[GroupFile],
+    schema: UnpackedSchema,
+    buffer: np.ndarray,
+    workers: int | None,
+    progress: Callable[[int], None],
+) -> GroupIndex:
+    """Read the files of a group into `buffer` and index them.
+
+    Args:
+        files: in the order in which they lie in the buffer.
+        schema: the sizes of the records.
+        buffer: uint8, at least `buffer_bytes(files)`.
+        workers: threads, one a file at a time; None for all cores.
+        progress: called with the bytes that were read.
+
+    Raises:
+        InputError: bad records, or a file is not the one that the plan was made for.
+    """
+    sequences = sum(file.sequences for file in files)
+    offsets = np.empty(sequences, np.int64)
+    index = np.empty((sequences, INDEX_COLUMNS), np.int32)
+    tasks, start, row = [], 0, 0
+    for file in files:
+        size = uncompressed_bytes(file)
+        tasks.append((file, (start, start + size), slice(row, row + file.sequences)))
+        start, row = start + size, row + file.sequences
+
+    def read(task: tuple[GroupFile, tuple[int, int], slice], _: np.ndarray) -> None:
+        file, region, rows = task
+        form = UnpackedFormat(schema, offsets[rows], index[rows], whole=True)
+        scan = RecordScan(file.path, form, buffer, region, progress)
+        for _piece in scan.pieces():
+            pass
+        _check_same(file, scan, form)
+
+    map_in_threads(read, tasks, workers, lambda: buffer)
+    return GroupIndex(buffer, offsets, index)
+
+
+def _check_same(file: GroupFile, scan: RecordScan, form: UnpackedFormat) -> None:
+    for what, found, planned in (
+        ("bytes", scan.file_bytes, file.bytes),
+        ("crc32c", scan.file_crc32c, file.crc32c),
+        ("sequences", form.records, file.sequences),
+    ):
+        if found != planned:
+            raise InputError(
+                f"{file.path}: {what} {found}, the plan was made for {planned}; make the histogram and the plan again"
+            )
