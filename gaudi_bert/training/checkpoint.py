@@ -3,8 +3,8 @@
 A checkpoint is a safetensors file (8 bytes: length of the header; the header, JSON; the tensors' bytes, little-endian, one
 after the other), so any tool that knows the format can read it. Tensors are named `model/<variable>`,
 `first_moment/<variable>` and `second_moment/<variable>`. The header's `__metadata__` holds one JSON text with the update,
-the position in the data, the settings, and the CRC-32 of every tensor, which the format itself lacks: a checkpoint that was
-cut short or has flipped bits is recognised, named, and the one before it is used.
+the position in the data, the settings, and the CRC-32 of every tensor and of the header, which the format itself lacks: a
+checkpoint that was cut short or has flipped bits is recognised, named, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ __all__ = [
 
 FORMAT_VERSION = 1
 METADATA_KEY = "gaudi_bert"
+CHECKSUM_KEY = "crc32"
 DTYPE_CODES = {"float32": "F32", "float64": "F64", "int32": "I32", "int64": "I64"}
 DTYPES = {code: np.dtype(name).newbyteorder("<") for name, code in DTYPE_CODES.items()}
 MAX_HEADER_BYTES = 100 * 2**20
@@ -100,7 +101,8 @@ def _header(checkpoint: Checkpoint, tensors: Mapping[str, np.ndarray]) -> bytes:
         "settings": dict(checkpoint.settings),
         "crc32": checksums,
     }
-    entries["__metadata__"] = {METADATA_KEY: json.dumps(state, allow_nan=False)}
+    text = json.dumps(state, allow_nan=False)
+    entries["__metadata__"] = {METADATA_KEY: text, CHECKSUM_KEY: _header_checksum(entries, text)}
     header = json.dumps(entries, separators=(",", ":")).encode("utf-8")
     return header + b" " * (-len(header) % 8)
 
@@ -118,7 +120,10 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
         content = path.read_bytes()
     try:
         entries, begin = _parse_header(content)
-        state = json.loads(entries.pop("__metadata__")[METADATA_KEY])
+        metadata = entries.pop("__metadata__")
+        if metadata[CHECKSUM_KEY] != _header_checksum(entries, metadata[METADATA_KEY]):
+            raise ValueError("the checksum of its header does not match")
+        state = json.loads(metadata[METADATA_KEY])
         tensors = {name: _tensor(name, entry, content, begin, state["crc32"][name]) for name, entry in entries.items()}
         if begin + sum(tensor.nbytes for tensor in tensors.values()) != len(content):
             raise ValueError("bytes after the last tensor")
@@ -145,6 +150,11 @@ def _parse_header(content: bytes) -> tuple[dict[str, Any], int]:
     if not isinstance(entries, dict):
         raise ValueError("its header is not a JSON object")
     return entries, 8 + length
+
+
+def _header_checksum(entries: Mapping[str, Any], text: str) -> str:
+    """CRC-32 of the tensors' entries and of the state's text, in decimal: the format allows only text here."""
+    return str(zlib.crc32(json.dumps([entries, text]).encode("utf-8")))
 
 
 def _tensor(name: str, entry: dict[str, Any], content: bytes, begin: int, checksum: int) -> np.ndarray:

@@ -145,7 +145,7 @@ def _parsed(
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = 1
-    parsed_batches = batches.map(parse, deterministic=True).prefetch(PREFETCHED_BATCHES)
+    parsed_batches = batches.map(parse).prefetch(PREFETCHED_BATCHES)
     return parsed_batches.with_options(options)
 
 

@@ -1,0 +1,109 @@
+"""Checkpoints: the bits come back, damage is noticed, the one before is used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.training.checkpoint import (
+    Checkpoint,
+    checkpoint_files,
+    find_checkpoint,
+    read_checkpoint,
+    read_newest,
+    remove_old_checkpoints,
+    write_checkpoint,
+)
+
+
+def make(update: int) -> Checkpoint:
+    random = np.random.default_rng(update)
+
+    def values() -> dict[str, np.ndarray]:
+        return {name: random.normal(size=shape).astype(np.float32) for name, shape in {"a/b": (3, 5), "c": (), "d": (0, 2)}.items()}
+
+    progress = {"packs_per_process": 7 * update, "processes": 1, "sequences": 9, "tokens": 99}
+    return Checkpoint(update, values(), values(), values(), progress, {"model": {"hidden_size": 3}, "training": {"seed": 1}})
+
+
+def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+    for group in ("variables", "first_moments", "second_moments"):
+        ours, theirs = getattr(one, group), getattr(other, group)
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+            assert ours[name].dtype == theirs[name].dtype
+    assert (one.update, one.progress, one.settings) == (other.update, other.progress, other.settings)
+
+
+def test_comes_back_to_the_bit_and_is_a_safetensors_file(tmp_path) -> None:
+    checkpoint = make(12)
+    path = write_checkpoint(tmp_path, checkpoint)
+    assert path.name == "update-00000012.safetensors"
+    assert_same(read_checkpoint(path), checkpoint)
+    tensors = load_file(path)
+    np.testing.assert_array_equal(tensors["model/a/b"], checkpoint.variables["a/b"])
+    assert len(tensors) == 9
+
+
+def test_the_same_state_is_the_same_bytes(tmp_path) -> None:
+    one = write_checkpoint(tmp_path / "one", make(3)).read_bytes()
+    assert write_checkpoint(tmp_path / "two", make(3)).read_bytes() == one
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
+    checkpoint = make(1)
+    path = write_checkpoint(tmp_path, checkpoint)
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    else:
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    path.write_bytes(content)
+    try:
+        found = read_checkpoint(path)
+    except InputError as error:
+        assert str(path) in str(error)
+        assert "\n" not in str(error)
+    else:
+        assert_same(found, checkpoint)  # white space in the header, and nothing else, may change
+
+
+def test_the_newest_whole_one_is_read_and_damage_is_told(tmp_path) -> None:
+    for update in (5, 10, 15):
+        write_checkpoint(tmp_path, make(update))
+    newest = tmp_path / "update-00000015.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-3])
+    warnings: list[str] = []
+    assert_same(read_newest(tmp_path, warnings.append), make(10))
+    assert len(warnings) == 1
+    assert "update-00000015.safetensors" in warnings[0]
+
+
+def test_all_damaged_is_an_error_and_none_is_none(tmp_path) -> None:
+    assert read_newest(tmp_path, print) is None
+    write_checkpoint(tmp_path, make(1)).write_bytes(b"nothing of the kind")
+    with pytest.raises(InputError, match="all 1 checkpoints are damaged"):
+        read_newest(tmp_path, lambda text: None)
+
+
+def test_only_the_newest_are_kept_and_the_newest_is_found(tmp_path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    for update in (1, 2, 3, 10):
+        write_checkpoint(folder, make(update))
+    remove_old_checkpoints(folder, 2)
+    assert [path.name for path in checkpoint_files(folder)] == ["update-00000003.safetensors", "update-00000010.safetensors"]
+    assert find_checkpoint(tmp_path / "run") == find_checkpoint(folder) == folder / "update-00000010.safetensors"
+
+
+def test_a_missing_checkpoint_is_one_line(tmp_path) -> None:
+    with pytest.raises(InputError, match="no checkpoint there"):
+        find_checkpoint(tmp_path)
+    with pytest.raises(InputError, match="no such checkpoint"):
+        read_checkpoint(tmp_path / "update-00000001.safetensors")
