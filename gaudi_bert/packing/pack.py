@@ -26,7 +26,7 @@ from gaudi_bert.packing.unpacked import pack_none
 if TYPE_CHECKING:
     from gaudi_bert.packing.certificate import Certificate
 
-__all__ = ["ALGORITHMS", "Leftovers", "depth_of", "pack_histogram"]
+__all__ = ["ALGORITHMS", "Leftovers", "Solved", "depth_of", "pack_histogram", "proven_bound", "solve"]
 
 Leftovers = Literal["best-fit", "complement"]
 
@@ -121,6 +121,19 @@ def depth_of(depth: int | str, max_sequence_length: int) -> int:
     return min(depth, max_sequence_length)
 
 
+def solve(counts: np.ndarray, algorithm: str, depth: int, *, leftovers: Leftovers = "best-fit", seed: int = 0) -> Solved:
+    """Run one algorithm; arguments as `pack_histogram`.
+
+    Raises:
+        InputError: the algorithm is unknown.
+    """
+    if algorithm not in ALGORITHMS:
+        near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ALGORITHMS)}"
+        raise InputError(f"algorithm `{algorithm}` is unknown; {hint}")
+    return ALGORITHMS[algorithm](counts, depth, leftovers, seed)
+
+
 def pack_histogram(
     histogram: Histogram,
     algorithm: str = "nnls",
@@ -145,12 +158,8 @@ def pack_histogram(
     Raises:
         InputError: unknown algorithm or depth, or a budget that one sequence alone breaks.
     """
-    if algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ALGORITHMS)}"
-        raise InputError(f"algorithm `{algorithm}` is unknown; {hint}")
     most = depth_of(depth, histogram.max_sequence_length)
-    solved = ALGORITHMS[algorithm](histogram.counts, most, leftovers, seed)
+    solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed)
     mixture = solved.mixture
     if masked_slots is not None:
         mixture = fit_to_budget(mixture, histogram, most, masked_slots)
@@ -159,18 +168,17 @@ def pack_histogram(
     deepest = max(map(len, mixture), default=1) if depth == "max" else most
     if masked_slots is None:
         masked_slots = choose_masked_slots(max_predictions, deepest, needed)
-    lower_bound, certificate = _proven_bound(histogram, most, solved.certificate)
+    certificate = solved.certificate
+    lower_bound = proven_bound(histogram, most) if certificate is None else certificate.bound
     return Packing(
         histogram, most, algorithm, solved.algorithm_used, mixture, lower_bound, certificate, masked_slots, needed
     )
 
 
-def _proven_bound(histogram: Histogram, depth: int, certificate: Certificate | None) -> tuple[int, Certificate | None]:
-    """The certified bound: that of the solver if it brings one, or our own."""
-    if certificate is None:
-        try:
-            from gaudi_bert.packing.bounds import lower_bound
-        except ImportError:
-            return max(histogram.token_bound, -(-histogram.sequences // depth)), None
-        return lower_bound(histogram.counts, depth), None
-    return certificate.bound, certificate
+def proven_bound(histogram: Histogram, depth: int) -> int:
+    """Packs that no packing of at most `depth` sequences a pack can do without, certified."""
+    try:
+        from gaudi_bert.packing.bounds import lower_bound
+    except ImportError:
+        return max(histogram.token_bound, -(-histogram.sequences // depth))
+    return lower_bound(histogram.counts, depth)
