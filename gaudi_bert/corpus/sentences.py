@@ -107,7 +107,7 @@ def _looks_wrapped(documents: Sequence[Sequence[str]]) -> bool:
     starts = [line[:1] for document in documents for line in document[1:]]
     if not widths:
         return False
-    widest, middle = widths[min(len(widths) - 1, len(widths) * 95 // 100)], widths[len(widths) // 2]
+    widest, middle = widths[min(len(widths) - 1, len(widths) * 95 // 100)], widths[(len(widths) - 1) // 2]
     lower_case = sum(start.islower() for start in starts)
     return (
         widest <= _WIDEST_WRAPPED_LINE

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.corpus import documents as module
+from gaudi_bert.corpus.documents import detect_format, read_documents
+from gaudi_bert.corpus.sources import Source
+
+PLAIN = "One.\nTwo.\n\n\n \nThree.\n"
+WIKI = (
+    '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\nOne here. Two here.\n\nThree.\n</doc>\n\n'
+    '<doc id="2" url="u" title="C">\nC\n</doc>\n'
+)
+JSON = "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(["One.\n\nTwo.", "", "Three."]))
+
+
+def source(path: Path, content: bytes | str) -> Source:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return Source(path.name, path, path.stat().st_size)
+
+
+def read(given: Source) -> list[list[str]]:
+    return list(read_documents(given, detect_format(given)))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "odd.bin", "wrong.gz"])
+@pytest.mark.parametrize("gzipped", [False, True])
+@pytest.mark.parametrize(
+    ("content", "shown", "expected"),
+    [
+        (PLAIN, "plain text", [["One.", "Two."], ["Three."]]),
+        ("\ufeff" + PLAIN.replace("\n", "\r\n"), "plain text", [["One.", "Two."], ["Three."]]),
+        (WIKI, "WikiExtractor", [["One here.", "Two here.", "Three."]]),
+        (JSON, "JSON lines", [["One.", "Two."], ["Three."]]),
+        ("{ not json }\n", "plain text", [["{ not json }"]]),
+    ],
+)
+def test_formats_are_found_by_content(
+    tmp_path: Path, name: str, gzipped: bool, content: str, shown: str, expected: list[list[str]]
+) -> None:
+    data = content.encode()
+    given = source(tmp_path / name, gzip.compress(data) if gzipped else data)
+    assert str(detect_format(given)).startswith(shown + (", gzipped" if gzipped else ""))
+    assert read(given) == expected
+
+
+def test_a_long_document_is_cut_between_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DOCUMENT_CHARACTERS", 10)
+    assert read(source(tmp_path / "a", "1234.\n5678.\n9.\n123456789012.\n")) == [
+        ["1234.", "5678."],
+        ["9."],
+        ["123456789012."],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"fine\n\xff\xfe bad\n", r"not UTF-8 at byte 5 \(line 2\)"),
+        (gzip.compress(b"fine\nab\xff bad\n"), r"not UTF-8 at byte 7 of the unpacked text \(line 2\)"),
+        (gzip.compress(b"text\n" * 1000)[:-12], "damaged or cut short"),
+        (b"BZh91AY", "compressed with bzip2"),
+        ('{"text": "a"}\n{"title": "b"}\n', "line 2: no field `text`"),
+        ('{"text": "a"}\n{"text": 5}\n', "line 2: no field `text`"),
+        ('{"text": "a"}\n[1]\n', "line 2: no field `text`"),
+        ('{"text": "a"}\n{"text": \n', "line 2: not JSON"),
+        ('<doc id="1" title="t">\na.\n<doc id="2" title="u">\n', "line 3: <doc> inside a <doc>"),
+        ('<doc id="1" title="t">\na.\n</doc>\nlost\n', "line 4: text outside"),
+    ],
+)
+def test_bad_input_names_file_and_place(tmp_path: Path, content: bytes | str, message: str) -> None:
+    given = source(tmp_path / "bad.txt", content)
+    with pytest.raises(InputError, match=message) as caught:
+        read(given)
+    assert str(given.path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_json_is_demanded_of_a_file_named_so(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 1: not JSON"):
+        read(source(tmp_path / "a.jsonl", "{'text': 'a'}\n"))
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read: No such file"):
+        detect_format(Source("a", tmp_path / "a", 0))

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gaudi_bert.corpus.sentences import detect_layout, sentences_of_lines, split_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", []),
+        ("   ", []),
+        ("No stop here", ["No stop here"]),
+        ("One. Two! Three?", ["One.", "Two!", "Three?"]),
+        ("Dr. Smith met Mrs. Jones. They left.", ["Dr. Smith met Mrs. Jones.", "They left."]),
+        ("J. R. R. Tolkien wrote it. We read it.", ["J. R. R. Tolkien wrote it.", "We read it."]),
+        ("Pi is 3.14 or so. See example.org today.", ["Pi is 3.14 or so.", "See example.org today."]),
+        ("See Fig. 3 and No. 5. He said no. Then he went.", ["See Fig. 3 and No. 5.", "He said no.", "Then he went."]),
+        ("The U.S. Army came. It was late.", ["The U.S. Army came.", "It was late."]),
+        ("Fruit, e.g. Apples, is sweet. vs. Nuts.", ["Fruit, e.g. Apples, is sweet. vs. Nuts."]),
+        ('"Really?" she said. "Yes." He smiled.', ['"Really?" she said.', '"Yes."', "He smiled."]),
+        ("Wait... what? (Yes.) Then [no].", ["Wait... what?", "(Yes.)", "Then [no]."]),
+        ("Not I. You did it.", ["Not I.", "You did it."]),
+        ("你好。世界！Good. Bye", ["你好。", "世界！", "Good.", "Bye"]),
+    ],
+)
+def test_rules(text: str, sentences: list[str]) -> None:
+    assert split_sentences(text) == sentences
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="aB. !?\"'()。…3\n", max_size=60))
+def test_no_character_but_white_space_is_lost(text: str) -> None:
+    sentences = split_sentences(text)
+    assert all(sentence and sentence == sentence.strip() for sentence in sentences)
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+
+
+def test_one_sentence_a_line_is_kept_as_it_is() -> None:
+    lines = ["The first one (i.e.", "“broken”) goes on.", "Second. Stop.", "Third.", "Fourth!", "Fifth?"]
+    assert detect_layout([lines]) == "sentences"
+    assert sentences_of_lines(lines, "sentences") == lines
+
+
+def test_paragraphs_are_split() -> None:
+    lines = ["One is here. Two is here. Three is here.", "Four is here. Five is here."]
+    assert detect_layout([lines]) == "paragraphs"
+    assert sentences_of_lines(lines, "paragraphs") == [f"{n} is here." for n in ("One", "Two", "Three", "Four", "Five")]
+
+
+def test_wrapped_lines_are_joined() -> None:
+    lines = [
+        "It was the best of times, it was the worst of times, it",
+        "was the age of wisdom, it was the age of foolishness. We",
+        "had everything before us, we had nothing before us, and",
+        "that was all.",
+    ]
+    assert detect_layout([lines, lines]) == "wrapped"
+    sentences = sentences_of_lines(lines, "wrapped")
+    assert sentences[1] == "We had everything before us, we had nothing before us, and that was all."
+    assert len(sentences) == 2
+
+
+def test_lines_without_punctuation_are_sentences() -> None:
+    assert (
+        detect_layout([["he went home", "she read a very long and winding book about whales", "they slept"]]) == "sentences"
+    )
+    assert detect_layout([]) == "sentences"
