@@ -86,7 +86,7 @@ def solve_ennls(counts: np.ndarray, depth: int) -> tuple[dict[Strategy, float], 
 def _newton_steps(
     problem: ExtendedProblem, usage: dict[Strategy, float], residual: np.ndarray, depth: int
 ) -> tuple[dict[Strategy, float], np.ndarray]:
-    """Go down from `usage` until a step gains next to nothing; the objective never grows."""
+    """Go down from `usage` until the signs are those that were assumed, or a step gains nothing; never up."""
     for _ in range(STEPS_AT_A_WEIGHT):
         value = problem.objective(residual)
         target = solve_nnls(problem.counts, problem.row_weights(residual), depth)
@@ -94,7 +94,8 @@ def _newton_steps(
         step = problem.best_step(residual, change)
         usage = _between(usage, dict(zip(target.strategies, target.usage.tolist(), strict=True)), step)
         residual = residual + step * change
-        if value - problem.objective(residual) <= SMALL_GAIN * value:
+        reached = problem.objective(residual)
+        if min(reached - target.objective**2, value - reached) <= SMALL_GAIN * reached:
             break
     return usage, residual
 
