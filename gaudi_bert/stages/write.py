@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gaudi_bert.records.group import GroupFile
     from gaudi_bert.stages.plan_reader import WritePlan
 
-__all__ = ["write"]
+__all__ = ["match_files", "write"]
 
 MANIFEST_VERSION = 1
 
@@ -78,7 +78,7 @@ def write(
         return {**_summary(read_metadata(out)), "skipped": True}
     numbers = range(len(content.groups))
     if not finish:
-        files = _match_files(records, list_record_files(records), content)
+        files = match_files(records, list_record_files(records), content)
         mine = numbers if shard is None else numbers[shard[0] :: shard[1]]
         written = _write_groups(out, content, files, mine, reporter, workers)
         if shard is not None:
@@ -86,7 +86,7 @@ def write(
     return {**_finish(out, content), "seconds": round(time.monotonic() - started, 3)}
 
 
-def _match_files(records: str | Path, found: Sequence[Any], plan: WritePlan) -> dict[str, GroupFile]:
+def match_files(records: str | Path, found: Sequence[Any], plan: WritePlan) -> dict[str, GroupFile]:
     """The files of the plan, by name, where they are now."""
     from gaudi_bert.records.group import GroupFile
 

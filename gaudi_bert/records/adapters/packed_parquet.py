@@ -67,7 +67,7 @@ def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
 
     schema = _table_schema(metadata)
     with atomic_file(target) as handle, parquet.ParquetWriter(handle, schema, compression="zstd") as writer:
-        for columns in packed_batches(shard, metadata.packed_schema, PACKS_A_ROW_GROUP):
+        for columns in () if shard.stat().st_size == 0 else packed_batches(shard, metadata.packed_schema, PACKS_A_ROW_GROUP):
             writer.write_table(_table(columns, schema))
 
 
