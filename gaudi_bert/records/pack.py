@@ -41,7 +41,17 @@ from gaudi_bert.records.unpacked_index import (
     SEGMENTS,
 )
 
-__all__ = ["PackEncoder", "largest_record", "position_bytes"]
+__all__ = [
+    "DONE",
+    "OUTPUT_FULL",
+    "TOO_DEEP",
+    "TOO_MANY_MASKED",
+    "TOO_MANY_TOKENS",
+    "PackEncoder",
+    "largest_record",
+    "position_bytes",
+    "position_table",
+]
 
 DONE, OUTPUT_FULL, TOO_MANY_TOKENS, TOO_MANY_MASKED, TOO_DEEP = range(5)
 _SLACK = 64  # words are stored whole, so up to 24 bytes after a key are touched before they get their value
@@ -52,7 +62,7 @@ _I, _MASK, _MASKED_I, _MASKED_P, _WEIGHTS, _LABELS, _STARTS, _REAL, _POSITIONS, 
 _ONE_FLOAT = np.int64(0x3F800000)
 
 
-def _position_table() -> np.ndarray:
+def position_table() -> np.ndarray:
     """The varints 0 .. 8191, one after the other."""
     values = np.arange(MAX_SEQUENCE_LENGTH)
     long = values[128:]
@@ -167,10 +177,9 @@ def _measure(
     schema: np.ndarray,
     scratch: int,
 ) -> int:
-    """Set `sizes` to the bytes of each feature's values, and leave the moved masked positions in `scratch`;
-    DONE or why not."""
+    """Set `sizes` to the bytes of the values, put the moved masked positions into `scratch`; DONE or why not."""
     length, slots, depth = schema[0], schema[1], schema[2]
-    tokens, masked = 0, 0
+    tokens, masked = np.int64(0), np.int64(0)
     ids, masked_ids, positions, starts, numbers = 0, 0, 0, 0, 0
     target = scratch
     if members.size > depth:
@@ -189,7 +198,7 @@ def _measure(
         starts += _varint_size(tokens)
         numbers += real * _varint_size(place + 1)
         tokens += real
-        masked += int(row[MASKED])
+        masked += row[MASKED]
     padding, unused = length - tokens, slots - masked
     sizes[_I] = ids + padding
     sizes[_MASK] = numbers + padding
@@ -372,7 +381,7 @@ class PackEncoder:
         self._buffer = buffer  # keeps the memory alive
         self._sizes = np.array([schema.max_sequence_length, schema.masked_slots, schema.depth], dtype=np.int64)
         self._keys = _output_keys(schema.features)
-        self._table = _position_table()
+        self._table = position_table()
         self._scratch_bytes = 2 * schema.masked_slots + 8
 
     def encode(self, first: int, last: int, out: np.ndarray) -> tuple[int, int, int]:

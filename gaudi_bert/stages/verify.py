@@ -1,0 +1,189 @@
+"""The stage `verify`: proof that the packed folder holds every sequence of RECORDS exactly once, byte for byte.
+
+First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked
+(both CRCs of every record, every value, the CRC of every file against metadata.json) and summed into
+fingerprints (see `records.fingerprint`). Equal sums: done. Second pass, only if they differ: the sequences of
+the classes that differ are compared one by one and named.
+
+It also says how even and how well mixed the shards are: the packs that an epoch drops at a number of workers,
+and the standard deviation of sequences per batch against that of independent draws.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from gaudi_bert.records.census import Census
+    from gaudi_bert.records.files import RecordFile
+    from gaudi_bert.records.metadata import Metadata, Shard
+    from gaudi_bert.records.mixing import Mixing
+
+__all__ = ["verify"]
+
+
+def verify(records: str | Path, packed: Path, *, reporter: Reporter, workers: int | None = None) -> dict[str, Any]:
+    """Verify a packed folder against the records that it was made from.
+
+    Args:
+        records: the unpacked RECORDS.
+        packed: the packed folder, whole.
+        reporter: where progress goes.
+        workers: threads; None for all cores.
+
+    Returns:
+        sequences, tokens, packs, shards, fingerprint, balanced, dropped_packs (of an epoch, by number of
+        workers), mixing (standard deviation of sequences per batch over that of independent draws; None where
+        there are too few packs).
+
+    Raises:
+        InputError: the records are damaged, or there is no packed folder.
+        FailedError: something is missing, doubled, changed or damaged; the first of it is named.
+    """
+    from gaudi_bert.records.census import Census
+    from gaudi_bert.records.files import list_record_files
+    from gaudi_bert.records.metadata import read_metadata
+    from gaudi_bert.records.mixing import Mixing
+    from gaudi_bert.records.schema import UnpackedSchema
+
+    metadata = read_metadata(packed)
+    files = list_record_files(records)
+    _check_folder(packed, metadata)
+    schema = UnpackedSchema(metadata.max_sequence_length, metadata.max_predictions)
+    there, here, mixing = Census(), Census(), Mixing.for_shards([shard.packs for shard in metadata.shards])
+    total = sum(file.bytes for file in files) + sum(shard.bytes for shard in metadata.shards)
+    with reporter.task("verify", total, "bytes") as task:
+        differing = _read_inputs(files, schema, metadata, there, workers, task.advance)
+        _read_shards(packed, metadata, here, mixing, workers, task.advance)
+    if not _same(there, here):
+        from gaudi_bert.stages.verify_search import describe_difference
+
+        raise FailedError(f"{packed}: {describe_difference(files, schema, packed, metadata, there, here, workers)}")
+    if differing:
+        raise FailedError(f"{packed}: {differing[0]}; the sequences are the same, but write it again to be sure")
+    if (here.sequences, here.tokens) != (metadata.sequences, metadata.tokens):
+        raise FailedError(
+            f"{packed}: holds {here.sequences} sequences of {here.tokens} tokens,"
+            f" metadata.json says {metadata.sequences} of {metadata.tokens}; write it again"
+        )
+    return _summary(metadata, here, mixing, reporter)
+
+
+def _check_folder(packed: Path, metadata: Metadata) -> None:
+    """The folder holds the shards of the metadata and no other TFRecords, which a reader might take for its
+    own."""
+    named = {shard.name for shard in metadata.shards}
+    for shard in metadata.shards:
+        path = packed / shard.name
+        if not path.is_file():
+            raise FailedError(f"{path}: the shard is missing; write the folder again")
+        if path.stat().st_size != shard.bytes:
+            raise FailedError(f"{path}: {path.stat().st_size} bytes, metadata.json says {shard.bytes}; write it again")
+    for path in sorted(packed.glob("packed-*")):
+        if path.name not in named:
+            raise FailedError(f"{path}: is not in metadata.json; remove it, or write the folder again")
+
+
+def _read_inputs(
+    files: Sequence[RecordFile],
+    schema: Any,
+    metadata: Metadata,
+    total: Census,
+    workers: int | None,
+    progress: Callable[[int], None],
+) -> list[str]:
+    """Add all input files to `total`; how they differ from those of the metadata."""
+    from gaudi_bert.records.census import take_census, unpacked_pieces
+    from gaudi_bert.records.threads import map_files
+
+    lock = threading.Lock()
+
+    def read(file: RecordFile, buffer: np.ndarray) -> tuple[int, int]:
+        census = take_census(unpacked_pieces(file.path, schema, buffer, progress))
+        with lock:
+            total.add(census)
+        return census.file_bytes, census.file_crc32c
+
+    found = {file.name: seen for file, seen in zip(files, map_files(read, files, workers), strict=True)}
+    packed = {file.name: (file.bytes, file.crc32c) for file in metadata.inputs}
+    differing = [f"input file {name} is not among those that were packed" for name in found if name not in packed]
+    for name, identity in packed.items():
+        if name not in found:
+            differing.append(f"input file {name} was packed but is missing now")
+        elif found[name] != identity:
+            differing.append(f"input file {name} has changed since it was packed")
+    return differing
+
+
+def _read_shards(
+    packed: Path,
+    metadata: Metadata,
+    total: Census,
+    mixing: Mixing,
+    workers: int | None,
+    progress: Callable[[int], None],
+) -> None:
+    """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata."""
+    from gaudi_bert.records.census import packed_pieces, take_census
+    from gaudi_bert.records.threads import map_files
+
+    lock = threading.Lock()
+
+    def read(shard: Shard, buffer: np.ndarray) -> None:
+        if shard.bytes == 0:
+            return
+        path = packed / shard.name
+        try:
+            census = take_census(packed_pieces(path, metadata.packed_schema, buffer, progress))
+        except InputError as error:
+            raise FailedError(str(error)) from error
+        if shard.crc32c is not None and census.file_crc32c != shard.crc32c:
+            raise FailedError(f"{path}: its CRC-32C differs from metadata.json; write it again")
+        if census.pack_sizes.size != shard.packs:
+            raise FailedError(f"{path}: {census.pack_sizes.size} packs, metadata.json says {shard.packs}; write it again")
+        with lock:
+            total.add(census)
+            mixing.add(census.pack_sizes)
+
+    map_files(read, metadata.shards, workers)
+
+
+def _same(there: Census, here: Census) -> bool:
+    return bool((there.sums == here.sums).all()) and there.tokens == here.tokens
+
+
+def _summary(metadata: Metadata, here: Census, mixing: Mixing, reporter: Reporter) -> dict[str, Any]:
+    from gaudi_bert.records.mixing import dropped_packs, is_balanced
+
+    packs = [shard.packs for shard in metadata.shards]
+    balanced = is_balanced([shard.name for shard in metadata.shards], packs)
+    dropped = dropped_packs(packs, metadata.shard_multiple)
+    ratio = mixing.ratio
+    if not balanced:
+        reporter.say("note: the shards of a group differ by more than one pack, so workers get unequal shares")
+    if ratio is not None and not mixing.is_fair:
+        reporter.say(f"note: sequences per batch vary {ratio:.2f} times as much as independent draws would (1.2 is fair)")
+    return {
+        "sequences": here.sequences,
+        "tokens": here.tokens,
+        "packs": sum(packs),
+        "shards": len(packs),
+        "input_files": len(metadata.inputs),
+        "fingerprint": here.fingerprint,
+        "balanced": balanced,
+        "most_dropped_packs": max(dropped.values()),
+        "dropped_packs": {str(workers): count for workers, count in dropped.items()},
+        "mixing": ratio,
+        "fairly_mixed": mixing.is_fair,
+        "mixing_batch_packs": mixing.batch_packs,
+    }

@@ -1,0 +1,117 @@
+"""The second pass of `verify`: which sequences are missing, doubled or changed, when the fingerprints say
+that some are.
+
+Only sequences whose hash falls into a class that differs are kept, and only as many classes as fit into a
+bounded table, so memory stays constant however much is wrong; the counts of what is missing are then of those
+classes and said to be "at least".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gaudi_bert.records.census import Census
+    from gaudi_bert.records.files import RecordFile
+    from gaudi_bert.records.metadata import Metadata
+    from gaudi_bert.records.schema import UnpackedSchema
+
+__all__ = ["describe_difference"]
+
+_MOST_KEPT = 1_000_000
+_NAMED = 3
+
+
+def describe_difference(
+    files: Sequence[RecordFile],
+    schema: UnpackedSchema,
+    packed: Path,
+    metadata: Metadata,
+    there: Census,
+    here: Census,
+    workers: int | None,
+) -> str:
+    """One line: how many sequences of the records are missing, how many there are too many, and the first of
+    them."""
+    from gaudi_bert.records.census import packed_pieces, unpacked_pieces
+
+    classes, all_of_them = _classes_to_search(there.sums, here.sums)
+    wanted = _collect(files, lambda file, buffer: unpacked_pieces(file.path, schema, buffer), classes, workers)
+    shards = [shard for shard in metadata.shards if shard.bytes]
+    found = _collect(
+        shards, lambda shard, buffer: packed_pieces(packed / shard.name, metadata.packed_schema, buffer), classes, workers
+    )
+    missing, extra = _surplus(wanted, found), _surplus(found, wanted)
+    least = "" if all_of_them else "at least "
+    parts = []
+    if missing.size:
+        places = [f"{files[row[1]].name} record {row[2]}" for row in _first(missing)]
+        parts.append(f"{least}{missing.shape[0]} sequences of the records are missing: {_listed(places, missing.shape[0])}")
+    if extra.size:
+        places = [f"{shards[row[1]].name} record {row[2]} sequence {row[3]}" for row in _first(extra)]
+        parts.append(f"{least}{extra.shape[0]} are doubled, changed or foreign: {_listed(places, extra.shape[0])}")
+    return "; ".join([*parts, "write the folder again"])
+
+
+def _first(rows: np.ndarray) -> list[list[int]]:
+    return [[int(value) for value in row] for row in rows[:_NAMED]]
+
+
+def _listed(places: list[str], count: int) -> str:
+    return ", ".join(places) + (", ..." if count > len(places) else "")
+
+
+def _classes_to_search(there: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, bool]:
+    """bool [CLASSES]: which to search; and whether these are all that differ."""
+    differing = np.flatnonzero((there != here).any(axis=1))
+    sizes = np.cumsum(there[differing, 0] + here[differing, 0])
+    kept = max(1, int(np.searchsorted(sizes, _MOST_KEPT, side="right")))
+    chosen = np.zeros(there.shape[0], dtype=bool)
+    chosen[differing[:kept]] = True
+    return chosen, kept >= differing.size
+
+
+def _collect(
+    items: Sequence[Any],
+    open_pieces: Callable[[Any, np.ndarray], Iterator[tuple[Any, Any]]],
+    classes: np.ndarray,
+    workers: int | None,
+) -> np.ndarray:
+    """int64 [found, 4]: hash, number of the file, number of the record, number of the sequence in it (from
+    1)."""
+    from gaudi_bert.records.threads import map_files
+
+    def search(task: tuple[int, Any], buffer: np.ndarray) -> np.ndarray:
+        number, item = task
+        rows, record = [], 0
+        for _, piece in open_pieces(item, buffer):
+            sizes = piece.pack_sizes if piece.pack_sizes is not None else np.ones(piece.hashes.size, np.int64)
+            chosen = np.flatnonzero(classes[(piece.hashes >> 20) & (classes.size - 1)])
+            owners = np.repeat(np.arange(sizes.size), sizes)
+            places = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            columns = (piece.hashes[chosen], np.full(chosen.size, number), record + owners[chosen], places[chosen])
+            rows.append(np.stack(columns, axis=1))
+            record += sizes.size
+        return np.concatenate(rows) if rows else np.zeros((0, 4), np.int64)
+
+    found = map_files(search, list(enumerate(items)), workers)
+    return np.concatenate(found) if found else np.zeros((0, 4), np.int64)
+
+
+def _surplus(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The rows of `left` whose hash occurs more often there than in `right` (the later ones of each hash)."""
+    values, inverse, counts = np.unique(left[:, 0], return_inverse=True, return_counts=True)
+    others, other_counts = np.unique(right[:, 0], return_counts=True)
+    allowed = np.zeros(values.size, np.int64)
+    places: np.ndarray = np.asarray(np.searchsorted(others, values))
+    known = places < others.size
+    known[known] = others[places[known]] == values[known]
+    allowed[known] = other_counts[places[known]]
+    order = np.argsort(inverse, kind="stable")
+    rank = np.empty(left.shape[0], np.int64)
+    rank[order] = np.arange(left.shape[0]) - np.repeat(np.cumsum(counts) - counts, counts)
+    return left[rank >= allowed[inverse]]
