@@ -153,7 +153,7 @@ def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
         raise InputError(
             f"{folder / METADATA_NAME}: depth {metadata.depth} and {metadata.masked_slots} masked slots; the predecessor's "
             f"trainer reads depth {PREDECESSOR_DEPTH} and {metadata.max_predictions} + {PREDECESSOR_DEPTH} slots only; "
-            f"write with --depth {PREDECESSOR_DEPTH}"
+            f"plan with --depth {PREDECESSOR_DEPTH} --masked-slots {metadata.max_predictions + PREDECESSOR_DEPTH}"
         )
     strategies: Counter[tuple[int, ...]] = Counter()
     for group in read_json(plan)["groups"]:

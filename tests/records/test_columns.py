@@ -1,0 +1,90 @@
+"""Dense arrays from serialised examples, and dense packs from unpacked ones, against the plain decoder."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packing_case import make_case
+from reference.records_wire import FLOAT_KEYS, UNPACKED_KEYS, example, map_entry, random_sequence, unpacked_list
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.adapters.packed_parquet import packed_batches
+from gaudi_bert.records.columns import decode_columns
+from gaudi_bert.records.example import decode_example
+from gaudi_bert.records.framing import read_records
+from gaudi_bert.records.metadata import read_metadata
+
+LENGTH, PREDICTIONS = 13, 5
+
+
+def decode(payloads: list[bytes], gap: int = 0) -> dict[str, np.ndarray]:
+    features = random_sequence(random.Random(0), LENGTH, PREDICTIONS)
+    buffer = np.frombuffer(bytes(gap).join([b"", *payloads]), np.uint8)
+    lengths = np.array([len(payload) for payload in payloads])
+    offsets = np.cumsum(lengths + gap) - lengths
+    return decode_columns(
+        buffer, offsets, lengths, {key: len(values) for key, values in features.items()}, FLOAT_KEYS, "here"
+    )
+
+
+@pytest.mark.parametrize("gap", [0, 5])
+def test_columns_are_the_features(gap: int) -> None:
+    rng = random.Random(1)
+    sequences = [random_sequence(rng, LENGTH, PREDICTIONS, 2_000_000) for _ in range(37)]
+    order = list(UNPACKED_KEYS)
+    payloads = []
+    for features in sequences:
+        rng.shuffle(order)
+        payloads.append(example(features, order, extra=map_entry("further", [1, 2])))
+    columns = decode(payloads, gap)
+    for key in UNPACKED_KEYS:
+        assert columns[key].dtype == (np.float32 if key in FLOAT_KEYS else np.int32)
+        assert columns[key].tolist() == [features[key] for features in sequences]
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "twice", "size", "unpacked", "large", "kind", "tail"])
+def test_what_does_not_fit_is_refused_by_its_number(damage: str) -> None:
+    features = random_sequence(random.Random(2), LENGTH, PREDICTIONS)
+    good = example(features)
+    bad = {
+        "cut": good[:-1],
+        "missing": example({key: values for key, values in features.items() if key != "segment_ids"}),
+        "twice": example(features, extra=map_entry("input_ids", features["input_ids"])),
+        "size": example({**features, "input_ids": features["input_ids"][1:]}),
+        "unpacked": example(features, encode=unpacked_list),
+        "large": example({**features, "input_ids": [2**31] * LENGTH}),
+        "kind": example(features).replace(b"input_mask", b"masked_ids"),
+        "tail": good + b"\x0a\x00",
+    }[damage]
+    with pytest.raises(InputError, match="here: record 2: is not an example"):
+        decode([good, good, bad, good])
+
+
+def test_no_damage_makes_the_kernel_read_outside() -> None:
+    """Every byte of a record overwritten in turn, the record at the very end of its buffer."""
+    payload = example(random_sequence(random.Random(3), LENGTH, PREDICTIONS))
+    for place in range(len(payload)):
+        for value in (0x00, 0x7F, 0x80, 0xFF):
+            broken = payload[:place] + bytes([value]) + payload[place + 1 :]
+            try:
+                decode([broken])
+            except InputError:
+                continue
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_packed_shards_decode_as_the_plain_decoder_says(tmp_path: Path, depth: int) -> None:
+    case = make_case(tmp_path, depth=depth, algorithm="spfhp")
+    metadata = read_metadata(case.packed)
+    for shard in metadata.shards:
+        if shard.packs == 0:
+            continue
+        path = case.packed / shard.name
+        rows = [decode_example(payload) for payload in read_records(path)]
+        batches = list(packed_batches(path, metadata.packed_schema, 3))
+        for name in rows[0]:
+            whole = np.concatenate([batch[name] for batch in batches])
+            np.testing.assert_array_equal(whole, np.stack([row[name] for row in rows]))
