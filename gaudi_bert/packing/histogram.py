@@ -81,12 +81,12 @@ def whole_numbers(values: Any, name: str) -> np.ndarray:
     """
     if isinstance(values, (str, bytes, Mapping)) or np.ndim(values) != 1:
         raise InputError(f"{name} must be a list of whole numbers, one for each length")
-    array = np.asarray(values)
-    if array.dtype.kind in "iu" and (array.size == 0 or int(array.max()) < 2**63):
-        numbers = array.astype(np.int64)
+    if isinstance(values, np.ndarray) and values.dtype.kind == "i":
+        numbers = values.astype(np.int64)
     else:
         for length, value in enumerate(values, start=1):
-            if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value >= 2**63:
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not whole or abs(value) >= 2**63:
                 raise InputError(f"{name} holds {value!r} at length {length}; it must be a whole number from 0")
         numbers = np.asarray([int(value) for value in values], dtype=np.int64)
     if numbers.size and int(numbers.min()) < 0:

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.packing_data import ADVERSARIAL, published, small_histograms
+from reference.packing_naive import first_fit_decreasing
+
+from gaudi_bert.packing.first_fit import pack_first_fit
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import check_mixture, packs_of
+
+
+@given(histogram=small_histograms(17, 5), depth=st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_equals_the_algorithm_on_single_sequences(histogram: Histogram, depth: int) -> None:
+    assert pack_first_fit(histogram.counts, depth) == dict(first_fit_decreasing(histogram.counts, depth))
+
+
+@pytest.mark.parametrize("case", ADVERSARIAL)
+def test_adversarial(case: str) -> None:
+    counts = ADVERSARIAL[case]
+    for depth in (1, 2, 1000):
+        check_mixture(pack_first_fit(np.array(counts), depth), Histogram(len(counts), counts), depth)
+
+
+def test_a_published_histogram() -> None:
+    histogram = published("wikipedia-2048")
+    mixture = pack_first_fit(histogram.counts, 8)
+    check_mixture(mixture, histogram, 8)
+    assert packs_of(mixture) == 7_014_160
