@@ -205,6 +205,12 @@ class ResourceSettings(Settings):
     training: PodResources = PodResources(cpu="200m", memory="1Gi", memory_limit="4Gi")
     hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages a training worker, e.g. 95000Mi for 8 Gaudi2 cards")
     shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
+    cores_per_process: int | None = Field(
+        None, ge=1, description="bind each training process to so many cores; default: unbound"
+    )
+    mpi_prefix: str | None = Field(
+        None, pattern=r"^/[A-Za-z0-9._/-]+$", description="where Open MPI lies in the training image; default: on its PATH"
+    )
     environment: dict[EnvironmentName, str] = Field(
         {}, description="more variables for training; no secrets, all can read them"
     )

@@ -1,0 +1,14 @@
+"""The full names of container images."""
+
+from __future__ import annotations
+
+from gaudi_bert import __version__
+from gaudi_bert.config import ImageSettings
+
+__all__ = ["image_reference"]
+
+
+def image_reference(images: ImageSettings, name: str) -> str:
+    """`registry/name:tag` as container engines take it; unless the pipeline names a tag, it is this program's version."""
+    prefix = f"{images.registry}/" if images.registry else ""
+    return f"{prefix}{name}:{images.tag or __version__}"

@@ -1,0 +1,63 @@
+"""The command that starts the training processes of a pipeline.
+
+One process without cards needs no launcher. Otherwise `mpirun` starts one process a card: inside the one worker, or by ssh
+on several. Processes started by ssh inherit nothing from their container, so every variable that they need is named (`-x`),
+and the ssh options are given whole, because what is given replaces what the MPI operator would set.
+"""
+
+from __future__ import annotations
+
+from gaudi_bert.config import PipelineSettings
+
+__all__ = ["EFA_SSH_PORT", "SSH_PORT", "training_command"]
+
+SSH_PORT = 22
+# With the node's own network, port 22 is the node's.
+EFA_SSH_PORT = 3022
+# What the vendor's image sets and its libraries read.
+VENDOR_VARIABLES = (
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "GC_KERNEL_PATH",
+    "HABANA_LOGS",
+    "HABANA_PLUGINS_LIB_PATH",
+    "HABANA_SCAL_BIN_PATH",
+    "TF_MODULES_RELEASE_BUILD",
+)
+
+
+def training_command(
+    settings: PipelineSettings,
+    stage_command: list[str],
+    *,
+    over_ssh: bool,
+    variables: tuple[str, ...] = (),
+    ssh_port: int = SSH_PORT,
+) -> list[str]:
+    """`stage_command`, started once for each training process.
+
+    Args:
+        settings: `resources` says how many workers and cards there are; `kubernetes.network_interface` how they talk.
+        stage_command: what each process runs.
+        over_ssh: whether the processes are on other hosts than `mpirun`.
+        variables: environment variables that the processes get from the launcher.
+        ssh_port: where the workers' sshd listens.
+    """
+    resources = settings.resources
+    processes = resources.workers * resources.processes_per_worker
+    if processes == 1 and not over_ssh:
+        return stage_command
+    program = f"{resources.mpi_prefix}/bin/mpirun" if resources.mpi_prefix else "mpirun"
+    command = [program, "--allow-run-as-root", "--tag-output", "-np", str(processes)]
+    if resources.cores_per_process:
+        command += ["--bind-to", "core", "--map-by", f"socket:PE={resources.cores_per_process}"]
+    else:
+        command += ["--bind-to", "none"]
+    if over_ssh:
+        interface = settings.kubernetes.network_interface
+        ssh = f"-p {ssh_port} -o ConnectionAttempts=10 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        command += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
+        command += ["--mca", "plm_rsh_args", ssh]
+        for name in ("PATH", *(VENDOR_VARIABLES if resources.cards else ()), *variables):
+            command += ["-x", name]
+    return [*command, *stage_command]

@@ -1,0 +1,71 @@
+"""What each container asks a cluster for, from a pipeline's `resources`. Quantities are strings, as Kubernetes wants them.
+
+With cards, requests equal limits in everything: extended resources and huge pages allow nothing else, and a pod whose cores
+and memory are its own is the last to be evicted. Without cards, cores are only requested, so that idle ones are used.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gaudi_bert.config import PipelineSettings, PodResources, ResourceSettings
+
+__all__ = ["CARD_RESOURCE", "EFA_RESOURCE", "evaluation_resources", "pod_resources", "quantity_value", "training_resources"]
+
+CARD_RESOURCE = "habana.ai/gaudi"
+EFA_RESOURCE = "vpc.amazonaws.com/efa"
+HUGE_PAGES = "hugepages-2Mi"
+_MEBIBYTE = 2**20
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def quantity_value(quantity: str) -> float:
+    """A Kubernetes quantity as a number: cores, bytes or pieces.
+
+    Raises:
+        ValueError: not a quantity.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", quantity)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{quantity!r} is not a quantity")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def pod_resources(asked: PodResources) -> dict[str, Any]:
+    """The `resources` of a container without cards."""
+    return {
+        "requests": {"cpu": asked.cpu, "memory": asked.memory},
+        "limits": {"memory": asked.memory_limit or asked.memory},
+    }
+
+
+def training_resources(settings: PipelineSettings) -> dict[str, Any]:
+    """The `resources` of a container that trains."""
+    resources = settings.resources
+    if not resources.cards:
+        return pod_resources(resources.training)
+    asked = {"cpu": resources.training.cpu, "memory": resources.training.memory, CARD_RESOURCE: str(resources.cards)}
+    if quantity_value(resources.hugepages_2Mi):
+        asked[HUGE_PAGES] = resources.hugepages_2Mi
+    if settings.kubernetes.efa:
+        asked[EFA_RESOURCE] = str(settings.kubernetes.efa)
+    return {"requests": asked, "limits": dict(asked)}
+
+
+def evaluation_resources(resources: ResourceSettings) -> dict[str, Any]:
+    """The `resources` of evaluation: one card and its share of a training worker, or what training takes without cards."""
+    if not resources.cards:
+        return pod_resources(resources.training)
+    memory = int(quantity_value(resources.training.memory) / resources.cards / _MEBIBYTE)
+    cores = int(quantity_value(resources.training.cpu) * 1000 / resources.cards)
+    asked = {
+        "cpu": str(cores // 1000) if cores >= 1000 else f"{max(cores, 1)}m",
+        "memory": f"{memory}Mi",
+        CARD_RESOURCE: "1",
+    }
+    # Whole pages of 2 MiB.
+    huge_pages = int(quantity_value(resources.hugepages_2Mi) / resources.cards / (2 * _MEBIBYTE)) * 2
+    if huge_pages:
+        asked[HUGE_PAGES] = f"{huge_pages}Mi"
+    return {"requests": asked, "limits": dict(asked)}
