@@ -20,7 +20,9 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation, random_words
 from gaudi_bert.model.inputs import as_packed
+from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.framing import read_records
+from gaudi_bert.records.schema import RecordError, check_features
 from gaudi_bert.training.checks import BatchLimits, check_values
 from gaudi_bert.training.source import DataSource, SourceFile
 
@@ -159,7 +161,7 @@ def _checked(
             numbers, indices, features = next(iterator)
         except StopIteration:
             return
-        except tf.errors.OpError as error:
+        except (tf.errors.OpError, UnicodeDecodeError) as error:  # the latter where TensorFlow quotes the bytes it refuses
             raise _explained(error, source, files) from error
         if not source.is_packed:
             features = as_packed(features)
@@ -169,18 +171,21 @@ def _checked(
         yield batch, len(records)
 
 
-def _explained(error: tf.errors.OpError, source: DataSource, files: Sequence[SourceFile]) -> InputError:
-    text = " ".join(str(error.message).split())
-    match = re.search(r"Name: (.+?: record \d+), (?:Key|Feature): (\w+)(.*?)(?:\[\[|$)", text)
-    if match is not None:
-        return InputError(f"{match[1]}: the feature {match[2]} is missing or of the wrong type or length; write it again")
-    match = re.search(r"(?:Name: )?([^ ]+: record \d+)", text)
-    if isinstance(error, tf.errors.InvalidArgumentError):
-        place = match[1] if match is not None else str(source.path)
-        return InputError(f"{place}: not a tf.train.Example; write it again")
-    for file in files:
-        for _ in read_records(file.path):  # names the first damaged record
-            pass
+def _explained(error: Exception, source: DataSource, files: Sequence[SourceFile]) -> InputError:
+    """What TensorFlow stumbled over, found by reading the file that it names (or all of them) with our own reader."""
+    text = " ".join(str(error).split())
+    named = re.search(r"Name: (.+?): record \d+", text)
+    suspects = [file for file in files if named is None or str(file.path) == named[1]]
+    for file in suspects:
+        count = 0
+        try:
+            for payload in read_records(file.path):
+                check_features(decode_example(payload), source.schema)
+                count += 1
+        except RecordError as problem:
+            return InputError(f"{file.path}: record {count}: {problem}; write the records again")
+        except InputError as problem:
+            return problem
     return InputError(f"{source.path}: cannot be read: {text}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +26,10 @@ def make(update: int) -> Checkpoint:
     random = np.random.default_rng(update)
 
     def values() -> dict[str, np.ndarray]:
-        return {name: random.normal(size=shape).astype(np.float32) for name, shape in {"a/b": (3, 5), "c": (), "d": (0, 2)}.items()}
+        return {
+            name: random.normal(size=shape).astype(np.float32)
+            for name, shape in {"a/b": (3, 5), "c": (), "d": (0, 2)}.items()
+        }
 
     progress = {"packs_per_process": 7 * update, "processes": 1, "sequences": 9, "tokens": 99}
     return Checkpoint(update, values(), values(), values(), progress, {"model": {"hidden_size": 3}, "training": {"seed": 1}})
@@ -66,13 +71,14 @@ def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
     else:
         content = content[: data.draw(st.integers(0, len(content) - 1))]
     path.write_bytes(content)
-    try:
-        found = read_checkpoint(path)
-    except InputError as error:
-        assert str(path) in str(error)
-        assert "\n" not in str(error)
-    else:
+    warnings: list[str] = []
+    with contextlib.suppress(InputError):
+        found = read_newest(tmp_path, warnings.append)
         assert_same(found, checkpoint)  # white space in the header, and nothing else, may change
+        return
+    assert len(warnings) == 1
+    assert str(path) in warnings[0]
+    assert "\n" not in warnings[0]
 
 
 def test_the_newest_whole_one_is_read_and_damage_is_told(tmp_path) -> None:

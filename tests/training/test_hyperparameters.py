@@ -47,9 +47,7 @@ def test_a_batch_that_rounding_makes_smaller_is_said() -> None:
     assert "15.0% fewer" in plan.lines()[1]
 
 
-@given(
-    sequences=st.integers(1, 100_000), packs=st.integers(1, 200), factor=st.floats(1, 30), workers=st.integers(1, 64)
-)
+@given(sequences=st.integers(1, 100_000), packs=st.integers(1, 200), factor=st.floats(1, 30), workers=st.integers(1, 64))
 def test_never_zero_and_as_near_as_whole_micro_batches_allow(sequences, packs, factor, workers) -> None:
     plan = plan_batches(settings(sequences, packs), factor, workers)
     assert plan.accumulation_steps >= 1

@@ -1,0 +1,211 @@
+"""Stage train on tiny data: resumed runs end with the same bits; what must not be overwritten is not."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+from reference import training_data as data
+
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.stages.train import train
+
+MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+TRAINING = {
+    "updates": 20,
+    "warmup_updates": 4,
+    "global_batch_sequences": 16,
+    "micro_batch_packs": 4,
+    "save_every_updates": 5,
+    "evaluate_every_updates": 10,
+    "log_every_updates": 4,
+    "keep_checkpoints": 2,
+    "shuffle_packs": 6,
+}
+
+
+def settings(**training) -> PipelineSettings:
+    return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
+
+
+class StopAfter(Reporter):
+    """Sends this process SIGTERM when it hears of an update."""
+
+    def __init__(self, update: int) -> None:
+        super().__init__(io.StringIO())
+        self._start = f"train: update {update}/"
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if text.startswith(self._start):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Listener(Reporter):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    return data.write_packed(tmp_path_factory.mktemp("data") / "train", data.make_packs(29))
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory) -> Path:
+    return data.write_packed(tmp_path_factory.mktemp("data") / "evaluation", data.make_packs(9, seed=8))
+
+
+@pytest.fixture(scope="module")
+def whole_run(packed, held_out, tmp_path_factory) -> Path:
+    """Twenty updates without a stop."""
+    out = tmp_path_factory.mktemp("run") / "train"
+    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
+    return out
+
+
+def checkpoint_digests(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((out / "checkpoints").iterdir())}
+
+
+def lines_of(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_a_run_leaves(whole_run) -> None:
+    assert sorted(path.name for path in whole_run.iterdir() if not path.name.startswith(".")) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "settings.json",
+        "settings.yaml",
+        "tensorboard",
+        "training.json",
+    ]
+    assert list(checkpoint_digests(whole_run)) == ["update-00000015.safetensors", "update-00000020.safetensors"]
+    lines = lines_of(whole_run)
+    assert [line["update"] for line in lines if line["kind"] == "train"] == [4, 5, 8, 10, 12, 15, 16, 20]
+    assert [line["update"] for line in lines if line["kind"] == "evaluation"] == [10, 20]
+    expected = {"masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy", "loss"}
+    expected |= {"learning_rate", "sequences", "tokens", "sequences_per_second", "tokens_per_second"}
+    assert expected <= lines[0].keys()
+    assert yaml.safe_load((whole_run / "settings.yaml").read_text())["training"]["updates"] == 20
+    summary = json.loads((whole_run / "training.json").read_text())
+    assert summary["updates"] == 20
+    assert summary["evaluation"]["unigram_baseline"] > 0
+
+
+@pytest.mark.parametrize("stop", [8, 10, 15])
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path, stop) -> None:
+    out = tmp_path / "train"
+    with pytest.raises(StoppedError, match="go on with --resume"):
+        train(settings(), packed, held_out, out, reporter=StopAfter(stop))
+    stopped = checkpoint_digests(out)
+    assert sorted(stopped)[-1] in (f"update-{stop:08d}.safetensors", f"update-{stop + 1:08d}.safetensors")
+    with pytest.raises(InputError, match="pass --resume to go on, or --overwrite"):
+        train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
+    assert checkpoint_digests(out) == stopped
+    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True), resume=True)
+    last = "update-00000020.safetensors"
+    assert checkpoint_digests(out)[last] == checkpoint_digests(whole_run)[last]
+    evaluations = [[line for line in lines_of(run) if line["kind"] == "evaluation"] for run in (out, whole_run)]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_after_a_damaged_checkpoint_the_one_before_is_used(packed, held_out, whole_run, tmp_path) -> None:
+    out = tmp_path / "train"
+    with pytest.raises(StoppedError):
+        train(settings(), packed, held_out, out, reporter=StopAfter(16))
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    listener = Listener()
+    train(settings(), packed, held_out, out, reporter=listener, resume=True)
+    assert f"warning: {newest}: not a whole checkpoint" in listener.text
+    assert "goes on after update 15" in listener.text
+    last = "update-00000020.safetensors"
+    assert checkpoint_digests(out)[last] == checkpoint_digests(whole_run)[last]
+    updates = [line["update"] for line in lines_of(out) if line["kind"] == "train"]
+    assert updates == sorted(set(updates))
+
+
+def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole_run.rglob("*") if not path.name.startswith(".")}
+    listener = Listener()
+    for resume in (False, True):
+        assert train(settings(), packed, held_out, whole_run, reporter=listener, resume=resume)["skipped"] is True
+    assert listener.text.count("nothing to do") == 2
+    with pytest.raises(InputError, match=r"made with another settings.training.learning_rate: 0.001 there, 0.5 asked for"):
+        train(settings(learning_rate=0.5), packed, held_out, whole_run, reporter=listener, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_overwrite_starts_anew(packed, tmp_path) -> None:
+    out = tmp_path / "train"
+    with pytest.raises(StoppedError):
+        train(settings(), packed, None, out, reporter=StopAfter(5))
+    first = train(settings(updates=3), packed, None, out, reporter=Reporter(quiet=True), overwrite=True)
+    assert first["updates"] == 3
+    again = train(settings(updates=3), packed, None, out, reporter=Reporter(quiet=True), overwrite=True)
+    assert "skipped" not in again
+    assert list(checkpoint_digests(out)) == ["update-00000003.safetensors"]
+    with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
+        train(settings(), packed, None, out, reporter=Reporter(quiet=True), overwrite=True, resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed, tmp_path) -> None:
+    out = tmp_path / "train"
+    wild = settings(learning_rate=1e30, warmup_updates=12, clip_norm=0.0, save_every_updates=1, log_every_updates=1)
+    with pytest.raises(FailedError, match=r"update \d+: the (loss|gradient) is not finite .*lower training.learning_rate"):
+        train(wild, packed, None, out, reporter=Reporter(quiet=True))
+    assert not (out / "training.json").exists()
+    for line in lines_of(out):
+        assert line["loss"] < float("inf")
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path) -> None:
+    listener = Listener()
+    plan = train(settings(), packed, held_out, tmp_path / "train", reporter=listener, dry_run=True)
+    assert plan["accumulation_steps"] == 2
+    assert plan["sequences_per_update"] == pytest.approx(8 * plan["packing_factor"])
+    assert "2 x 4 packs" in listener.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_path) -> None:
+    unpacked = data.write_unpacked(tmp_path / "examples" / "train", data.make_packs(29))
+    start = settings(updates=2, init_checkpoint=str(whole_run), loss="sequence", optimizer="lamb")
+    listener = Listener()
+    with pytest.raises(InputError, match="the checkpoint is of another model: bert/embeddings/word_embeddings is"):
+        train(start, unpacked, packed, tmp_path / "one", reporter=listener)
+    (tmp_path / "examples" / "vocab.txt").write_text("word\n" * data.VOCABULARY)
+    summary = train(start, unpacked, packed, tmp_path / "two", reporter=listener)
+    assert "starts from the weights" in listener.text
+    assert summary["packing_factor"] == 1.0
+    assert summary["sequences"] == 2 * 16
+
+
+def test_bad_data_leaves_nothing_that_looks_finished(tmp_path) -> None:
+    folder = data.write_packed(tmp_path / "data", data.make_packs(29))
+    shard = folder / "packed-00000-00002.tfrecord"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    out = tmp_path / "train"
+    with pytest.raises(InputError, match=r"packed-00000-00002.tfrecord: record 0 "):
+        train(settings(), folder, None, out, reporter=Reporter(quiet=True))
+    assert not (out / "training.json").exists()

@@ -1,0 +1,59 @@
+"""Evaluation: exact over the whole set, the same packed and unpacked; the unigram baseline."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from reference import training_data as data
+
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.evaluate import Evaluator, unigram_baseline
+from gaudi_bert.training.source import open_source
+
+PACKS = data.make_packs(29)
+
+
+@pytest.fixture(scope="module")
+def model() -> BertForPretraining:
+    config = BertConfig(
+        vocab_size=data.VOCABULARY,
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        intermediate_size=20,
+        max_position_embeddings=data.LENGTH,
+        initializer_range=0.3,
+    )
+    return BertForPretraining(config, seed=5)
+
+
+def run(model, folder, loss="token", batch_packs=8, communicator=None):
+    return Evaluator(model, open_source(folder), communicator or Communicator(), loss=loss, batch_packs=batch_packs).run()
+
+
+@pytest.mark.parametrize("loss", ["token", "sequence"])
+def test_packed_and_unpacked_figures_are_the_same(model, tmp_path, loss) -> None:
+    packed = run(model, data.write_packed(tmp_path / "packed", PACKS), loss).as_json()
+    unpacked = run(model, data.write_unpacked(tmp_path / "unpacked", PACKS), loss, batch_packs=7).as_json()
+    assert packed.keys() == unpacked.keys()
+    for name, value in packed.items():
+        assert value == pytest.approx(unpacked[name], abs=1e-5), name
+    assert packed["sequences"] == sum(len(pack) for pack in PACKS)
+    assert packed["masked_tokens"] == sum(len(sequence.masked_ids) for pack in PACKS for sequence in pack)
+
+
+def test_the_size_of_the_batch_changes_nothing(model, tmp_path) -> None:
+    folder = data.write_packed(tmp_path / "packed", PACKS)
+    figures = [run(model, folder, batch_packs=size).as_json() for size in (1, 29, 64)]
+    for other in figures[1:]:
+        assert other == pytest.approx(figures[0], abs=1e-5)
+
+
+def test_the_baseline_is_the_best_constant_answer(model, tmp_path) -> None:
+    labels = np.concatenate([sequence.masked_ids for pack in PACKS for sequence in pack])
+    best = max((labels == token).mean() for token in range(data.VOCABULARY))
+    assert run(model, data.write_packed(tmp_path / "packed", PACKS)).unigram_baseline == pytest.approx(best)
+    assert unigram_baseline(np.array([1, 3, 0])) == 0.75
+    assert unigram_baseline(np.zeros(3)) == 0.0

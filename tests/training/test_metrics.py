@@ -1,0 +1,98 @@
+"""metrics.jsonl and TensorBoard: one value an update, whatever was stopped; figures from sums; windows."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.metrics import MetricsWriter, figures_from_sums, progress_line, read_metrics
+from gaudi_bert.training.window import Window
+
+BATCH = {"next_sentence_weights": np.array([[1, 1], [1, 0]]), "input_mask": np.array([[1, 1, 2], [1, 0, 0]])}
+
+
+def test_figures_are_sums_by_weights() -> None:
+    figures = figures_from_sums(np.array([30.0, 10, 4, 8, 5, 20, 3, 4]))
+    assert figures.as_json() == {
+        "loss": 3.5,
+        "masked_lm_loss": 3.0,
+        "masked_lm_accuracy": 0.25,
+        "next_sentence_loss": 0.5,
+        "next_sentence_accuracy": 0.75,
+    }
+
+
+def test_later_lines_and_a_half_line_go_when_a_run_is_resumed(tmp_path) -> None:
+    with MetricsWriter(tmp_path, 0) as metrics:
+        for update in (10, 20, 30):
+            metrics.write("train", update, {"loss": 1.0 / update, "tokens": update})
+    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as handle:
+        handle.write('{"update": 40, "ki')
+    with MetricsWriter(tmp_path, 20) as metrics:
+        metrics.write("evaluation", 25, {"loss": 2.0})
+    assert [(line["kind"], line["update"]) for line in read_metrics(tmp_path / "metrics.jsonl")] == [
+        ("train", 10),
+        ("train", 20),
+        ("evaluation", 25),
+    ]
+    events = [
+        (event.step, value.tag)
+        for path in sorted((tmp_path / "tensorboard").iterdir())
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    assert (30, "train/loss") in events
+    assert (25, "evaluation/loss") in events
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"update": 1}\nnonsense\n' + json.dumps({"update": 2}) + "\n", encoding="utf-8")
+    with pytest.raises(InputError, match="line 2 is not JSON"):
+        read_metrics(path)
+
+
+def test_a_window_counts_real_work_and_leaves_the_first_update_out_of_the_speed() -> None:
+    window = Window(1, has_cold_start=True)
+    sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
+    window.add(sums, [BATCH], seconds=100.0)
+    window.add(sums, [BATCH, BATCH], seconds=2.0)
+    report = window.close(Communicator())
+    assert (report.sequences, report.tokens) == (9, 12)
+    assert (report.sequences_per_second, report.tokens_per_second) == (3.0, 4.0)
+    assert report.seconds_per_update == 2.0
+    assert report.gradient_norm == 2.0
+    assert report.figures.masked_lm_loss == 3.0
+
+
+@pytest.mark.parametrize(
+    ("slot", "value", "what"), [(0, np.nan, "the loss"), (2, np.inf, "the loss"), (8, np.nan, "the gradient")]
+)
+def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None:
+    window = Window(41, has_cold_start=False)
+    good, bad = np.ones(9, np.float32), np.ones(9, np.float32)
+    bad[slot] = value
+    for sums in (good, good, bad, bad):
+        window.add(tf.constant(sums), [BATCH], 1.0)
+    with pytest.raises(FailedError, match=f"update 43: {what} is not finite"):
+        window.close(Communicator())
+
+
+def test_the_line_for_people() -> None:
+    values = {
+        "masked_lm_loss": 5.1234,
+        "masked_lm_accuracy": 0.2,
+        "next_sentence_loss": 0.69,
+        "next_sentence_accuracy": 0.5,
+        "tokens_per_second": 12345.6,
+        "sequences_per_second": 321.0,
+    }
+    assert progress_line(50, 200, values, 95.0) == (
+        "train: update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
+        "12,346 tokens/s, 321 sequences/s, 1 min 35 s left"
+    )

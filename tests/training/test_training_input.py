@@ -1,0 +1,199 @@
+"""Records to batches: nothing lost, the same order every time, taken up anywhere; every bad input in one line."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import training_data as data
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.checks import BatchLimits
+from gaudi_bert.training.input import TrainingOrder, evaluation_batches, training_batches
+from gaudi_bert.training.source import check_fits, open_source
+
+CONFIG = BertConfig(
+    vocab_size=data.VOCABULARY,
+    hidden_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=8,
+    max_position_embeddings=data.LENGTH,
+)
+
+
+def limits(source):
+    return BatchLimits.of(source, CONFIG)
+
+
+def rows(batches) -> list[bytes]:
+    """Every pack of the batches, as bytes."""
+    return [ids.tobytes() for batch in batches for ids in batch["input_ids"]]
+
+
+def train_rows(folder: Path, batch_packs: int, batches: int, **order) -> list[bytes]:
+    source = open_source(folder)
+    order = TrainingOrder(**{"seed": 1, "shuffle_packs": 5, **order})
+    return rows(islice(training_batches(source, limits(source), batch_packs, order), batches))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> Path:
+    return data.write_packed(tmp_path_factory.mktemp("packed") / "train", data.make_packs(29))
+
+
+def test_an_epoch_holds_every_pack_once_and_epochs_join_without_a_gap(packed) -> None:
+    expected = sorted(row["input_ids"].astype(np.int32).tobytes() for row in data.packed_features(data.make_packs(29)))
+    read = train_rows(packed, batch_packs=2, batches=29)
+    assert sorted(read[:29]) == sorted(read[29:]) == expected
+    assert read[:29] != read[29:]
+
+
+def test_the_order_depends_on_the_seed_alone(packed) -> None:
+    assert train_rows(packed, 3, 15) == train_rows(packed, 3, 15)
+    assert train_rows(packed, 3, 15) != train_rows(packed, 3, 15, seed=2)
+
+
+@pytest.mark.parametrize("skipped", [3, 27, 30, 60])
+def test_reading_goes_on_where_it_stopped(packed, skipped) -> None:
+    assert train_rows(packed, 3, 30)[skipped:] == train_rows(packed, 3, 30 - skipped // 3, skip_packs=skipped)
+
+
+def test_ranks_share_the_packs(packed) -> None:
+    shares = [train_rows(packed, 1, 14, rank=rank, size=2) for rank in (0, 1)]
+    assert not set(shares[0]) & set(shares[1])
+    assert len(set(shares[0]) | set(shares[1])) == 28 or len(set(shares[0]) | set(shares[1])) == 29
+
+
+def test_an_uneven_share_is_refused_with_what_would_do(packed) -> None:
+    with pytest.raises(InputError, match=r"4 files cannot be shared evenly by 3 processes; .*\[1, 2, 4\]"):
+        train_rows(packed, 1, 1, rank=0, size=3)
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+def test_unpacked_records_are_packs_of_one_sequence(tmp_path, compression) -> None:
+    packs = data.make_packs(9)
+    source = open_source(data.write_unpacked(tmp_path / "train", packs, compression=compression))
+    assert (source.is_packed, source.depth, source.packing_factor) == (False, 1, 1.0)
+    order = TrainingOrder(seed=1, shuffle_packs=3, skip_packs=1)
+    batch = next(training_batches(source, limits(source), 2, order))
+    assert batch["next_sentence_weights"].tolist() == [[1], [1]]
+    assert batch["positions"].max() == batch["input_mask"].sum(axis=1).max() - 1
+
+
+def test_evaluation_reads_every_pack_once_and_fills_the_last_batch(packed) -> None:
+    source = open_source(packed)
+    batches = list(evaluation_batches(source, limits(source), 8))
+    assert [batch["input_ids"].shape for batch in batches] == [(8, data.LENGTH)] * 4
+    assert batches[-1]["next_sentence_weights"][5:].sum() == 0
+    assert batches[-1]["masked_lm_weights"][5:].sum() == 0
+    sequences = sum(int(batch["next_sentence_weights"].sum()) for batch in batches)
+    assert sequences == sum(len(pack) for pack in data.make_packs(29))
+    shares = [rows(evaluation_batches(source, limits(source), 8, rank, 3)) for rank in range(3)]
+    assert sorted(row for share in shares for row in share) == sorted(rows(batches))
+    assert len(rows(evaluation_batches(source, limits(source), 8, take_packs=3))) == 8
+
+
+def one_error(folder: Path, config: BertConfig = CONFIG) -> str:
+    """The message of the one error that opening, checking or reading the folder gives."""
+    with pytest.raises(InputError) as caught:
+        source = open_source(folder)
+        check_fits(source, config)
+        order = TrainingOrder(seed=1, shuffle_packs=5)
+        list(islice(training_batches(source, BatchLimits.of(source, config), 4, order), 10))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def small_config(**changes) -> BertConfig:
+    return BertConfig(**{**CONFIG.to_json(), **changes})
+
+
+def test_data_that_does_not_fit_the_model_is_refused(packed, tmp_path) -> None:
+    assert "model.max_position_embeddings = 22" in one_error(packed, small_config(max_position_embeddings=22))
+    assert "vocabulary has 61 tokens, the model has model.vocab_size = 60" in one_error(packed, small_config(vocab_size=60))
+    unknown = data.write_packed(tmp_path / "unknown", data.make_packs(29), vocabulary=None)
+    message = one_error(unknown, small_config(vocab_size=50))
+    assert "packed-00000-0000" in message
+    assert "allowed are 0 .. 49" in message
+    assert ": record " in message
+
+
+def change_shard(folder: Path, change) -> Path:
+    """Write a folder whose second shard went through `change` (bytes to bytes); the sizes stay those of the metadata."""
+    data.write_packed(folder, data.make_packs(29))
+    shard = folder / "packed-00000-00001.tfrecord"
+    shard.write_bytes(change(bytearray(shard.read_bytes())))
+    return folder
+
+
+def flip_in_third_record(content: bytearray) -> bytearray:
+    offset = 0
+    for _ in range(2):
+        offset += 16 + int.from_bytes(content[offset : offset + 8], "little")
+    content[offset + 40] ^= 4
+    return content
+
+
+def test_a_flipped_bit_is_named_with_file_and_record(tmp_path) -> None:
+    message = one_error(change_shard(tmp_path / "train", flip_in_third_record))
+    assert "packed-00000-00001.tfrecord: record 2 " in message
+
+
+def test_a_shard_cut_short_or_missing_is_named_before_reading(tmp_path) -> None:
+    folder = change_shard(tmp_path / "train", lambda content: content[:-5])
+    assert "packed-00000-00001.tfrecord: has" in one_error(folder)
+    (folder / "packed-00000-00001.tfrecord").unlink()
+    assert "packed-00000-00001.tfrecord: the shard is missing" in one_error(folder)
+
+
+def write_one(folder: Path, change) -> Path:
+    """Four unpacked records, the third of which went through `change` (a dictionary of features)."""
+    folder.mkdir()
+    sequences = [sequence for pack in data.make_packs(3) for sequence in pack][:4]
+    features = [data.unpacked_features(sequence) for sequence in sequences]
+    features[2] = change(features[2])
+    data.write_records(folder / "part-0", [data.example_bytes(each) for each in features])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "expected"),
+    [
+        ("input_ids", np.arange(5), "feature `input_ids` has 5 values, 23 are wanted"),
+        ("segment_ids", None, "feature `segment_ids` is missing"),
+        ("masked_lm_weights", np.zeros(9), "feature `masked_lm_weights` has 9 values, 4 are wanted"),
+        ("input_ids", np.full(data.LENGTH, 99), "input_ids[0] = 99, allowed are 0 .. 60"),
+        ("masked_lm_ids", np.full(data.PREDICTIONS, -1), "masked_lm_ids[0] = -1, allowed are 0 .. 60"),
+        ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] = 2, allowed are 0 .. 1"),
+        ("masked_lm_weights", np.full(data.PREDICTIONS, np.nan), "masked_lm_weights[0] = nan"),
+        ("input_mask", np.arange(data.LENGTH) % 2 == 0, "input_mask is 0 at 1 and 1 at 2"),
+        ("input_mask", np.zeros(data.LENGTH, np.int64), "input_mask is 0 at 0"),
+    ],
+)
+def test_a_wrong_record_is_named(tmp_path, feature, values, expected) -> None:
+    def change(features):
+        kept = {name: value for name, value in features.items() if name != feature}
+        return kept if values is None else {**kept, feature: values}
+
+    message = one_error(write_one(tmp_path / "train", change))
+    assert "part-0: record 2: " in message
+    assert expected in message
+
+
+def test_not_an_example_and_not_records(tmp_path) -> None:
+    folder = write_one(tmp_path / "train", lambda features: features)
+    good = data.example_bytes(data.unpacked_features(data.make_packs(1)[0][0]))
+    data.write_records(folder / "part-0", [good, b"\xff" * 40])
+    assert "part-0: record 1: " in one_error(folder)
+    with pytest.raises(InputError, match="nothing-here"):
+        open_source(tmp_path / "nothing-here")
+
+
+def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) -> None:
+    for path in packed.glob("*.tfrecord"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert "no metadata.json" in one_error(tmp_path)
