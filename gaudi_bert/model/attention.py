@@ -15,14 +15,14 @@ Letters: B packs, L positions, T = B * L tokens, H hidden size, N heads, D head 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.operations import dense, dropout, widen, without_gradient
+from gaudi_bert.model.operations import dense, dropout_mask, widen, without_gradient
 
-__all__ = ["attention_bias", "self_attention"]
+__all__ = ["attend", "attention_bias", "self_attention"]
 
 FORBIDDEN_SCORE = -10000.0
 
@@ -68,11 +68,63 @@ def self_attention(
     fused_TK = dense(hidden_TH, kernel_HK, bias_K)
     fused_3BNLD = tf.transpose(tf.reshape(fused_TK, [packs, length, 3, heads, size]), [2, 0, 3, 1, 4])
     query_BNLD, key_BNLD, value_BNLD = tf.unstack(fused_3BNLD)
-    scores_BNLL = widen(tf.matmul(query_BNLD, key_BNLD, transpose_b=True)) + bias_B1LL
-    shares_BNLL = tf.cast(tf.nn.softmax(scores_BNLL), hidden_TH.dtype)
-    shares_BNLL = dropout(shares_BNLL, config.attention_probs_dropout_prob, dropout_seed, dropout_site)
-    context_BNLD = tf.matmul(shares_BNLL, value_BNLD)
+    kept_BNLL, scale = None, 1.0
+    rate = config.attention_probs_dropout_prob
+    if dropout_seed is not None and rate > 0:
+        shape = tf.TensorShape([packs, heads, length, length])
+        kept_BNLL, scale = dropout_mask(shape, rate, dropout_seed, dropout_site, hidden_TH.dtype)
+    context_BNLD = attend(query_BNLD, key_BNLD, value_BNLD, bias_B1LL, kept_BNLL, scale)
     return tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [packs * length, heads * size])
+
+
+def attend(
+    query_BNLD: tf.Tensor,
+    key_BNLD: tf.Tensor,
+    value_BNLD: tf.Tensor,
+    bias_B1LL: tf.Tensor,
+    kept_BNLL: tf.Tensor | None,
+    scale: float,
+) -> tf.Tensor:
+    """softmax(query key^T + bias) value, with dropout of the shares: [B, N, L, D].
+
+    The backward pass is written out to go over [B, N, L, L] as seldom as possible. Softmax's gradient needs,
+    for each row, the sum over j of share_ij * gradient_ij; that equals the product of the row's context with
+    its gradient (Dao et al., "FlashAttention", 2022, appendix B.2), which is smaller by L / D. The dropout's
+    scale, too, is applied to the context.
+
+    Args:
+        query_BNLD: already divided by the square root of D.
+        key_BNLD: in the same type.
+        value_BNLD: in the same type.
+        bias_B1LL: from `attention_bias`.
+        kept_BNLL: zeros and ones from `dropout_mask`, or None.
+        scale: of the kept shares.
+    """
+
+    @tf.custom_gradient
+    def core(query_BNLD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        dtype = query_BNLD.dtype
+        scores_BNLL = widen(tf.matmul(query_BNLD, key_BNLD, transpose_b=True)) + bias_B1LL
+        shares_BNLL = tf.cast(tf.nn.softmax(scores_BNLL), dtype)
+        used_BNLL = shares_BNLL if kept_BNLL is None else shares_BNLL * kept_BNLL
+        context_BNLD = tf.matmul(used_BNLL, value_BNLD)
+        context_BNLD = context_BNLD if kept_BNLL is None else context_BNLD * scale
+
+        def backward(gradient_BNLD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            row_sums_BNL1 = tf.reduce_sum(widen(gradient_BNLD) * widen(context_BNLD), axis=-1, keepdims=True)
+            scaled_BNLD = gradient_BNLD if kept_BNLL is None else gradient_BNLD * scale
+            value_gradient_BNLD = tf.matmul(used_BNLL, scaled_BNLD, transpose_a=True)
+            shares_gradient_BNLL = tf.matmul(scaled_BNLD, value_BNLD, transpose_b=True)
+            if kept_BNLL is not None:
+                shares_gradient_BNLL *= kept_BNLL
+            scores_gradient_BNLL = shares_BNLL * (shares_gradient_BNLL - tf.cast(row_sums_BNL1, dtype))
+            query_gradient_BNLD = tf.matmul(scores_gradient_BNLL, key_BNLD)
+            key_gradient_BNLD = tf.matmul(scores_gradient_BNLL, query_BNLD, transpose_a=True)
+            return query_gradient_BNLD, key_gradient_BNLD, value_gradient_BNLD
+
+        return context_BNLD, backward
+
+    return core(query_BNLD, key_BNLD, value_BNLD)
 
 
 def _fused_projection(parameters: Mapping[str, tf.Tensor], scope: str, size: int) -> tuple[tf.Tensor, tf.Tensor]:
