@@ -1,0 +1,178 @@
+"""The whole path as a user takes it, through the command line: text to a trained BERT and its report, with odd sizes.
+
+Written as one story, because each step needs what the one before it left on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STAGES = ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
+
+PIPELINE = """
+name: tiny
+prepare: {text: text, train_vocab: 131, max_sequence_length: 37, max_predictions: 7, duplicates: 2, shards: 3,
+          evaluation_fraction: 0.2}
+packing: {depth: 5, shard_multiple: 3}
+model: {hidden_size: 10, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 14}
+training: {device: cpu, global_batch_sequences: 11, micro_batch_packs: 3, updates: 5, warmup_updates: 2,
+           save_every_updates: 3, evaluate_every_updates: 4, log_every_updates: 2}
+"""
+
+
+def write_text(folder: Path) -> None:
+    """Thirteen documents of short sentences over a vocabulary small enough to train a WordPiece on."""
+    generator = random.Random(7)
+    words = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
+    folder.mkdir()
+    documents = [
+        "\n".join(
+            " ".join(generator.choice(words) for _ in range(generator.randint(2, 9))).capitalize() + "."
+            for _ in range(generator.randint(3, 11))
+        )
+        for _ in range(13)
+    ]
+    (folder / "some.txt").write_text("\n\n".join(documents) + "\n")
+
+
+def gaudi_bert(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gaudi_bert", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the whole pipeline has run once."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    write_text(folder / "text")
+    (folder / "tiny.yaml").write_text(PIPELINE)
+    done = gaudi_bert(folder, "run", "tiny.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert tuple(json.loads(done.stdout)) == STAGES
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_every_artefact_of_the_design_is_there(finished: Path) -> None:
+    work = finished / "work" / "tiny"
+    for name in (
+        "examples/vocab.txt",
+        "examples/train/part-00000-of-00003.tfrecord",
+        "histogram.json",
+        "plan.json",
+        "packed/train/packed-00000-00000.tfrecord",
+        "packed/train/group-00000.json",
+        "packed/train/metadata.json",
+        "packed/evaluation/metadata.json",
+        "train/metrics.jsonl",
+        "train/evaluation.json",
+        "train/settings.yaml",
+        "report.html",
+    ):
+        assert (work / name).is_file(), name
+    assert any((work / "train" / "checkpoints").iterdir())
+    assert any((work / "train" / "tensorboard").iterdir())
+
+
+def test_the_figures_agree_from_stage_to_stage(finished: Path) -> None:
+    work = finished / "work" / "tiny"
+    examples = json.loads((work / "examples" / "examples.json").read_text())
+    histogram = json.loads((work / "histogram.json").read_text())
+    plan = json.loads((work / "plan.json").read_text())
+    metadata = json.loads((work / "packed" / "train" / "metadata.json").read_text())
+    sequences = examples["splits"]["train"]["sequences"]
+    assert sum(histogram["counts"]) == sequences == metadata["sequences"]
+    assert sum(group["packs"] for group in plan["groups"]) == metadata["packs"]
+    assert metadata["packs"] * 37 - metadata["padding_tokens"] == metadata["tokens"]
+    assert metadata["lower_bound"] <= metadata["packs"]
+    assert (metadata["max_sequence_length"], metadata["depth"]) == (37, 5)
+    evaluation = json.loads((work / "train" / "evaluation.json").read_text())
+    assert evaluation["sequences"] == examples["splits"]["evaluation"]["sequences"]
+
+
+def test_no_artefact_names_this_machine(finished: Path) -> None:
+    work = finished / "work" / "tiny"
+    for name, data in contents(work).items():
+        if name.endswith((".json", ".yaml", ".tfrecord", ".html")):
+            assert str(finished).encode() not in data, name
+
+
+def test_a_second_run_does_nothing_and_says_so(finished: Path) -> None:
+    before = contents(finished / "work")
+    done = gaudi_bert(finished, "run", "tiny.yaml", "--stages", "prepare,histogram,plan,write,verify,train")
+    assert done.returncode == 0, done.stderr
+    for stage in ("prepare train", "histogram train", "plan train", "write train", "verify train"):
+        line = next(line for line in done.stdout.splitlines() if line.replace(": ", " ").startswith(stage))
+        assert "nothing to do" in line
+    assert contents(finished / "work") == before
+
+
+def test_the_same_pipeline_elsewhere_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
+    write_text(tmp_path / "text")
+    (tmp_path / "tiny.yaml").write_text(PIPELINE)
+    done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--stages", "prepare,histogram,plan,write,verify", "--work", "other")
+    assert done.returncode == 0, done.stderr
+    ours, theirs = contents(finished / "work" / "tiny"), contents(tmp_path / "other" / "tiny")
+    assert {name: data for name, data in ours.items() if name in theirs} == theirs
+
+
+def test_other_settings_are_refused_until_told_to_overwrite(finished: Path, tmp_path: Path) -> None:
+    write_text(tmp_path / "text")
+    (tmp_path / "tiny.yaml").write_text(PIPELINE)
+    stages = ("--stages", "prepare,histogram,plan,write,verify")
+    assert gaudi_bert(tmp_path, "run", "tiny.yaml", *stages).returncode == 0
+    before = contents(tmp_path / "work")
+    refused = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages, "--set", "packing.depth=2")
+    assert refused.returncode == 2
+    message = refused.stderr.splitlines()[-1]
+    assert message.startswith("error: ")
+    assert "depth: 5 there, 2 asked for" in message
+    assert "--overwrite" in message
+    assert contents(tmp_path / "work") == before
+    done = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages, "--set", "packing.depth=2", "--overwrite")
+    assert done.returncode == 0, done.stderr
+    metadata = json.loads((tmp_path / "work" / "tiny" / "packed" / "train" / "metadata.json").read_text())
+    assert metadata["depth"] == 2
+
+
+def test_a_stage_whose_input_is_missing_says_which_stage_makes_it(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(PIPELINE)
+    done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--stages", "train")
+    assert done.returncode == 2
+    assert "run the stage `write` first" in done.stderr
+
+
+def test_records_that_a_user_has_already_need_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
+    records = finished / "work" / "tiny" / "examples" / "train"
+    packed = gaudi_bert(tmp_path, "pack", str(records), "--out", "packed", "--verify", "--json")
+    assert packed.returncode == 0, packed.stderr
+    result = json.loads(packed.stdout)
+    assert result["verify"]["sequences"] == result["sequences"] > 0
+    inspected = gaudi_bert(tmp_path, "inspect", "packed/packed-00000-00000.tfrecord", "--record", "0", "--json")
+    assert inspected.returncode == 0, inspected.stderr
+    assert json.loads(inspected.stdout)["packed"] is True
+    trained = gaudi_bert(
+        tmp_path,
+        "train",
+        "--data",
+        "packed",
+        "--out",
+        "run",
+        "--pipeline",
+        str(finished / "tiny.yaml"),
+        "--set",
+        "training.updates=2",
+    )
+    assert trained.returncode == 0, trained.stderr
+    measured = gaudi_bert(tmp_path, "evaluate", "--data", str(records), "--checkpoint", "run", "--json")
+    assert measured.returncode == 0, measured.stderr
+    assert 0 <= json.loads(measured.stdout)["masked_lm_accuracy"] <= 1
