@@ -1,0 +1,207 @@
+"""The report as one self-contained HTML page: no script, no link to anything outside, pictures inline, no date.
+
+The template holds the words; this module turns the inputs into the figures, pictures and tables that it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
+from gaudi_bert.reporting.inputs import NAMES, ReportInputs
+
+__all__ = ["Card", "render_page", "summary_cards"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One figure of the summary: its name, the figure itself, and what stands below it."""
+
+    name: str
+    figure: str
+    note: str
+
+
+def render_page(inputs: ReportInputs) -> str:
+    """The page as HTML text, a function of `inputs` alone."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("gaudi_bert.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pictures = {name: Markup(picture) for name, picture in _pictures(inputs).items()}
+    return environment.get_template("report.html").render(
+        name=inputs.name,
+        cards=summary_cards(inputs),
+        pictures=pictures,
+        missing=_missing(inputs),
+        results=_results(inputs),
+        settings=_settings(inputs),
+        examples=inputs.get("examples"),
+        plan=inputs.get("plan"),
+        metadata=inputs.get("metadata"),
+        verification=inputs.get("verification"),
+        evaluation=inputs.get("evaluation"),
+        metrics=inputs.get("metrics"),
+        files=[(name, _FILES[key]) for key, name in NAMES.items() if inputs.get(key) is not None and key in _FILES],
+    )
+
+
+_FILES = {
+    "examples": "what prepare made: splits, files, vocabulary",
+    "histogram": "sequences of each length, per file",
+    "plan": "which lengths share a pack, and the proven bound",
+    "metadata": "the packed training records: sizes, shards, checksums",
+    "verification": "the proof that every sequence is there once",
+    "evaluation_metadata": "the packed records held out",
+    "metrics": "losses and accuracies during training, a line each",
+    "evaluation": "losses and accuracies of the last checkpoint",
+    "train_settings": "the settings of the whole pipeline as they were used",
+}
+
+
+def summary_cards(inputs: ReportInputs) -> list[Card]:
+    """The figures at the top of the page, as far as they are known."""
+    cards: list[Card] = []
+    histogram, totals = inputs.histogram, _packed_totals(inputs)
+    if histogram is not None:
+        slots = histogram.max_sequence_length
+        before = histogram.tokens / (histogram.sequences * slots)
+        if totals is None:
+            cards.append(Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
+            cards.append(Card("Efficiency", _percent(before), "real tokens / slots, not packed yet"))
+        else:
+            packs, bound = totals["packs"], totals["lower_bound"]
+            factor = f"{totals['packing_factor']:.3f}"
+            cards.append(Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
+            after = _percent(totals["efficiency"], 2)
+            cards.append(Card("Efficiency", after, f"real tokens / slots; {_percent(before)} unpacked"))
+            gap = packs - bound
+            share = f"{_percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
+            cards.append(Card("Above the bound", f"{gap:,} packs", share if gap else f"{bound:,} packs: proven optimal"))
+    if inputs.get("verification") is not None:
+        verified = inputs.get("verification").get("sequences")
+        cards.append(Card("Verified", "yes", f"each of {verified:,} sequences is there once, byte for byte"))
+    return cards + _learning_cards(inputs)
+
+
+def _percent(share: float, decimals: int = 1) -> str:
+    """A share as a percentage; the no-break space keeps it on one line."""
+    return f"{100 * share:.{decimals}f}\u00a0%"
+
+
+def _learning_cards(inputs: ReportInputs) -> list[Card]:
+    evaluation = inputs.get("evaluation")
+    if evaluation is None:
+        return []
+    accuracy, baseline = evaluation["masked_lm_accuracy"], evaluation.get("unigram_baseline")
+    note = "on held-out documents"
+    if baseline:
+        note = f"{accuracy / baseline:.1f} times the unigram baseline, {_percent(baseline)}"
+    return [
+        Card("Masked-LM accuracy", _percent(accuracy), note),
+        Card("Next-sentence accuracy", _percent(evaluation["next_sentence_accuracy"]), "on held-out documents"),
+    ]
+
+
+def _packed_totals(inputs: ReportInputs) -> Mapping[str, Any] | None:
+    """Packs, bound, efficiency and packing factor: of what was written, or else of the plan."""
+    if inputs.get("metadata") is not None:
+        return inputs.get("metadata")
+    return inputs.get("plan")["totals"] if inputs.get("plan") is not None else None
+
+
+def _pictures(inputs: ReportInputs) -> dict[str, str]:
+    pictures: dict[str, str] = {}
+    histogram, mixture, totals = inputs.histogram, inputs.mixture, _packed_totals(inputs)
+    if histogram is not None:
+        pictures["fill"] = "".join(fill_charts(histogram.counts, _fills(histogram.max_sequence_length, mixture)))
+    if histogram is not None and totals is not None:
+        slots = histogram.max_sequence_length
+        bound = totals["lower_bound"]
+        pictures["slots"] = slots_chart(histogram.sequences, totals["packs"], histogram.tokens, slots, bound)
+        if mixture:
+            pictures["strategies"] = strategies_chart(mixture, slots)
+    metrics = inputs.get("metrics")
+    if metrics:
+        baseline = (inputs.get("evaluation") or {}).get("unigram_baseline")
+        pictures["masked_lm_loss"] = curve_chart(metrics, "masked_lm_loss", "Masked-LM loss")
+        pictures["masked_lm_accuracy"] = curve_chart(metrics, "masked_lm_accuracy", "Masked-LM accuracy", baseline)
+        pictures["next_sentence_loss"] = curve_chart(metrics, "next_sentence_loss", "Next-sentence loss")
+        pictures["next_sentence_accuracy"] = curve_chart(metrics, "next_sentence_accuracy", "Next-sentence accuracy")
+    return pictures
+
+
+def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> np.ndarray | None:
+    """int64 [L]: packs that hold 1, 2, ..., L tokens; None where there is no plan."""
+    if mixture is None:
+        return None
+    fills = np.zeros(slots, dtype=np.int64)
+    for strategy, count in mixture.items():
+        fills[sum(strategy) - 1] += count
+    return fills
+
+
+def _missing(inputs: ReportInputs) -> list[str]:
+    """What the page cannot show yet, and the stage that makes it."""
+    stages = {"histogram": "histogram", "plan": "plan", "metadata": "write", "verification": "verify"}
+    stages |= {"metrics": "train", "evaluation": "evaluate"}
+    known_by_metadata = inputs.get("metadata") is not None
+    return [
+        f"{NAMES[key]} (stage {stage})"
+        for key, stage in stages.items()
+        if not inputs.get(key) and not (key == "histogram" and known_by_metadata)
+    ]
+
+
+def _results(inputs: ReportInputs) -> list[tuple[str, str, str]]:
+    """Rows (name, training, held out) of the losses and accuracies at the end."""
+    metrics, evaluation = inputs.get("metrics") or [], inputs.get("evaluation") or {}
+    last: Mapping[str, Any] = next((line for line in reversed(metrics) if line["kind"] == "train"), {})
+    names = {
+        "masked_lm_loss": "masked-LM loss",
+        "masked_lm_accuracy": "masked-LM accuracy",
+        "unigram_baseline": "unigram baseline",
+        "next_sentence_loss": "next-sentence loss",
+        "next_sentence_accuracy": "next-sentence accuracy",
+        "sequences_per_second": "sequences per second",
+        "tokens_per_second": "real tokens per second",
+    }
+    rows = [(shown, _cell(last.get(name)), _cell(evaluation.get(name))) for name, shown in names.items()]
+    return [row for row in rows if row[1] or row[2]]
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.4f}"
+
+
+def _settings(inputs: ReportInputs) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Tables (title, rows) of the settings: of the whole pipeline where training kept them, else of what there is."""
+    pipeline = inputs.get("train_settings")
+    if isinstance(pipeline, dict):
+        sections = {name: value for name, value in pipeline.items() if isinstance(value, dict)}
+    else:
+        kept = {"prepare": inputs.get("prepare_settings"), "packing": inputs.get("plan_settings")}
+        sections = {name: value["settings"] for name, value in kept.items() if value is not None}
+    return [(name, [(key, _written(value)) for key, value in rows.items()]) for name, rows in sections.items()]
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)
