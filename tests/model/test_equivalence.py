@@ -49,7 +49,7 @@ def check_against_naive(model, packs, length, masked_slots, depth, loss) -> None
 def packs_of_lengths(draw):
     """Depth, pack length and the lengths in one to three packs; padding or none; odd and prime sizes included.
 
-    A sequence has two tokens at least, [CLS] and [SEP]: were there one alone, the true gradient of the queries would be zero.
+    A sequence has two tokens at least, [CLS] and [SEP]: of one alone the true gradient of the queries is zero.
     """
     depth = draw(st.integers(1, 8))
     length = draw(st.integers(3, 37))
