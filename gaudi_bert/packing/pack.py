@@ -26,7 +26,7 @@ from gaudi_bert.packing.unpacked import pack_none
 if TYPE_CHECKING:
     from gaudi_bert.packing.certificate import Certificate
 
-__all__ = ["ALGORITHMS", "Leftovers", "Solved", "depth_of", "pack_histogram", "proven_bound", "solve"]
+__all__ = ["ALGORITHMS", "Leftovers", "Solved", "depth_of", "pack_histogram", "solve"]
 
 Leftovers = Literal["best-fit", "complement"]
 
@@ -158,6 +158,8 @@ def pack_histogram(
     Raises:
         InputError: unknown algorithm or depth, or a budget that one sequence alone breaks.
     """
+    from gaudi_bert.packing.bounds import prove_bound
+
     most = depth_of(depth, histogram.max_sequence_length)
     solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed)
     mixture = solved.mixture
@@ -168,17 +170,7 @@ def pack_histogram(
     deepest = max(map(len, mixture), default=1) if depth == "max" else most
     if masked_slots is None:
         masked_slots = choose_masked_slots(max_predictions, deepest, needed)
-    certificate = solved.certificate
-    lower_bound = proven_bound(histogram, most) if certificate is None else certificate.bound
+    certificate = solved.certificate or prove_bound(histogram.counts, most)
     return Packing(
-        histogram, most, algorithm, solved.algorithm_used, mixture, lower_bound, certificate, masked_slots, needed
+        histogram, most, algorithm, solved.algorithm_used, mixture, certificate.bound, certificate, masked_slots, needed
     )
-
-
-def proven_bound(histogram: Histogram, depth: int) -> int:
-    """Packs that no packing of at most `depth` sequences a pack can do without, certified."""
-    try:
-        from gaudi_bert.packing.bounds import lower_bound
-    except ImportError:
-        return max(histogram.token_bound, -(-histogram.sequences // depth))
-    return lower_bound(histogram.counts, depth)

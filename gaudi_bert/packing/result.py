@@ -27,7 +27,7 @@ class Packing:
         algorithm_used: what made the mixture, where `algorithm` chooses between several.
         mixture: strategies and how often each is used.
         lower_bound: packs that no packing of this depth can do without, proven.
-        certificate: integer prices that prove the bound, or None where it is the token or the count bound.
+        certificate: integer prices that prove the bound.
         masked_slots: most masked positions a pack (Q), or None where the data did not say.
         masked_slots_needed: what the fullest strategy needs of them.
 

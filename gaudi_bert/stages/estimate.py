@@ -113,8 +113,9 @@ def _compare(
     histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
 ) -> list[dict[str, Any]]:
     """One row for each algorithm and depth, with its time and the memory it took on top of what was there."""
+    from gaudi_bert.packing.bounds import lower_bound
     from gaudi_bert.packing.estimate import estimate_packing
-    from gaudi_bert.packing.pack import depth_of, proven_bound
+    from gaudi_bert.packing.pack import depth_of
 
     most = [depth_of(depth, histogram.max_sequence_length) for depth in depths]
     jobs = [(name, depth) for name in algorithms for depth in (depths if name not in STRATEGY_FREE else _one_depth(name))]
@@ -122,7 +123,7 @@ def _compare(
     with reporter.task("estimate", len(depths) + len(jobs), "packings") as task:
         bounds = {}
         for limit in sorted({1, histogram.max_sequence_length, *most}):
-            bounds[limit] = proven_bound(histogram, limit)
+            bounds[limit] = lower_bound(histogram.counts, limit)
             task.advance()
         _warm_up(algorithms)
         for name, depth in jobs:

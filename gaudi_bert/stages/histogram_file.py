@@ -85,7 +85,9 @@ def counted_records(value: Any, source: str) -> CountedRecords:
             _check_whole(max_predictions, "max_predictions", 1, histogram.max_sequence_length)
         if value.get("files") is None:
             return CountedRecords(histogram, max_predictions, None, value.get("vocabulary"))
-        files = tuple(_file_counts(entry, histogram.max_sequence_length) for entry in value["files"])
+        if not isinstance(value["files"], list):
+            raise InputError("`files` is a list with an entry for each file, or null; make the histogram again")
+        files = _in_order([_file_counts(entry, histogram.max_sequence_length) for entry in value["files"]])
         by_files = group_histogram(files, histogram.max_sequence_length)
         if not np.array_equal(by_files.counts, histogram.counts):
             length = int(np.flatnonzero(by_files.counts != histogram.counts)[0]) + 1
@@ -95,7 +97,7 @@ def counted_records(value: Any, source: str) -> CountedRecords:
             )
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-    return CountedRecords(by_files, max_predictions, _in_order(files), value.get("vocabulary"))
+    return CountedRecords(by_files, max_predictions, files, value.get("vocabulary"))
 
 
 def _file_counts(entry: Any, max_sequence_length: int) -> FileCounts:

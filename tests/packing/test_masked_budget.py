@@ -45,7 +45,7 @@ def test_strategies_over_the_budget_are_packed_again() -> None:
 
 
 def test_a_budget_below_one_sequence_is_refused_with_the_number() -> None:
-    with pytest.raises(InputError, match="masked_slots is 2, but one sequence alone has up to 3 .* give at least 3"):
+    with pytest.raises(InputError, match=r"masked_slots is 2, but one sequence alone has up to 3 .* give at least 3"):
         fit_to_budget(PACKING, HISTOGRAM, 4, 2)
 
 

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.packing_data import ADVERSARIAL, NAMES, expected, published, small_histograms
+from reference.packing_naive import fewest_packs
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.config import ALGORITHMS as CONFIG_ALGORITHMS
+from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.mixture import packs_of
+from gaudi_bert.packing.pack import ALGORITHMS, depth_of, pack_histogram, solve
+from gaudi_bert.packing.result import Packing
+
+
+def test_the_settings_know_the_same_algorithms() -> None:
+    assert tuple(ALGORITHMS) == CONFIG_ALGORITHMS
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 8, "max"])
+@pytest.mark.parametrize("name", ["wikipedia-128", "wikipedia-384", "wikipedia-512", "squad-384"])
+def test_the_default_is_never_worse_than_the_heuristic(name: str, depth: int | str) -> None:
+    histogram = published(name)
+    solved = solve(histogram.counts, "nnls", depth_of(depth, histogram.max_sequence_length))
+    heuristic = packs_of(pack_longest_first(histogram.counts, depth_of(depth, histogram.max_sequence_length)))
+    assert packs_of(solved.mixture) <= heuristic
+    assert solved.algorithm_used in ("iterative-nnls", "lpfhp")
+
+
+def test_the_default_says_what_it_used() -> None:
+    histogram = published("wikipedia-128")
+    assert pack_histogram(histogram, "nnls", 2).algorithm_used == "lpfhp"
+    assert pack_histogram(published("wikipedia-384"), "nnls", 3).algorithm_used == "iterative-nnls"
+
+
+@pytest.mark.parametrize(("name", "depth", "packs"), [("wikipedia-512", 3, 8_152_629), ("squad-384", 3, 40_798)])
+def test_the_published_loop_alone(name: str, depth: int, packs: int) -> None:
+    packing = pack_histogram(published(name), "nnls", depth, leftovers="complement")
+    assert abs(packing.packs - packs) <= 50
+    assert packing.algorithm_used == "iterative-nnls-complement"
+
+
+def test_every_number_of_a_packing() -> None:
+    histogram = published("squad-384")
+    packing = pack_histogram(histogram, "lpfhp", 3)
+    row = expected()["lpfhp"]["squad-384"]["3"]
+    limits = expected()["proven_limits"]["values"]["squad-384"]["3+"]
+    summary = packing.summary()
+    assert (summary["packs"], summary["padding_tokens"]) == (row["packs"], row["padding"])
+    assert 100 * summary["efficiency"] == pytest.approx(row["efficiency"], abs=1e-6)
+    assert summary["packing_factor"] == pytest.approx(row["packing_factor"], abs=1e-6)
+    assert summary["lower_bound"] == limits["lower_bound"]
+    assert summary["gap"] == row["packs"] - limits["lower_bound"]
+    assert (summary["depth_used"], summary["strategies_used"]) == (3, row["n_strategies"])
+    assert packing.token_bound == 39_713
+
+
+@given(histogram=small_histograms(9, 2), depth=st.integers(1, 4))
+@settings(max_examples=25, deadline=None)
+def test_every_algorithm_against_trying_everything(histogram: Histogram, depth: int) -> None:
+    best = fewest_packs(tuple(histogram.counts.tolist()), depth)
+    for algorithm in ALGORITHMS:
+        packing = pack_histogram(histogram, algorithm, depth)
+        assert packing.lower_bound <= best <= packing.packs
+        if packing.certificate is not None:
+            assert check_certificate(packing.certificate, histogram.counts) == packing.lower_bound
+
+
+@pytest.mark.parametrize("case", ADVERSARIAL)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_adversarial(algorithm: str, case: str) -> None:
+    histogram = Histogram(len(ADVERSARIAL[case]), ADVERSARIAL[case])
+    if algorithm == "greedy" and histogram.sequences > 10**9:
+        pytest.skip("greedy lists every sequence, and refuses so many")
+    for depth in (1, 3, "max"):
+        packing = pack_histogram(histogram, algorithm, depth)
+        assert 0 <= packing.efficiency <= 1
+        assert packing.packing_factor >= 1
+        assert packing.gap >= 0
+
+
+def test_results_are_deterministic() -> None:
+    histogram = published("squad-384")
+    for algorithm in ("nnls", "nnlshp", "ennlshp", "greedy", "ffd"):
+        once, again = (pack_histogram(histogram, algorithm, 3, seed=4) for _ in range(2))
+        assert list(once.mixture.items()) == list(again.mixture.items())
+
+
+def test_masked_slots() -> None:
+    lengths = np.arange(1, 129)
+    masked = np.maximum(1, np.rint(0.15 * lengths)).astype(np.int64)
+    histogram = Histogram(128, published("wikipedia-128").counts, masked)
+    usual = pack_histogram(histogram, "lpfhp", 3, max_predictions=20)
+    assert usual.masked_slots == 23
+    assert usual.masked_slots_needed is not None
+    assert usual.masked_slots_needed <= 21
+    small = pack_histogram(histogram, "lpfhp", 3, masked_slots=19)
+    assert small.masked_slots_needed == 19
+    assert small.packs > usual.packs
+    with pytest.raises(InputError, match="give at least 19"):
+        pack_histogram(histogram, "lpfhp", 3, masked_slots=18)
+
+
+def test_max_depth_promises_no_more_than_it_uses() -> None:
+    histogram = Histogram(8, [0, 4, 0, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 0, 0, 2])
+    assert pack_histogram(histogram, "lpfhp", "max", max_predictions=2).masked_slots == 2 + 4
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1.5, "three", True, None])
+def test_bad_depths(depth: object) -> None:
+    with pytest.raises(InputError, match="it must be a whole number from 1, or `max`"):
+        pack_histogram(published("squad-384"), "lpfhp", depth)  # type: ignore[arg-type]
+
+
+def test_unknown_algorithms_get_a_hint() -> None:
+    with pytest.raises(InputError, match="algorithm `nnsl` is unknown; did you mean `nnls"):
+        pack_histogram(published("squad-384"), "nnsl")
+
+
+def test_a_wrong_result_is_never_returned() -> None:
+    histogram = Histogram(4, [0, 2, 0, 0])
+    with pytest.raises(FailedError, match="length 2 has 1 slots for 2 sequences"):
+        Packing(histogram, 2, "x", "x", {(2,): 1}, 1)
+    with pytest.raises(FailedError, match="fewer than the bound 2"):
+        Packing(histogram, 2, "x", "x", {(2, 2): 1}, 2)
+
+
+def test_all_published_histograms_at_any_depth_in_one_go() -> None:
+    for name in NAMES:
+        histogram = published(name)
+        packs = [packs_of(solve(histogram.counts, "lpfhp", depth).mixture) for depth in (1, 2, 3, 4, 8, 16)]
+        assert packs == sorted(packs, reverse=True)

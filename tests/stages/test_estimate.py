@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from reference.packing_data import DATA
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.estimate import estimate
+
+SQUAD = DATA / "histograms" / "squad-384.json"
+QUIET = Reporter(quiet=True)
+
+
+def test_a_table_over_depths_and_algorithms(tmp_path: Path) -> None:
+    picture = tmp_path / "estimate.svg"
+    result = estimate(
+        SQUAD, depths=["2", 3, "max"], algorithms=["none", "spfhp", " lpfhp", "sort"], picture=picture, reporter=QUIET
+    )
+    rows = {(row["algorithm"], row["depth"]): row for row in result["rows"]}
+    assert list(rows) == [
+        ("none", 1),
+        *((name, depth) for name in ("spfhp", "lpfhp") for depth in (2, 3, "max")),
+        ("sort", 1),
+    ]
+    assert rows["spfhp", 3]["packs"] == 40_711
+    assert rows["spfhp", 3]["gap"] == 40_711 - 40_195
+    assert rows["lpfhp", 2]["gap"] == 0
+    assert all(row["seconds"] >= 0 for row in result["rows"])
+    assert result["unpadding"]["rows"][0]["packing"] == pytest.approx(88_641 / 40_631)
+    assert [row["max_sequence_length"] for row in result["length_scan"]] == [384, 432, 480, 512, 576, 768]
+    text = "\n".join(result["lines"])
+    for expected in ("88,641 sequences", "40,711", "97.547 %", "attention x", "2048: 1.2"):
+        assert expected in text
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depths": ["0"]}, "depth '0': write whole numbers from 1, or `max`"),
+        ({"depths": ["x"]}, "depth 'x'"),
+        ({"algorithms": ["lpfph"]}, "algorithm `lpfph` is unknown; did you mean `lpfhp`"),
+        ({"picture": Path("x.pdf")}, "written as .png or .svg"),
+        ({"source": "missing.json"}, "cannot read"),
+    ],
+)
+def test_bad_requests(changes: dict, message: str) -> None:
+    arguments = {"source": SQUAD, "depths": ["2"], "algorithms": ["lpfhp"], **changes}
+    with pytest.raises(InputError) as caught:
+        estimate(arguments.pop("source"), reporter=QUIET, **arguments)
+    assert message in str(caught.value)
