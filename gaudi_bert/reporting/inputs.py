@@ -6,7 +6,7 @@ A file that is there but cannot be understood is an error; one that is not there
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,19 @@ NAMES = {
     "metrics": "train/metrics.jsonl",
     "evaluation": "train/evaluation.json",
     "train_settings": "train/settings.yaml",
+}
+# What the page takes from each of them; `.` goes one level down.
+_TOTALS = ("packs", "lower_bound", "efficiency", "packing_factor", "padding_tokens")
+_FIGURES = ("masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy")
+_NEEDED: Mapping[str, Sequence[str]] = {
+    "examples": ("splits", "vocabulary.size", "vocabulary.trained"),
+    "prepare_settings": ("settings",),
+    "histogram": ("max_sequence_length", "counts"),
+    "plan": ("depth", "groups", "totals.algorithm", "totals.strategies_used", *(f"totals.{name}" for name in _TOTALS)),
+    "plan_settings": ("settings",),
+    "metadata": ("max_sequence_length", "histogram", *_TOTALS),
+    "verification": ("sequences",),
+    "evaluation": _FIGURES,
 }
 _ENOUGH = ("examples", "histogram", "plan", "metadata", "metrics", "evaluation")
 
@@ -84,23 +97,36 @@ def read_inputs(workdir: Path) -> ReportInputs:
     """
     if not workdir.is_dir():
         raise InputError(f"{workdir}: no such folder; give a work folder, for example work/demo")
-    contents = {key: _read(workdir / name) for key, name in NAMES.items() if (workdir / name).exists()}
+    contents = {key: _read(workdir / name, key) for key, name in NAMES.items() if (workdir / name).exists()}
     if not any(key in contents for key in _ENOUGH):
         wanted = ", ".join(NAMES[key] for key in _ENOUGH)
         raise InputError(f"{workdir}: nothing to report on (looked for {wanted}); run the pipeline first")
     return ReportInputs(workdir.resolve().name, contents)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, key: str) -> Any:
     if path.suffix == ".json":
-        return read_json(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        return _lines(path, text) if path.suffix == ".jsonl" else yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(
-            f"{path}: cannot read: {' '.join(str(error).split())}; make it again with `gaudi-bert train`"
-        ) from error
+        content = read_json(path)
+    else:
+        try:
+            text = path.read_text(encoding="utf-8")
+            content = _lines(path, text) if path.suffix == ".jsonl" else yaml.safe_load(text)
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{path}: cannot read: {reason}; make it again with `gaudi-bert train`") from error
+    needed = ("kind", "sequences") if key == "metrics" else _NEEDED.get(key, ())
+    for part in content if key == "metrics" else [content]:
+        for place in needed:
+            _demand(path, part, place)
+    return content
+
+
+def _demand(path: Path, content: Any, place: str) -> None:
+    """Refuse `content` where it has nothing at `place`."""
+    for name in place.split("."):
+        if not isinstance(content, dict) or name not in content:
+            raise InputError(f"{path}: is not as this version writes it, it has no `{place}`; make it again")
+        content = content[name]
 
 
 def _lines(path: Path, text: str) -> list[Any]:

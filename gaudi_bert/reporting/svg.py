@@ -13,7 +13,8 @@ from html import escape
 
 __all__ = ["Axis", "Plot", "round_ticks", "short_number"]
 
-_CHARACTER_WIDTH = 6.3
+# Of the legend, wide enough for the larger letters that the page uses on a phone.
+_CHARACTER_WIDTH = 7.4
 
 
 def round_ticks(highest: float, count: int = 4) -> list[float]:

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
+
+
+def words_in(picture: str) -> list[str]:
+    """All text of a picture, which must be well-formed."""
+    return [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
+
+
+def bars_in(picture: str, css: str) -> list[ElementTree.Element]:
+    return [element for element in ElementTree.fromstring(picture).iter("rect") if element.attrib["class"] == css]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 530), st.integers(0, 2**31), st.booleans())
+def test_every_row_is_in_one_bar(slots: int, seed: int, packed: bool) -> None:
+    generator = np.random.default_rng(seed)
+    before = generator.integers(0, 5, slots)
+    before[-1] += 1
+    after = generator.integers(0, 3, slots) * (generator.random(slots) < 0.1)
+    pictures = fill_charts(before, after if packed else None)
+    assert len(pictures) == 1 + packed
+    for picture, css, counts in zip(pictures, ("before", "real"), (before, after), strict=False):
+        hints = [word for word in words_in(picture) if word.endswith("% of rows")]
+        shares = [float(hint.split(": ")[1].split(" %")[0]) for hint in hints]
+        assert sum(shares) == pytest.approx(100 if counts.sum() else 0, abs=0.5)
+        assert len(bars_in(picture, css)) == len(hints) <= 49
+        assert all(float(bar.attrib["height"]) >= 0 and float(bar.attrib["y"]) >= 0 for bar in bars_in(picture, css))
+
+
+def test_a_bar_that_towers_over_the_others_is_cut_and_says_so() -> None:
+    counts = np.array([1] * 15 + [985])
+    cut = fill_charts(counts, None)[0]
+    assert 'class="cut"' in cut
+    assert "98.5 % of rows: 16 tokens" in words_in(cut)
+    assert 'class="cut"' not in fill_charts(np.array([5] * 16), None)[0]
+    assert 'class="cut"' not in fill_charts(np.array([0] * 15 + [3]), None)[0]
+
+
+def test_slots_are_to_scale() -> None:
+    picture = slots_chart(40, 20, 200, 10, 20)
+    tokens = [float(bar.attrib["width"]) for bar in bars_in(picture, "real")[1:]]
+    padding = [float(bar.attrib["width"]) for bar in bars_in(picture, "padding")[1:]]
+    assert tokens[0] == tokens[1] == padding[0]
+    assert padding[1] == 0
+    assert "before: 40 rows, 50.00 % real tokens" in words_in(picture)
+    assert "after: 20 rows, 100.00 % real tokens" in words_in(picture)
+    assert "proven bound" not in slots_chart(40, 20, 200, 10, None)
+
+
+def test_the_most_used_strategies_come_first() -> None:
+    picture = strategies_chart({(1, 2): 5, (10,): 90, (3, 3, 3): 5, (4, 6): 1}, 10, most=3)
+    words = words_in(picture)
+    assert [word for word in words if word in ("90", "5")] == ["90", "5", "5"]
+    assert "3 of 4 strategies: 99.0 % of 101 packs" in words
+    assert "7 slots of padding" in words
+    assert "0 of 0 strategies" in words_in(strategies_chart({}, 10))[-1]
+
+
+def line(kind: str, sequences: int, **figures: float) -> dict[str, object]:
+    return {"kind": kind, "sequences": sequences, **figures}
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_curves_of_few_and_of_no_reports(count: int) -> None:
+    metrics = [line(kind, 10 * number, accuracy=0.1 * number) for number in range(count) for kind in ("train", "evaluation")]
+    picture = curve_chart(metrics, "accuracy", "Accuracy", 0.05)
+    assert "unigram baseline, 5.0 %" in words_in(picture)
+    assert ("held out" in words_in(picture)) == (count > 0)
+    assert "nan" not in picture
+
+
+def test_a_loss_that_hardly_moved_is_shown_from_zero() -> None:
+    flat = curve_chart([line("train", 10, loss=0.70), line("train", 20, loss=0.69)], "loss", "Loss")
+    assert "0" in words_in(flat)
+    moved = curve_chart([line("train", 10, loss=9.0), line("train", 20, loss=6.0)], "loss", "Loss")
+    assert {"6", "7", "8", "9"} <= set(words_in(moved))

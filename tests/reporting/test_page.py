@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from reference.report_workdir import contents, write_workdir
+
+from gaudi_bert.reporting.inputs import read_inputs
+from gaudi_bert.reporting.page import render_page, summary_cards
+
+NOT_ENOUGH = {"examples/settings.json", "plan.settings.json", "verify.json", "train/settings.yaml"}
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class Checker(HTMLParser):
+    """Checks that every element is closed in order, and gathers the words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def plain(words: str) -> str:
+    return words.replace("\u00a0", " ")
+
+
+def words_of(page: str) -> str:
+    checker = Checker()
+    checker.feed(page)
+    assert not checker.open
+    return " ".join(" ".join(checker.words).split())
+
+
+def test_the_summary(tmp_path: Path) -> None:
+    cards = summary_cards(read_inputs(write_workdir(tmp_path)))
+    assert {card.name: (plain(card.figure), plain(card.note)) for card in cards} == {
+        "Packing factor": ("1.452", "45 sequences in 31 packs"),
+        "Efficiency": ("98.51 %", "real tokens / slots; 67.9 % unpacked"),
+        "Above the bound": ("1 packs", "3.33 % above 30, which is proven"),
+        "Verified": ("yes", "each of 45 sequences is there once, byte for byte"),
+        "Masked-LM accuracy": ("25.0 %", "5.0 times the unigram baseline, 5.0 %"),
+        "Next-sentence accuracy": ("70.0 %", "on held-out documents"),
+    }
+
+
+def test_the_page_is_well_formed_and_self_contained(tmp_path: Path) -> None:
+    page = render_page(read_inputs(write_workdir(tmp_path)))
+    words = words_of(page)
+    assert "Not there yet" not in words
+    assert "learning_rate 0.001" in words
+    assert page.count("<svg") == 8
+    assert not re.search(r"https?:|<script|<link|<img|@import|url\(", page)
+    assert page == render_page(read_inputs(tmp_path))
+
+
+@pytest.mark.parametrize("name", sorted(contents()))
+def test_any_file_may_be_missing(tmp_path: Path, name: str) -> None:
+    words = words_of(render_page(read_inputs(write_workdir(tmp_path, without=(name,)))))
+    said = {"plan.json", "packed/train/metadata.json", "verify.json", "train/metrics.jsonl", "train/evaluation.json"}
+    assert (f"Not there yet: {name}" in words) == (name in said)
+
+
+@pytest.mark.parametrize("name", sorted(set(contents()) - NOT_ENOUGH))
+def test_any_file_may_be_alone(tmp_path: Path, name: str) -> None:
+    words = words_of(render_page(read_inputs(write_workdir(tmp_path, without=tuple(set(contents()) - {name})))))
+    assert "Not there yet" in words
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    folder = write_workdir(tmp_path / "a<b>&c")
+    page = render_page(read_inputs(folder))
+    assert "a&lt;b&gt;&amp;c" in page
+    assert "a<b>" not in page
+
+
+def test_no_sequence_above_the_bound_is_proven_optimal(tmp_path: Path) -> None:
+    folder = write_workdir(tmp_path, without=("packed/train/metadata.json",))
+    plan = folder / "plan.json"
+    plan.write_text(plan.read_text().replace('"lower_bound": 30', '"lower_bound": 31'))
+    assert ("0 packs", "31 packs: proven optimal") in [
+        (card.figure, card.note) for card in summary_cards(read_inputs(folder))
+    ]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from reference.report_workdir import write_workdir
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.report import report
+
+
+def test_the_page_is_written_and_summed_up(tmp_path: Path) -> None:
+    said = io.StringIO()
+    result = report(write_workdir(tmp_path), reporter=Reporter(said))
+    page = tmp_path / "report.html"
+    assert result["report"] == str(page)
+    assert result["bytes"] == page.stat().st_size < 100_000
+    assert result["Packing factor"] == "1.452 (45 sequences in 31 packs)"
+    assert "report.html: written" in said.getvalue()
+    before = page.read_bytes()
+    report(tmp_path, reporter=Reporter(quiet=True))
+    assert page.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("plan.json", "{", r"plan\.json: not a JSON file"),
+        ("train/metrics.jsonl", '{"a": 1\n{"b": 2}\n', r"metrics\.jsonl: line 1 is not JSON"),
+        ("train/settings.yaml", "a: [", r"settings\.yaml: cannot read"),
+        ("plan.json", '{"groups": 5}', r"plan\.json: is not as this version writes it"),
+        ("packed/train/metadata.json", "[]", r"metadata\.json: is not as this version writes it"),
+        ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: is not as this version writes it"),
+        ("verify.json", "{}", r"verify\.json: is not as this version writes it"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (write_workdir(tmp_path) / name).write_text(content)
+    with pytest.raises(InputError, match=message) as caught:
+        report(tmp_path, reporter=Reporter(quiet=True))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    metrics = write_workdir(tmp_path) / "train/metrics.jsonl"
+    report(tmp_path, reporter=Reporter(quiet=True))
+    before = (tmp_path / "report.html").read_bytes()
+    metrics.write_text(metrics.read_text() + '{"update": 4, "ki')
+    report(tmp_path, reporter=Reporter(quiet=True))
+    assert (tmp_path / "report.html").read_bytes() == before
+
+
+def test_nothing_to_report_on(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        report(tmp_path / "missing", reporter=Reporter(quiet=True))
+    with pytest.raises(InputError, match="nothing to report on"):
+        report(tmp_path, reporter=Reporter(quiet=True))
+    assert not (tmp_path / "report.html").exists()
