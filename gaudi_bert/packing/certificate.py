@@ -5,7 +5,7 @@ Give every length a non-negative integer price. If no pack of at most `depth` se
 programme, but any prices prove a bound, so nothing has to be believed of the solver that found them.
 
 `check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only, and shares no code with the
-solvers.
+solvers. `bounds` makes certificates.
 """
 
 from __future__ import annotations

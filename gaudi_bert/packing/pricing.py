@@ -9,7 +9,7 @@ so the best strategy of at most `depth` sequences that holds a sequence of lengt
 `price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a limit on depth one pass is
 enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a] + U[t - a]).
 
-Only values are kept: where a maximum came from is searched again for the few strategies that are unwound. If the prices never
+The kernels work on integers as on floating point numbers. Only values are kept: where a maximum came from is searched again for the few strategies that are unwound. If the prices never
 fall with length (those of the linear programme), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the
 cutting stock problem (1961) with a limit on the number of pieces; the enumeration it replaces is the paper's listing 2.
 """
@@ -20,7 +20,7 @@ import numpy as np
 
 from gaudi_bert.packing.compiled import MINUS_INFINITY, kernel
 
-__all__ = ["completion_values", "power_chain", "unwind"]
+__all__ = ["best_worth", "completion_values", "power_chain", "unwind"]
 
 NOTHING = -2
 CLOSURE = -1
@@ -57,8 +57,8 @@ def max_plus_square(values: np.ndarray, result: np.ndarray) -> None:
     mirrored = values[::-1].copy()
     for total in range(size):
         shift = size - 1 - total
-        best = MINUS_INFINITY
-        for part in range(total // 2 + 1):
+        best = values[0] + mirrored[shift]
+        for part in range(1, total // 2 + 1):
             value = values[part] + mirrored[shift + part]
             if value > best:
                 best = value
@@ -72,8 +72,8 @@ def max_plus_product(left: np.ndarray, right: np.ndarray, result: np.ndarray) ->
     mirrored = right[::-1].copy()
     for total in range(size):
         shift = size - 1 - total
-        best = MINUS_INFINITY
-        for part in range(total + 1):
+        best = left[0] + mirrored[shift]
+        for part in range(1, total + 1):
             value = left[part] + mirrored[shift + part]
             if value > best:
                 best = value
@@ -84,9 +84,8 @@ def max_plus_product(left: np.ndarray, right: np.ndarray, result: np.ndarray) ->
 def max_plus_closure(values: np.ndarray, result: np.ndarray) -> None:
     """result[t] = the best worth of any number of items that add up to t."""
     size = values.size
-    mirrored = np.empty(size)
-    result[0] = 0.0
-    mirrored[size - 1] = 0.0
+    mirrored = np.zeros_like(values)
+    result[0] = 0
     for total in range(1, size):
         shift = size - 1 - total
         best = values[total]
@@ -115,6 +114,18 @@ def completion_values(chain: np.ndarray, prices: np.ndarray, table: np.ndarray) 
         else:
             max_plus_product(table[left], table[right], result)
     return table[chain.shape[0]]
+
+
+def best_worth(prices: np.ndarray, depth: int) -> int | float:
+    """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths 1 .. L, in their dtype.
+
+    The prices must not fall with length.
+    """
+    by_length = np.concatenate((np.zeros(1, dtype=prices.dtype), prices))
+    chain = power_chain(depth, len(prices))
+    table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
+    result: int | float = completion_values(chain, by_length, table)[-1].item()
+    return result
 
 
 @kernel

@@ -1,0 +1,161 @@
+"""The last few packs by exhaustive search: do these sequences fit into that many packs?
+
+Diving loses its slack in the last handful of packs, where fractions of packs are no guide any more. There the question is small enough
+to be searched. The prices of the linear programme prune: every pack is worth at most 1, so what the packs fall short of 1 together may not
+exceed (packs - worth of all sequences). Each pack starts with the longest sequence that is left and is filled in order of falling length; a branch
+dies when even the best completion of the pack leaves too little worth. (Branch and bound on the dual prices, as Belov and
+Scheithauer 2006 use them; equal sequences are one type, so no two branches are alike.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gaudi_bert.packing.compiled import kernel
+from gaudi_bert.packing.mixture import Mixture, add_packs
+
+__all__ = ["search_packs"]
+
+ROUNDING = 1e-9
+
+MAX_LEVELS = 12
+"""With more sequences to come than this their number is not counted when the best completion is looked up."""
+
+ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
+"""(longest second sequence, as a share of the room; how freely the slack is spent): the first attempt leaves nothing out."""
+
+
+def search_packs(
+    lengths: np.ndarray, counts: np.ndarray, prices: np.ndarray, max_length: int, depth: int, packs: int, max_nodes: int
+) -> Mixture | None:
+    """Packs for all the sequences, or None if there are none or `max_nodes` branches did not find them.
+
+    Args:
+        lengths: int64 [types], ascending.
+        counts: int64 [types], sequences of each.
+        prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
+        max_length: tokens in a pack.
+        depth: most sequences in a pack.
+        packs: packs to be used at most.
+        max_nodes: effort.
+    """
+    order = np.flatnonzero(counts)[::-1]
+    lengths, counts, prices = (
+        lengths[order].astype(np.int64),
+        counts[order].astype(np.int64),
+        prices[order].astype(np.float64),
+    )
+    sequences = int(counts.sum())
+    slack = packs - float(prices @ counts)
+    if sequences == 0:
+        return {}
+    if slack < -ROUNDING or sequences > packs * depth or int(lengths @ counts) > packs * max_length:
+        return None
+    deepest = min(depth, max_length // int(lengths[-1]), sequences)
+    levels = min(deepest, MAX_LEVELS)
+    best = _completions(lengths, prices, max_length, levels, levels < deepest)
+    ends = np.zeros(0, dtype=np.int64)
+    for second_share, reserve in ATTEMPTS:
+        chosen, ends = _search(
+            lengths, counts.copy(), prices, best, packs, deepest, depth, slack, second_share, reserve, max_nodes
+        )
+        if len(ends):
+            break
+    if not len(ends):
+        return None
+    mixture: Mixture = {}
+    start = 0
+    for end in ends.tolist():
+        add_packs(mixture, tuple(sorted(lengths[chosen[start:end]].tolist())), 1)
+        start = end
+    return mixture
+
+
+@kernel
+def _completions(lengths: np.ndarray, prices: np.ndarray, max_length: int, levels: int, without_limit: bool) -> np.ndarray:
+    """Best worth of at most k further sequences in a room of t tokens: float64 [k, t]; the last row may stand for any number."""
+    best = np.zeros((levels + 1, max_length + 1))
+    for slots in range(1, levels + 1):
+        before = best[slots] if without_limit and slots == levels else best[slots - 1]
+        for room in range(1, max_length + 1):
+            value = best[slots - 1, room]
+            for kind in range(lengths.size):
+                if lengths[kind] <= room:
+                    value = max(value, prices[kind] + before[room - lengths[kind]])
+            best[slots, room] = value
+    return best
+
+
+@kernel
+def _search(
+    lengths: np.ndarray,
+    counts: np.ndarray,
+    prices: np.ndarray,
+    best: np.ndarray,
+    packs: int,
+    deepest: int,
+    depth: int,
+    slack: float,
+    second_share: float,
+    reserve: float,
+    max_nodes: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if nothing was found.
+
+    The path is a stack of placed sequences; `opening[p]` is the stack height at which pack p starts. `kind` is the type to
+    try next at the current height. `slack_left[p]` and `free_left[p]` are the worth and the sequences that packs p, p + 1, ... may fall short of
+    1 and of the depth. With many packs to go a pack may use only a share of them, `reserve` over the packs to go.
+    """
+    max_length, kinds, total = best.shape[1] - 1, lengths.size, int(np.sum(counts))
+    levels = best.shape[0] - 1
+    stack = np.zeros(total + 1, dtype=np.int64)
+    opening = np.zeros(packs + 2, dtype=np.int64)
+    slack_left, free_left = np.zeros(packs + 2), np.zeros(packs + 2, dtype=np.int64)
+    slack_left[0], free_left[0] = slack, packs * depth - total
+    height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
+    for _ in range(max_nodes):
+        share = min(1.0, reserve / (packs - pack))
+        enough = 1.0 - slack_left[pack] * share - ROUNDING
+        slots = deepest - (height - opening[pack])
+        fits = False
+        while slots > 0 and kind < kinds and not fits:
+            fits = counts[kind] > 0 and lengths[kind] <= room
+            fits = fits and worth + prices[kind] + best[min(slots - 1, levels), room - lengths[kind]] >= enough
+            if height == opening[pack] and counts[kind] > 0 and not fits:
+                break  # the longest sequence left has to open the pack
+            kind += 0 if fits else 1
+        if fits:
+            stack[height] = kind
+            height += 1
+            counts[kind] -= 1
+            room -= lengths[kind]
+            worth += prices[kind]
+            if height == total:
+                return stack[:total], np.append(opening[1 : pack + 1], total)
+            if height == opening[pack] + 1:
+                while kind < kinds - 1 and lengths[kind] > second_share * room:
+                    kind += 1
+            continue
+        used = height - opening[pack]
+        if used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_left[pack] * share):
+            slack_left[pack + 1] = slack_left[pack] - max(0.0, 1.0 - worth)
+            free_left[pack + 1] = free_left[pack] - (depth - used)
+            pack += 1
+            opening[pack] = height
+            room, worth, kind = max_length, 0.0, 0
+            continue
+        if used == 0:  # nothing can open this pack: go back into the one before, whose first sequence is no choice
+            if pack == 0:
+                break
+            pack -= 1
+            room, worth = max_length, 0.0
+            for place in range(opening[pack], height):
+                room -= lengths[stack[place]]
+                worth += prices[stack[place]]
+        height -= 1
+        kind = stack[height]
+        counts[kind] += 1
+        room += lengths[kind]
+        worth -= prices[kind]
+        kind = kinds if height == opening[pack] else kind + 1
+    return stack[:0], opening[:0]

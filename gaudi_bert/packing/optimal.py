@@ -1,0 +1,105 @@
+"""As few packs as possible, with the proof: NNLS or LPFHP strategies, linear programme, whole packs by search.
+
+1. LPFHP, and the token and count bounds: often that is the end of it.
+2. The linear programme without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at any depth.
+3. The one with the depth limit, from those prices. Where LPFHP's strategies lead nowhere (depth 4 at length 1024), those of an NNLS solve do:
+   least squares prices are smooth, where those of the linear programme jump, so it finds strategies that fill exactly.
+4. Its solution rounded down, and the rest searched or dived for (`dive`), with other step sizes if that fails.
+
+The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best mixture found is returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaudi_bert.packing.best_fit import best_fit_into
+from gaudi_bert.packing.bounds import certify, simple_certificate
+from gaudi_bert.packing.certificate import Certificate
+from gaudi_bert.packing.dive import DiveSettings, dive
+from gaudi_bert.packing.iterative import residual_weights
+from gaudi_bert.packing.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
+from gaudi_bert.packing.nnls import solve_nnls
+from gaudi_bert.packing.programme import Programme
+from gaudi_bert.packing.settle import settle_slots
+
+__all__ = ["Optimum", "pack_optimally"]
+
+ATTEMPTS = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
+PATIENCE = 5
+"""Simplex iterations for each length before the NNLS is asked for strategies."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """A packing and how good it can be at best.
+
+    Attributes:
+        mixture: covers the histogram exactly.
+        certificate: proof that no packing of this depth has fewer than `certificate.bound` packs.
+    """
+
+    mixture: Mixture
+    certificate: Certificate
+
+    @property
+    def gap(self) -> int:
+        """Packs above the bound; 0 is proven optimal."""
+        return packs_of(self.mixture) - self.certificate.bound
+
+
+def pack_optimally(counts: np.ndarray, depth: int) -> Optimum:
+    """Pack a histogram in as few packs as possible.
+
+    Args:
+        counts: int64 [L], sequences of length 1 .. L.
+        depth: most sequences in a pack, from 1; L or more means no limit.
+    """
+    optimum = Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
+    if optimum.gap == 0:
+        return optimum
+    programme = Programme.unlimited(counts)
+    programme.generate()
+    optimum = _better(optimum, None, certify(programme, depth))
+    if depth < programme.deepest and optimum.gap:
+        programme = _limited_programme(counts, depth, programme)
+        optimum = _better(optimum, None, certify(programme, depth))
+    for settings in ATTEMPTS:
+        if optimum.gap == 0:
+            break
+        optimum = _better(optimum, _whole_packs(programme, optimum.certificate.bound, settings), optimum.certificate)
+    return optimum
+
+
+def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate) -> Optimum:
+    """The smaller mixture and the larger bound."""
+    if mixture is None or packs_of(mixture) >= packs_of(optimum.mixture):
+        mixture = optimum.mixture
+    if certificate.bound < optimum.certificate.bound:
+        certificate = optimum.certificate
+    return Optimum(mixture, certificate)
+
+
+def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme) -> Programme:
+    """The programme with the depth limit, solved."""
+    programme = Programme.limited(counts, depth)
+    programme.relaxation = unlimited.relaxation
+    if not programme.generate(PATIENCE).closed:
+        enough = (
+            int(np.ceil(counts.sum() / unlimited.relaxation.bound)) + 1
+        )  # deeper packs are hardly ever needed, and cost time
+        solution = solve_nnls(counts, residual_weights(len(counts)), min(depth, enough), additions=8)
+        programme.add(solution.strategies)
+        programme.generate()
+    return programme
+
+
+def _whole_packs(programme: Programme, target: int, settings: DiveSettings) -> Mixture:
+    """One attempt at the target."""
+    slots, waiting = dive(programme, target, settings)
+    unpacked = np.zeros_like(programme.counts)
+    unpacked[programme.lengths - 1] = waiting
+    return best_fit_into(settle_slots(slots, programme.counts - unpacked), unpacked, programme.depth)
