@@ -19,6 +19,7 @@ from gaudi_bert.stages.artefact import Signature, begin_artefact, remove_artefac
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.training.device import Device
     from gaudi_bert.training.hyperparameters import BatchPlan
     from gaudi_bert.training.loop import Outcome, TrainingRun
     from gaudi_bert.training.source import DataSource
@@ -70,6 +71,7 @@ def train(
         FailedError: a loss is not finite, or a file cannot be written.
         StoppedError: a signal asked for it; the run can be resumed.
     """
+    from gaudi_bert.training.device import open_device
     from gaudi_bert.training.distributed import connect
     from gaudi_bert.training.hyperparameters import plan_batches
     from gaudi_bert.training.source import check_fits, open_source
@@ -88,11 +90,13 @@ def train(
         reporter.say(line)
     if dry_run:
         return {"dry_run": True, **_plan_as_json(plan, settings.training)}
+    device = open_device(settings.training.device, settings.training.precision, settings.training.threads)
     with exclusive_lock(out, f"{out}"):
         if _is_finished(settings, config, source, evaluation_source, out, resume, overwrite):
             reporter.say(f"{out}: already trained with these settings, nothing to do")
             return {**read_json(out / "training.json"), "skipped": True}
-        run = _set_up(settings.training, config, plan, source, evaluation_source, out, reporter)
+        reporter.say(f"train: on {device.description}")
+        run = _set_up(settings.training, config, device, plan, source, evaluation_source, out, reporter)
         outcome = _train(run, settings.training)
         summary = _summary(outcome, plan)
         write_json(out / "training.json", summary)
@@ -117,13 +121,15 @@ def _describe(settings: TrainingSettings, config: BertConfig, plan: BatchPlan, s
     vocabulary = f"vocabulary {config.vocab_size:,}"
     if source.vocabulary_size is None:
         vocabulary += " (the data does not record its own)"
-    sequences = plan.sequences_per_update * settings.updates
+    packs = plan.packs_per_update * settings.updates
+    sequences = packs * plan.packing_factor
+    epochs = f" ({packs / source.packs:,.1f} times the data)" if source.packs else ""
     return [
         f"train: {source.path} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
         f"train: {config.num_hidden_layers} layers, hidden size {config.hidden_size}; {settings.optimizer}, learning rate "
         f"{settings.learning_rate:g}, {settings.warmup_updates:,} of {settings.updates:,} updates are warm-up",
         *(f"train: {line}" for line in plan.lines()),
-        f"train: {settings.updates:,} updates are about {sequences:,.0f} sequences",
+        f"train: {settings.updates:,} updates are about {sequences:,.0f} sequences{epochs}",
     ]
 
 
@@ -172,25 +178,21 @@ def _is_finished(
 def _set_up(
     settings: TrainingSettings,
     config: BertConfig,
+    device: Device,
     plan: BatchPlan,
     source: DataSource,
     evaluation_source: DataSource | None,
     out: Path,
     reporter: Reporter,
 ) -> TrainingRun:
-    """Open the device, then make the model and all that works on it."""
-    from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed import connect
-
-    communicator = connect()
-    device = open_device(settings.device, settings.precision, settings.threads)
-    reporter.say(f"train: on {device.description}")
-
+    """Make the model and all that works on it; the device is open."""
     from gaudi_bert.model.bert import BertForPretraining
+    from gaudi_bert.training.distributed import connect
     from gaudi_bert.training.evaluate import Evaluator
     from gaudi_bert.training.loop import TrainingRun
     from gaudi_bert.training.optimizers import Optimizer
 
+    communicator = connect()
     model = BertForPretraining(config, seed=settings.seed, compute_dtype=device.compute_dtype)
     evaluator = None
     if evaluation_source is not None:

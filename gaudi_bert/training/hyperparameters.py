@@ -70,11 +70,12 @@ class BatchPlan:
             text += f" x {self.workers} workers ({each:,.1f} sequences a worker)"
         lines = [text]
         if abs(self.change) > WORTH_SAYING:
-            more = "more" if self.change > 0 else "fewer"
-            lines.append(
-                f"note: that is {abs(self.change):.1%} {more} than global_batch_sequences = {self.asked_sequences:,}; "
-                f"training.micro_batch_packs = {self.nearest_micro_batch()} comes nearest to it"
+            more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
+            remedy = (
+                f"; training.micro_batch_packs = {nearest} comes nearest to it" if nearest != self.micro_batch_packs else ""
             )
+            asked = f"global_batch_sequences = {self.asked_sequences:,}"
+            lines.append(f"note: that is {abs(self.change):.1%} {more} than {asked}{remedy}")
         return lines
 
     def nearest_micro_batch(self) -> int:

@@ -69,6 +69,12 @@ class DataSource:
         """Most sequences of a record; 1 when unpacked."""
         return self.schema.depth if isinstance(self.schema, PackedSchema) else 1
 
+    @property
+    def packs(self) -> int | None:
+        """Records in all files; None where nothing says so."""
+        counts = [file.packs for file in self.files if file.packs is not None]
+        return sum(counts) if len(counts) == len(self.files) else None
+
     def share(self, rank: int, size: int) -> tuple[SourceFile, ...]:
         """The files that process `rank` of `size` trains on: those whose number mod `size` is `rank`.
 

@@ -41,6 +41,11 @@ def test_one_accumulation_step_and_factor_two_is_not_zero_steps() -> None:
     assert "training.micro_batch_packs = 32 " in plan.lines()[1]
 
 
+def test_a_change_that_no_number_of_packs_mends_is_said_without_a_remedy() -> None:
+    lines = plan_batches(settings(9, 8), 1.157).lines()
+    assert lines[1] == "note: that is 2.8% more than global_batch_sequences = 9"
+
+
 def test_a_batch_that_rounding_makes_smaller_is_said() -> None:
     plan = plan_batches(settings(128, 64), 1.7)
     assert plan.accumulation_steps == 1
