@@ -154,7 +154,7 @@ def _attention() -> Iterator[str]:
     first = sum(map(len, PACKS[:-1]))
     start = 0
     for place, length in enumerate(PACKS[-1]):
-        y = TOP + (start + length / 2) * PITCH
-        yield _text(RIGHT - 10, y + 4, ascii_uppercase[first + place], f"big c{place}", "end")
+        middle = TOP + (start + length / 2) * PITCH
+        yield _text(RIGHT - 10, middle + 4, ascii_uppercase[first + place], f"big c{place}", "end")
         start += length
     yield _text(RIGHT, FOOT, "same outputs, losses and gradients", "note soft")
