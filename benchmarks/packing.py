@@ -1,0 +1,179 @@
+"""Packing in numbers: the paper's tables 1, 5 and 7 beside ours, and every algorithm against the proven bound.
+
+    python benchmarks/packing.py                     everything (some minutes)
+    python benchmarks/packing.py --parts tables      the paper's tables only
+    python benchmarks/packing.py --parts algorithms --histograms wikipedia-512 squad-384 --depths 3 4 max
+    python benchmarks/packing.py --parts speed       the solvers against scipy.optimize.nnls, and length 8192
+
+Times are of one run on one thread, with the compiler's time (numba, once for an installation) taken out by a first call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gaudi_bert.packing.estimate import Estimate, estimate_packing
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import packs_of
+from gaudi_bert.packing.pack import depth_of, pack_histogram, solve
+
+DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
+NAMES = ("wikipedia-128", "wikipedia-384", "wikipedia-512", "wikipedia-1024", "wikipedia-2048", "squad-384")
+DEPTHS = ("2", "3", "4", "5", "8", "16", "max")
+ALGORITHMS = ("spfhp", "lpfhp", "ffd", "nnlshp", "ennlshp", "nnls", "optimal")
+LONGEST_FOR_ENNLSHP = 512
+PARTS = ("tables", "algorithms", "speed")
+
+
+def load(name: str) -> Histogram:
+    """One of the published histograms."""
+    value = json.loads((DATA / "histograms" / f"{name}.json").read_text(encoding="utf-8"))
+    return Histogram(value["max_sequence_length"], value["counts"])
+
+
+def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A Markdown table, row by row as they come."""
+    print(f"\n### {title}\n")
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header), flush=True)
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+
+
+def warm_up() -> None:
+    """Compile, or load what is compiled."""
+    tiny = Histogram(32, [count % 7 for count in range(32)])
+    for algorithm in (*ALGORITHMS, "greedy"):
+        pack_histogram(tiny, algorithm, 3)
+
+
+def timed(histogram: Histogram, algorithm: str, depth: int | str) -> tuple[Estimate, float]:
+    """An estimate and its seconds."""
+    started = time.perf_counter()
+    estimate = estimate_packing(histogram, algorithm, depth, None)
+    return estimate, time.perf_counter() - started
+
+
+def print_paper_tables() -> None:
+    """Tables 1, 5 and 7, ours beside them."""
+    paper = json.loads((DATA / "expected_packing.json").read_text(encoding="utf-8"))["paper"]
+    wikipedia, squad = load("wikipedia-512"), load("squad-384")
+    print_table(
+        "Table 1 of the paper: wikipedia-512",
+        ("depth", "algorithm", "paper: efficiency %", "factor", "ours: efficiency %", "factor", "seconds"),
+        table_1(wikipedia, paper["table1_wikipedia_512"]),
+    )
+    header = (
+        "depth",
+        "algorithm",
+        "paper: strategies",
+        "packs",
+        "padding",
+        "%",
+        "ours: strategies",
+        "packs",
+        "padding",
+        "%",
+    )
+    rows = [(row["depth"], row["alg"], row) for row in paper["table5_squad_384"]]
+    print_table(
+        "Table 5 of the paper: squad-384", header, full_rows(squad, [*rows, (3, "nnls", None), (3, "optimal", None)])
+    )
+    rows = [(row["depth"], "LPFHP", row) for row in paper["table7_wikipedia_512_lpfhp"]]
+    print_table("Table 7 of the paper: wikipedia-512", header, full_rows(wikipedia, [*rows, ("max", "optimal", None)]))
+
+
+def table_1(histogram: Histogram, rows: list[dict[str, Any]]) -> Iterable[Sequence[Any]]:
+    """The rows of table 1 and appendix H, and what the paper does not have."""
+    yield from (
+        one_of_table_1(histogram, row["depth"], row["alg"].lower(), row)
+        for row in [*rows, {"depth": 1, "alg": "SORT", "eff": 99.9, "p": 2.0}]
+    )
+    for separators, efficiency in ((1, "78.11"), (2, "77.97")):
+        yield one_of_table_1(histogram, "max", f"greedy+{separators}", {"eff": efficiency, "p": "-"})
+    for depth, algorithm in ((3, "nnls"), (3, "optimal"), (4, "nnls"), (4, "optimal")):
+        yield one_of_table_1(histogram, depth, algorithm, {"eff": "-", "p": "-"})
+
+
+def one_of_table_1(histogram: Histogram, depth: int | str, algorithm: str, row: dict[str, Any]) -> Sequence[Any]:
+    """One row; the paper writes "about 10" where there is no limit of depth."""
+    number = "max" if str(depth).startswith("~") else depth
+    estimate, seconds = timed(histogram, algorithm, number)
+    ours = f"{100 * estimate.efficiency:.3f}", f"{estimate.packing_factor:.4f}", f"{seconds:.3f}"
+    return depth, algorithm, row["eff"], row["p"], *ours
+
+
+def full_rows(histogram: Histogram, rows: Iterable[tuple[int | str, str, dict[str, Any] | None]]) -> Iterable[Sequence[Any]]:
+    """Rows of tables 5 and 7."""
+    for depth, name, row in rows:
+        algorithm = name.lower() if depth != 1 else "none"
+        number: int | str = "max" if str(depth).endswith("max") else depth
+        mixture = solve(histogram.counts, algorithm, depth_of(number, histogram.max_sequence_length)).mixture
+        packs = packs_of(mixture)
+        slots = packs * histogram.max_sequence_length
+        theirs = (row["strategies"], f"{row['packs']:,}", f"{row['padding']:,}", row["eff"]) if row else ("-",) * 4
+        ours = (len(mixture), f"{packs:,}", f"{slots - histogram.tokens:,}", f"{100 * histogram.tokens / slots:.3f}")
+        yield depth, algorithm, *theirs, *ours
+
+
+def print_algorithms(names: Sequence[str], depths: Sequence[str]) -> None:
+    """Every algorithm against the bound."""
+    for name in names:
+        histogram = load(name)
+        print_table(
+            f"{name}: packs above the proven bound (seconds)",
+            ("depth", "proven bound", *ALGORITHMS, "optimal: efficiency %"),
+            (algorithm_row(histogram, depth if depth == "max" else int(depth)) for depth in depths),
+        )
+
+
+def algorithm_row(histogram: Histogram, depth: int | str) -> Sequence[Any]:
+    """One depth; ENNLSHP only where it takes seconds."""
+    started = time.perf_counter()
+    optimum = pack_histogram(histogram, "optimal", depth)
+    seconds = {"optimal": time.perf_counter() - started}
+    packs = {"optimal": optimum.packs}
+    for algorithm in ALGORITHMS[:-1]:
+        if algorithm == "ennlshp" and histogram.max_sequence_length > LONGEST_FOR_ENNLSHP:
+            continue
+        estimate, seconds[algorithm] = timed(histogram, algorithm, depth)
+        packs[algorithm] = estimate.packs
+    cells = [
+        f"+{packs[algorithm] - optimum.lower_bound:,} ({seconds[algorithm]:.3g})" if algorithm in packs else "-"
+        for algorithm in ALGORITHMS
+    ]
+    return depth, f"{optimum.lower_bound:,}", *cells, f"{100 * optimum.efficiency:.5f}"
+
+
+def main() -> None:
+    """Print the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--parts", nargs="+", choices=("tables", "algorithms", "speed"), default=["tables", "algorithms", "speed"]
+    )
+    parser.add_argument("--histograms", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--depths", nargs="+", default=list(DEPTHS))
+    arguments = parser.parse_args()
+    started = time.perf_counter()
+    warm_up()
+    print(f"compiling or loading the kernels: {time.perf_counter() - started:.1f} s")
+    if "tables" in arguments.parts:
+        print_paper_tables()
+    if "algorithms" in arguments.parts:
+        print_algorithms(arguments.histograms, arguments.depths)
+    if "speed" in arguments.parts:
+        from packing_solvers import print_speed
+
+        print_speed()
+
+
+if __name__ == "__main__":
+    main()
