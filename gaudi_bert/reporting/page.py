@@ -87,7 +87,13 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
             cards.append(Card("Efficiency", after, f"real tokens / slots; {_percent(before)} unpacked"))
             gap = packs - bound
             share = f"{_percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
-            cards.append(Card("Above the bound", f"{gap:,} packs", share if gap else f"{bound:,} packs: proven optimal"))
+            cards.append(
+                Card(
+                    "Above the bound",
+                    f"{gap:,} {'pack' if gap == 1 else 'packs'}",
+                    share if gap else f"{bound:,} packs: proven optimal",
+                )
+            )
     if inputs.get("verification") is not None:
         verified = inputs.get("verification").get("sequences")
         cards.append(Card("Verified", "yes", f"each of {verified:,} sequences is there once, byte for byte"))

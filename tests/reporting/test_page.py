@@ -50,7 +50,7 @@ def test_the_summary(tmp_path: Path) -> None:
     assert {card.name: (plain(card.figure), plain(card.note)) for card in cards} == {
         "Packing factor": ("1.452", "45 sequences in 31 packs"),
         "Efficiency": ("98.51 %", "real tokens / slots; 67.9 % unpacked"),
-        "Above the bound": ("1 packs", "3.33 % above 30, which is proven"),
+        "Above the bound": ("1 pack", "3.33 % above 30, which is proven"),
         "Verified": ("yes", "each of 45 sequences is there once, byte for byte"),
         "Masked-LM accuracy": ("25.0 %", "5.0 times the unigram baseline, 5.0 %"),
         "Next-sentence accuracy": ("70.0 %", "on held-out documents"),
