@@ -6,12 +6,12 @@ positions. Next sentence: every sequence counts the same. The caller divides: lo
 masked_lm_weight + next_sentence_sum / next_sentence_weight; or by expected counts (the paper's T.6).
 `masked_lm_weights` holds the number of the sequence that a masked slot belongs to, 0 where it is unused.
 
-Letters: B packs, Q masked slots, S depth, V vocabulary.
+Letters: B packs, Q masked slots, S depth, V vocabulary; R rows and C classes of any logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import PretrainingOutputs
 
-__all__ = ["LossSums", "pretraining_sums"]
+__all__ = ["LossSums", "cross_entropy", "pretraining_sums"]
 
 
 class LossSums(NamedTuple):
@@ -91,6 +91,33 @@ def masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DTy
 
 def _weighted(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Weighted sums of the negative log likelihood and of right answers; logits [..., classes], the others [...]."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    right = tf.cast(tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels), weights.dtype)
-    return tf.reduce_sum(losses * weights), tf.reduce_sum(right * weights)
+    classes = logits.shape[-1]
+    labels_R, weights_R = tf.reshape(labels, [-1]), tf.reshape(weights, [-1])
+    losses_R, guesses_R = cross_entropy(tf.reshape(logits, [-1, classes]), labels_R)
+    right_R = tf.cast(tf.equal(guesses_R, labels_R), weights.dtype)
+    return tf.reduce_sum(losses_R * weights_R), tf.reduce_sum(right_R * weights_R)
+
+
+@tf.custom_gradient
+def cross_entropy(logits_RC: tf.Tensor, labels_R: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable]:
+    """The negative log likelihood of each label, and the likeliest class (int32), for rows of logits.
+
+    TensorFlow's own operation takes six times as long on a CPU. Here one softmax serves loss and gradient:
+    with m the largest logit of a row and p_m its share, the logarithm of the sum of exponentials is m - log
+    p_m, where p_m is at least 1 / C, so no logarithm of a vanishing number is ever taken.
+    """
+    rows, classes = logits_RC.shape
+    shares_RC = tf.nn.softmax(logits_RC)
+    guesses_R = tf.argmax(logits_RC, axis=-1, output_type=tf.int32)
+    starts_R = tf.range(0, rows * classes, classes, dtype=tf.int32)
+    flat_logits = tf.reshape(logits_RC, [-1])
+    largest_R = tf.gather(flat_logits, starts_R + guesses_R)
+    largest_share_R = tf.gather(tf.reshape(shares_RC, [-1]), starts_R + guesses_R)
+    losses_R = largest_R - tf.gather(flat_logits, starts_R + labels_R) - tf.math.log(largest_share_R)
+
+    def backward(losses_gradient_R: tf.Tensor, guesses_gradient: tf.Tensor) -> tuple[tf.Tensor, None]:
+        del guesses_gradient
+        targets_RC = tf.one_hot(labels_R, classes, dtype=logits_RC.dtype)
+        return (shares_RC - targets_RC) * losses_gradient_R[:, tf.newaxis], None
+
+    return (losses_R, guesses_R), backward
