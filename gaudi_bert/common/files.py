@@ -46,7 +46,8 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for writing so that it appears whole or not at all.
 
-    The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed.
+    The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed. Who
+    writes the same file at the same time (shards of one job write the same settings) waits for its turn.
 
     Raises:
         FailedError: the file cannot be written, flushed or renamed.
@@ -55,16 +56,30 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.tmp")
     with explained_os_errors(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb") as handle:
+        with _open_alone(temporary) as handle:
+            try:
                 yield handle
                 handle.flush()
                 os.fsync(handle.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
         flush_folder(path.parent)
+
+
+def _open_alone(temporary: Path) -> BinaryIO:
+    """Open `temporary` empty, under a kernel lock; if another writer renamed it while we waited, a new one."""
+    while True:
+        handle = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666), "wb")
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.fstat(handle.fileno()), os.stat(temporary)):
+                handle.truncate(0)
+                return handle
+        except FileNotFoundError:
+            pass
+        handle.close()
 
 
 def flush_folder(folder: Path) -> None:

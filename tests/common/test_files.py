@@ -100,3 +100,15 @@ with exclusive_lock(Path({str(target)!r}), "group 0"):
         except FailedError:
             time.sleep(0.1)
     pytest.fail("the lock outlived its process")
+
+
+def test_processes_that_write_the_same_file_take_turns(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gaudi_bert.common.files import write_text\n"
+        "for number in range(60): write_text(Path(sys.argv[1]), sys.argv[2] * 5000)"
+    )
+    target = tmp_path / "settings.json"
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(target), letter]) for letter in "abc"]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
+    assert target.read_text() in {letter * 5000 for letter in "abc"}
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
