@@ -47,11 +47,25 @@ def describe_packing(result: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{result['packs']:,} packs, {result['packing_factor']:.4f} sequences a pack, "
         f"efficiency {percent(result['efficiency'])}{skipped_note(result)}",
-        f"proven lower bound {result['lower_bound']:,} packs: {result['gap']:,} above it",
+        f"proven lower bound {result['lower_bound']:,} packs: {result['gap']:,} above it"
+        + (f"; the tokens alone need {result['token_bound']:,}" if "token_bound" in result else ""),
     ]
     if "algorithm" in result:
-        lines.append(f"algorithm {result['algorithm']}, depth {result.get('depth_used', result.get('depth'))}")
+        used = [name for name in result.get("algorithms_used", ()) if name != result["algorithm"]]
+        made_by = f" (by {' and '.join(used)})" if used else ""
+        lines.append(f"algorithm {result['algorithm']}{made_by}, depth {result.get('depth_used', result.get('depth'))}")
+    if result.get("masked_slots_needed"):
+        lines.append(_masked_slots_line(result))
     return lines
+
+
+def _masked_slots_line(result: Mapping[str, Any]) -> str:
+    """The masked-LM budget of a plan, and what the smallest one would cost."""
+    line = f"{result['masked_slots']} masked slots a pack, {result['masked_slots_needed']} needed"
+    if result["smaller_masked_slots"]:
+        smallest = result["smaller_masked_slots"][-1]
+        line += f"; with {smallest['masked_slots']}, the least possible, it would be {smallest['packs']:,} packs"
+    return line
 
 
 def describe_examples(result: Mapping[str, Any]) -> list[str]:

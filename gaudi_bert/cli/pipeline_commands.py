@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import STAGES
+from gaudi_bert.config import STAGES, PipelineSettings
 from gaudi_bert.stages.layout import SPLITS
 
 __all__ = ["register"]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What `run` was asked for."""
+
+    settings: PipelineSettings
+    stages: Sequence[str]
+    pipeline: Path
+    work: Path
+    shard: tuple[int, int] | None
+    finish: bool
+    overwrite: bool
+    json: bool
 
 
 def register(app: typer.Typer) -> None:
@@ -22,26 +38,81 @@ def register(app: typer.Typer) -> None:
     app.command()(report)
 
 
+def _run_local(request: RunRequest) -> None:
+    from gaudi_bert.runners.local import LocalRun, run_stages
+
+    local = LocalRun(
+        request.settings,
+        request.work,
+        request.pipeline.parent,
+        Reporter(),
+        overwrite=request.overwrite,
+        shard=request.shard,
+        finish=request.finish,
+    )
+    describe = _describe_run if request.shard is None else _describe_shard
+    output.print_result(run_stages(local, request.stages), request.json, describe)
+
+
+def _run_kubernetes(request: RunRequest) -> None:
+    from gaudi_bert.runners.kubernetes_run import run_on_kubernetes
+
+    if request.overwrite:
+        raise InputError(
+            "--overwrite: not on a cluster, where pods would remove one another's files; "
+            "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
+        )
+    if request.shard is not None or request.finish:
+        raise InputError("--shard and --finish: on a cluster, resources.data_workers shares the stages out")
+    result = run_on_kubernetes(request.settings, request.stages, Reporter())
+    output.print_result(result, request.json, output.describe_any)
+
+
+def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:
+    from gaudi_bert.runners.rendering import write_rendered
+
+    parts = write_rendered(settings, stages, folder)
+    output.print_result({"folder": str(folder), "parts": parts}, json, _describe_rendered)
+
+
+def _describe_rendered(result: Mapping[str, Any]) -> list[str]:
+    folder = result["folder"]
+    return [f"{folder}: {', '.join(result['parts'])}", *(f"kubectl apply -k {folder}/{part}" for part in result["parts"])]
+
+
+# Where a pipeline runs, by name.
+RUNNERS: dict[str, Callable[[RunRequest], None]] = {"local": _run_local, "kubernetes": _run_kubernetes}
+
+
 def run(
     pipeline: Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)],
     stages: Annotated[str, typer.Option(help="Which stages, in the pipeline's order.")] = ",".join(STAGES),
+    on: Annotated[str, typer.Option(help=f"Where: {', '.join(RUNNERS)}.")] = "local",
     set_: arguments.Set = None,
     work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
+    shard: arguments.Shard = None,
+    finish: Annotated[bool, typer.Option("--finish", help="Put together what all shards of `write` made.")] = False,
+    render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder, run nothing.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings and stages, do nothing.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Run the stages of a pipeline file; what is finished already is not done again."""
-    from gaudi_bert.runners.local import LocalRun, plan_stages, run_stages
+    from gaudi_bert.runners.local import plan_stages
 
+    if on not in RUNNERS:
+        raise InputError(f"--on {on}: choose one of {', '.join(RUNNERS)}")
     settings = arguments.pipeline_settings(pipeline, set_)
     names = plan_stages([name.strip() for name in stages.split(",") if name.strip()])
     if dry_run:
         planned = {"stages": names, "work": str(work / settings.name), "settings": settings.model_dump(mode="json")}
         output.print_result(planned, json, _describe_dry_run)
         return
-    local = LocalRun(settings, work, pipeline.parent, Reporter(), overwrite=overwrite)
-    output.print_result(run_stages(local, names), json, _describe_run)
+    if render is not None:
+        _render(settings, names, render, json)
+        return
+    request = RunRequest(settings, names, pipeline, work, arguments.parse_shard(shard), finish, overwrite, json)
+    RUNNERS[on](request)
 
 
 def _describe_dry_run(planned: Mapping[str, Any]) -> list[str]:
@@ -59,6 +130,16 @@ def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
         for split, figures in splits.items():
             title = f"{stage} {split}".strip()
             lines += [f"{title}: {line}" for line in _describe_stage(stage, figures)]
+    return lines
+
+
+def _describe_shard(summaries: Mapping[str, Any]) -> list[str]:
+    """One line a figure of one shard's part."""
+    lines = []
+    for stage, summary in summaries.items():
+        splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
+        for split, figures in splits.items():
+            lines += [f"{stage} {split}".strip() + f": {line}" for line in output.describe_any(figures)]
     return lines
 
 

@@ -18,10 +18,14 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import STAGES, PipelineSettings
 from gaudi_bert.stages.artefact import Signature, begin_artefact
 from gaudi_bert.stages.layout import SplitPaths, WorkFolder
+from gaudi_bert.stages.shards import histogram_part, histogram_parts, histogram_shard
 
 __all__ = ["LocalRun", "plan_stages", "run_stages"]
 
 Summary = dict[str, Any]
+
+# The stages that many machines do together, each its part.
+SHARED_STAGES = ("prepare", "histogram", "write")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class LocalRun:
         pipeline_folder: where relative paths in the pipeline file start.
         reporter: where progress goes.
         overwrite: make again what other settings made.
+        shard: (K, N): part K of N of one of the stages that many machines share (prepare, histogram, write).
+        finish: `write` only: put together what all shards wrote.
     """
 
     settings: PipelineSettings
@@ -41,6 +47,8 @@ class LocalRun:
     pipeline_folder: Path
     reporter: Reporter
     overwrite: bool = False
+    shard: tuple[int, int] | None = None
+    finish: bool = False
 
     @property
     def folder(self) -> WorkFolder:
@@ -67,13 +75,23 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
         What each stage says of itself: one summary a stage, or one a split (`train`, `evaluation`) below the stage.
 
     Raises:
-        InputError: a stage is unknown, or what it needs has not been made.
+        InputError: a stage is unknown or cannot be shared out, or what it needs has not been made.
     """
     summaries: dict[str, Summary] = {}
+    _check_sharing(run, stages)
     for stage in plan_stages(stages):
         run.reporter.say(f"--- {stage}")
         summaries[stage] = _STAGE_FUNCTIONS[stage](run)
     return summaries
+
+
+def _check_sharing(run: LocalRun, stages: Sequence[str]) -> None:
+    if run.shard is not None and run.finish:
+        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
+    if run.shard is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
+        raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
+    if run.finish and list(stages) != ["write"]:
+        raise InputError("--finish: only `write` is finished in a step of its own; give --stages write")
 
 
 def _need(path: Path, stage: str) -> None:
@@ -95,6 +113,7 @@ def _prepare(run: LocalRun) -> Summary:
         run.settings.prepare,
         run.folder.examples,
         pipeline_folder=run.pipeline_folder,
+        shard=run.shard,
         reporter=run.reporter,
         overwrite=run.overwrite,
     )
@@ -104,7 +123,14 @@ def _histogram(run: LocalRun) -> Summary:
     from gaudi_bert.stages.histogram import histogram
 
     def make(paths: SplitPaths) -> Summary:
-        return histogram(paths.records, paths.histogram, reporter=run.reporter, overwrite=run.overwrite)
+        shard, out = run.shard, paths.histogram
+        if shard is not None:
+            shard = histogram_shard(paths.records, shard)
+            if shard is None:
+                run.reporter.say(f"{paths.records}: nothing to do, there are fewer files than shards")
+                return {"files": 0}
+            out = histogram_part(out, shard)
+        return histogram(paths.records, out, shard=shard, reporter=run.reporter, overwrite=run.overwrite)
 
     return _each_split(run, make)
 
@@ -113,8 +139,10 @@ def _plan(run: LocalRun) -> Summary:
     from gaudi_bert.stages.plan import plan
 
     def make(paths: SplitPaths) -> Summary:
-        _need(paths.histogram, "histogram")
-        return plan([paths.histogram], paths.plan, run.settings.packing, reporter=run.reporter, overwrite=run.overwrite)
+        counted = histogram_parts(paths.histogram)
+        if not counted:
+            _need(paths.histogram, "histogram")
+        return plan(counted, paths.plan, run.settings.packing, reporter=run.reporter, overwrite=run.overwrite)
 
     return _each_split(run, make)
 
@@ -124,7 +152,15 @@ def _write(run: LocalRun) -> Summary:
 
     def make(paths: SplitPaths) -> Summary:
         _need(paths.plan, "plan")
-        return write(paths.records, paths.plan, paths.packed, reporter=run.reporter, overwrite=run.overwrite)
+        return write(
+            paths.records,
+            paths.plan,
+            paths.packed,
+            shard=run.shard,
+            finish=run.finish,
+            reporter=run.reporter,
+            overwrite=run.overwrite,
+        )
 
     return _each_split(run, make)
 

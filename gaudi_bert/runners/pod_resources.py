@@ -17,7 +17,9 @@ CARD_RESOURCE = "habana.ai/gaudi"
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
 HUGE_PAGES = "hugepages-2Mi"
 _MEBIBYTE = 2**20
-_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3}
+_UNITS |= {letter: 1000.0**power for power, letter in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
+_UNITS |= {f"{letter}i": 1024.0**power for power, letter in enumerate(("K", "M", "G", "T", "P", "E"), 1)}
 
 
 def quantity_value(quantity: str) -> float:
@@ -26,7 +28,7 @@ def quantity_value(quantity: str) -> float:
     Raises:
         ValueError: not a quantity.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([A-Za-z]*)", quantity)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([A-Za-z]*)", quantity)
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{quantity!r} is not a quantity")
     return float(match[1]) * _UNITS[match[2]]

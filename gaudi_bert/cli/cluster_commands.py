@@ -1,0 +1,113 @@
+"""Commands about clusters and hosts: wait, k8s status | logs | delete, doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.progress import Reporter
+
+__all__ = ["register"]
+
+Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
+
+k8s = typer.Typer(
+    name="k8s", help="What a pipeline has on a Kubernetes cluster.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to `app`."""
+    app.command()(wait)
+    app.command()(doctor)
+    for command in (status, logs, delete):
+        k8s.command()(command)
+    app.add_typer(k8s)
+
+
+def wait(
+    pipeline: Pipeline,
+    for_: Annotated[str, typer.Option("--for", help="The stage that is to start, or write-finish.", show_default=False)],
+    work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds after which to give up.")] = 86_400,
+    json: arguments.Json = False,
+) -> None:
+    """Wait until all that a stage needs has been made."""
+    from gaudi_bert.runners.waiting import wait_for_inputs
+    from gaudi_bert.stages.layout import WorkFolder
+
+    settings = arguments.pipeline_settings(pipeline, None)
+    folder = WorkFolder.of(settings, work, pipeline.parent)
+    seconds = wait_for_inputs(folder, for_, timeout, Reporter())
+    output.print_result({"stage": for_, "waited_seconds": round(seconds, 1)}, json, output.describe_any)
+
+
+def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
+    """Show the state of each step, and what is wrong with it."""
+    from gaudi_bert.runners import kubernetes_manage
+    from gaudi_bert.runners.kubernetes_client import connect
+
+    settings = arguments.pipeline_settings(pipeline, set_)
+    found = kubernetes_manage.status(settings, connect(settings.kubernetes.namespace))
+    output.print_result(found, json, _describe_status)
+
+
+def _describe_status(found: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for step, figures in found.items():
+        pods = ", ".join(f"{count} {phase}" for phase, count in figures.get("pods", {}).items())
+        lines.append(f"{step}: {figures['state']}" + (f" ({pods})" if pods else ""))
+        if figures.get("problem"):
+            lines.append(f"  {figures['problem']}")
+    return lines
+
+
+def logs(
+    pipeline: Pipeline,
+    step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
+    set_: arguments.Set = None,
+) -> None:
+    """Show the logs of a pipeline's pods."""
+    from gaudi_bert.runners import kubernetes_manage
+    from gaudi_bert.runners.kubernetes_client import connect
+
+    settings = arguments.pipeline_settings(pipeline, set_)
+    kubernetes_manage.show_logs(settings, step, connect(settings.kubernetes.namespace), typer.echo)
+
+
+def delete(
+    pipeline: Pipeline,
+    data: Annotated[bool, typer.Option("--data", help="Remove the volume with the work folder, too.")] = False,
+    set_: arguments.Set = None,
+    json: arguments.Json = False,
+) -> None:
+    """Remove all Jobs of a pipeline; its work folder stays, unless you say --data."""
+    from gaudi_bert.runners import kubernetes_manage
+    from gaudi_bert.runners.kubernetes_client import connect
+
+    settings = arguments.pipeline_settings(pipeline, set_)
+    removed = kubernetes_manage.delete(settings, connect(settings.kubernetes.namespace), data=data)
+    output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["nothing was there"])
+
+
+def doctor(
+    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the cluster, not at this machine.")] = False,
+    pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
+    set_: arguments.Set = None,
+    json: arguments.Json = False,
+) -> None:
+    """Say whether all is ready for Gaudi, and what to mend."""
+    from gaudi_bert.runners.doctor import examine_cluster, examine_host
+
+    settings = arguments.pipeline_settings(pipeline, set_)
+    findings = examine_cluster(settings) if cluster else examine_host(settings)
+    wrong = [finding for finding in findings if finding.verdict == "mend"]
+    result = {"ready": not wrong, "findings": [finding.as_json() for finding in findings]}
+    output.print_result(result, json, lambda _: [str(finding) for finding in findings])
+    if wrong:
+        raise FailedError(f"{len(wrong)} of {len(findings)} checks need mending, the first: {wrong[0].remedy}")

@@ -1,0 +1,127 @@
+"""Follows one submitted Job or MPIJob to its end: logs, progress, and the reason where it fails or does not start.
+
+The object is read, judged, and then watched until it changes; a watch that is dropped or has expired only means that the
+object is read again a little earlier. So nothing that happens between two watches is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.progress import Reporter, human_seconds
+from gaudi_bert.runners.kubernetes_client import Cluster
+from gaudi_bert.runners.kubernetes_logs import LogFollower
+from gaudi_bert.runners.kubernetes_reasons import Problem, claim_problem, job_outcome, worst_problem
+
+__all__ = ["follow", "pods_of"]
+
+Json = dict[str, Any]
+
+WATCH_SECONDS = 5
+SHORTEST_ROUND_SECONDS = 0.2
+LOG_END_SECONDS = 10
+
+
+def pods_of(cluster: Cluster, item: Json) -> list[Json]:
+    """The pods of a Job or an MPIJob."""
+    label = "training.kubeflow.org/job-name" if item["kind"] == "MPIJob" else "job-name"
+    return cluster.find("Pod", f"{label}={item['metadata']['name']}")
+
+
+def follow(
+    cluster: Cluster,
+    item: Json,
+    reporter: Reporter,
+    start_seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return when `item` is complete.
+
+    Args:
+        cluster: where it runs.
+        item: the Job or MPIJob as it was submitted.
+        reporter: where logs and progress go.
+        start_seconds: how long its pods may wait for a node, a volume or an image.
+        clock: seconds.
+
+    Raises:
+        FailedError: it failed, was removed, cannot start, or can only fail again; with the pod's reason and the remedy.
+    """
+    kind, name = item["kind"], item["metadata"]["name"]
+    logs = LogFollower(cluster, reporter)
+    waiting_since: float | None = None
+    said: str | None = None
+    try:
+        while True:
+            round_started = clock()
+            current = cluster.read(kind, name)
+            if current is None:
+                raise FailedError(f"{kind} {name} was removed while it ran; run it again")
+            current.setdefault("kind", kind)
+            pods = pods_of(cluster, current)
+            logs.update(pods)
+            problem = worst_problem(pods)
+            outcome = job_outcome(current)
+            if outcome is not None:
+                logs.finish(LOG_END_SECONDS)
+                _judge(kind, name, outcome, problem)
+                return
+            waiting_since = (waiting_since or clock()) if problem is not None and not problem.started else None
+            waited = clock() - waiting_since if waiting_since is not None else 0.0
+            if problem is not None and (problem.hopeless or waited >= start_seconds):
+                _give_up(cluster, current, problem, waited)
+            said = _say_once(reporter, said, problem, start_seconds)
+            _show_progress(reporter, current)
+            cluster.wait_for_change(current, WATCH_SECONDS)
+            if clock() - round_started < SHORTEST_ROUND_SECONDS:
+                time.sleep(SHORTEST_ROUND_SECONDS)
+    finally:
+        logs.finish(0)
+
+
+def _judge(kind: str, name: str, outcome: str, problem: Problem | None) -> None:
+    if outcome != "complete":
+        raise FailedError(f"{kind} {name} {outcome}; see `gaudi-bert k8s logs`" if problem is None else str(problem))
+
+
+def _give_up(cluster: Cluster, item: Json, problem: Problem, waited: float) -> None:
+    """Remove what only holds resources, and say why."""
+    claims = [] if problem.started else _claim_problems(cluster, item)
+    told = claims[0] if claims and "laim" in problem.reason else problem
+    cluster.delete(item["kind"], item["metadata"]["name"])
+    after = f" after {human_seconds(waited)}" if waited >= 1 else ""
+    raise FailedError(f"{told.reason}{after} ({item['kind']} {item['metadata']['name']} was removed); {told.remedy}")
+
+
+def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
+    """What keeps the volumes of `item` from being bound."""
+    from gaudi_bert.runners.kubernetes_manifests import pod_specs
+
+    volumes = [volume for spec in pod_specs(item) for volume in spec.get("volumes") or ()]
+    names = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
+    problems = []
+    for name in sorted(names):
+        claim = cluster.read("PersistentVolumeClaim", name)
+        problem = claim_problem(claim, cluster.events(name)) if claim is not None else None
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+def _say_once(reporter: Reporter, said: str | None, problem: Problem | None, start_seconds: float) -> str | None:
+    """Say a problem when it is new; what was said last."""
+    if problem is None or str(problem) == said:
+        return said
+    limit = f" (giving up after {human_seconds(start_seconds)})" if not problem.started else " (it is tried again)"
+    reporter.say(f"{problem}{limit}")
+    return str(problem)
+
+
+def _show_progress(reporter: Reporter, item: Json) -> None:
+    spec, status = item.get("spec", {}), item.get("status", {})
+    if spec.get("completionMode") == "Indexed":
+        reporter.show(f"{item['metadata']['name']}: {status.get('succeeded', 0)} of {spec['completions']} pods done")
