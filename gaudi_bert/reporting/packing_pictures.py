@@ -126,6 +126,7 @@ def draw_unpadding(
     axes.plot(accelerators, ideal, marker=".", color=GREY, label="un-padding of these data, ideal")
     axes.axhline(packing, color=BLUE, label="packing of these data")
     axes.set_xscale("log", base=2)
+    axes.set_xticks(list(accelerators), [str(count) for count in accelerators])
     axes.set_xlabel("accelerators")
     axes.set_ylabel("speed-up over padding")
     axes.set_ylim(bottom=1.0)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
+from gaudi_bert.config import PackingSettings
 
 if TYPE_CHECKING:
     from gaudi_bert.packing.histogram import Histogram
@@ -39,7 +40,8 @@ def estimate(
         source: a histogram.json, or unpacked records (folder, file or glob), which are counted first.
         depths: numbers from 1, or "max".
         algorithms: names as in `ESTIMATE_ALGORITHMS`.
-        picture: also draw efficiency over depth, as .png or .svg.
+        picture: also draw, as .png or .svg, efficiency over depth; and beside it, with `-histogram`, `-mixture` and
+            `-scaling` in the name, the lengths with the proven bound, the strategies, and packing against un-padding.
         reporter: where progress goes.
 
     Returns:
@@ -70,10 +72,9 @@ def estimate(
         "unpadding": _unpadding(histogram, max(row["packing_factor"] for row in rows if row["algorithm"] != "sort")),
     }
     if picture is not None:
-        from gaudi_bert.reporting.packing_pictures import draw_efficiency_over_depth, save_picture
-
-        save_picture(draw_efficiency_over_depth(rows), picture)
-        result["picture"] = str(picture)
+        usual = PackingSettings().depth
+        depth = usual if usual in wanted_depths else wanted_depths[-1]
+        result["pictures"] = _draw(histogram, result, depth, picture, reporter)
     return {**result, "lines": _lines(result)}
 
 
@@ -175,6 +176,32 @@ def _status_bytes(key: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
+
+
+def _draw(histogram: Histogram, result: dict[str, Any], depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
+    """Write the pictures; those of a single packing show `nnls` at `depth`. Returns their names."""
+    from gaudi_bert.packing.pack import pack_histogram
+    from gaudi_bert.reporting import packing_pictures
+
+    packing = pack_histogram(histogram, "nnls", depth)
+    prices = None if packing.certificate is None else packing.certificate.prices.tolist()
+    scaling = result["unpadding"]["rows"]
+    figures = {
+        "": packing_pictures.draw_efficiency_over_depth([row for row in result["rows"] if row["algorithm"] != "sort"]),
+        "-histogram": packing_pictures.draw_histogram(histogram.counts.tolist(), packing.packs, packing.lower_bound, prices),
+        "-mixture": packing_pictures.draw_mixture(packing.mixture, histogram.max_sequence_length),
+        "-scaling": packing_pictures.draw_unpadding(
+            [row["accelerators"] for row in scaling],
+            [row["unpadding"] for row in scaling],
+            [row["ideal_unpadding"] for row in scaling],
+            result["unpadding"]["packing_factor"],
+        ),
+    }
+    paths = [picture.with_name(f"{picture.stem}{suffix}{picture.suffix}") for suffix in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        packing_pictures.save_picture(figure, path)
+    reporter.say(f"pictures: {', '.join(str(path) for path in paths)}")
+    return [str(path) for path in paths]
 
 
 def _scan(histogram: Histogram, depth: str | int) -> list[dict[str, Any]]:

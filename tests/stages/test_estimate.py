@@ -33,6 +33,8 @@ def test_a_table_over_depths_and_algorithms(tmp_path: Path) -> None:
     text = "\n".join(result["lines"])
     for expected in ("88,641 sequences", "40,711", "97.547 %", "attention x", "2048: 1.2"):
         assert expected in text
+    names = ["estimate", "estimate-histogram", "estimate-mixture", "estimate-scaling"]
+    assert sorted(path.stem for path in tmp_path.iterdir()) == names
     assert picture.read_text().startswith("<?xml")
 
 
