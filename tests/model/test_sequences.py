@@ -1,0 +1,64 @@
+"""Packs apart and together again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from reference.model_packs import random_packs
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+
+
+def sequence(ids, segments, positions, masked_ids, label) -> Sequence:
+    return Sequence(*(np.array(values, np.int32) for values in (ids, segments, positions, masked_ids)), label)
+
+
+def test_join_by_hand():
+    pack = [sequence([7, 8, 9], [0, 0, 1], [0, 2], [4, 5], 1), sequence([6, 3], [0, 1], [1], [2], 0)]
+    expected = {
+        "input_ids": [7, 8, 9, 6, 3, 0, 0],
+        "input_mask": [1, 1, 1, 2, 2, 0, 0],
+        "segment_ids": [0, 0, 1, 0, 1, 0, 0],
+        "positions": [0, 1, 2, 0, 1, 0, 0],
+        "masked_lm_positions": [0, 2, 4, 0],
+        "masked_lm_ids": [4, 5, 2, 0],
+        "masked_lm_weights": [1, 1, 2, 0],
+        "next_sentence_positions": [0, 3, 0],
+        "next_sentence_labels": [1, 0, 0],
+        "next_sentence_weights": [1, 1, 0],
+    }
+    batch = join_sequences([pack], 7, 4, 3)
+    assert batch.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(batch[name], [values], err_msg=name)
+
+
+def test_split_is_the_inverse_of_join():
+    packs = random_packs(1, [[11, 5, 13], [], [17, 9]])
+    placed = split_packs(join_sequences(packs, 31, 17, 4))
+    assert [(each.pack, each.number, each.start) for each in placed] == [
+        (0, 1, 0),
+        (0, 2, 11),
+        (0, 3, 16),
+        (2, 1, 0),
+        (2, 2, 17),
+    ]
+    for each, original in zip(placed, [original for pack in packs for original in pack], strict=True):
+        for name in ("input_ids", "segment_ids", "masked_positions", "masked_ids", "next_sentence_label"):
+            np.testing.assert_array_equal(getattr(each.sequence, name), getattr(original, name))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"), [((15, 9, 2), "16 tokens"), ((16, 1, 2), "masked positions"), ((16, 9, 1), "2 sequences")]
+)
+def test_packs_that_do_not_fit_are_refused(sizes, message):
+    with pytest.raises(InputError, match=message):
+        join_sequences(random_packs(1, [[11, 5]]), *sizes)
+
+
+def test_split_numbers_are_refused():
+    batch = join_sequences(random_packs(1, [[3, 2]]), 7, 4, 3)
+    batch["input_mask"][0, 6] = 1
+    with pytest.raises(InputError, match="missing or split"):
+        split_packs(batch)
