@@ -1,0 +1,26 @@
+"""Packing that is killed at fifty random moments and run again gives the bytes of an undisturbed run, every time."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from reference.records_wire import example, frame, random_sequence
+
+PROGRAM = Path(__file__).with_name("kill_pack.py")
+SEED, MOMENTS = 11, 50
+
+
+def test_fifty_random_moments(tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    rng = random.Random(SEED)
+    for number in range(8):
+        payloads = [example(random_sequence(rng, 61, 9)) for _ in range(200)]
+        (records / f"part-{number}").write_bytes(b"".join(frame(payload) for payload in payloads))
+    command = [sys.executable, str(PROGRAM), str(records), str(tmp_path), str(SEED), str(MOMENTS)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert int(result.stdout.splitlines()[-1].split()[1]) >= MOMENTS, result.stdout
