@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -23,15 +24,24 @@ def default_workers() -> int:
     return max(1, len(os.sched_getaffinity(0)))
 
 
-def _keep_one_thread() -> None:
+def _start_worker() -> None:
+    """Keep one thread of the tokenizer, and end when the parent does, however that ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """`function` of each item, in the order of the items; with one worker, in this process.
 
     At most `workers` + 1 items and results are held at a time. Processes are spawned, not forked, because the tokenizer
-    keeps threads; in a worker it is told to keep none.
+    keeps threads.
 
     Raises:
         FailedError: a worker died.
@@ -39,7 +49,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], worke
     if workers <= 1:
         yield from map(function, items)
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _keep_one_thread) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
         in_flight: deque[Future[Result]] = deque()
         try:
             for item in items:
