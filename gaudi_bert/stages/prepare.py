@@ -25,7 +25,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config import PrepareSettings
-from gaudi_bert.stages.artefact import Signature, begin_artefact
+from gaudi_bert.stages.artefact import Signature, begin_artefact, settings_path
 
 if TYPE_CHECKING:
     from gaudi_bert.corpus.blocks import Block, Section, SourceScan
@@ -92,12 +92,19 @@ def prepare(
     sources = find_sources(texts, pipeline_folder)
     given = _given_vocabulary(settings, pipeline_folder)
     final = out / "examples.json"
+    is_new = not settings_path(out).exists()
     if begin_artefact(out, final, _signature(settings, sources, given), overwrite):
         reporter.say(f"{out}: already made from this text and these settings, nothing to do")
         return {**read_json(final), "skipped": True}
     workers = workers or default_workers()
-    corpus = _scan(settings, sources, reporter, workers)
-    vocabulary = _vocabulary(settings, given, corpus, out, reporter)
+    try:
+        corpus = _scan(settings, sources, reporter, workers)
+        vocabulary = _vocabulary(settings, given, corpus, out, reporter)
+    except InputError:
+        # Nothing was made yet: settings left behind would only refuse the mended text.
+        if is_new:
+            settings_path(out).unlink(missing_ok=True)
+        raise
     example_settings = _example_settings(settings, vocabulary)
     number, shards = shard or (0, 1)
     if not corpus.sections[number::shards]:

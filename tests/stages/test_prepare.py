@@ -183,6 +183,7 @@ def test_few_documents_make_few_files(folder: Path) -> None:
         ({"text": "latin.txt"}, r"latin\.txt: not UTF-8 at byte 3"),
         ({"text": None}, "no text was given"),
         ({"vocab": "blank.txt"}, r"blank\.txt: the vocabulary has no \[PAD\] \[UNK\] \[CLS\] \[SEP\] \[MASK\]"),
+        ({"vocab": None, "train_vocab": 64, "text": "letters.txt"}, "different characters"),
         ({"vocab": "nowhere.txt"}, r"nowhere\.txt: cannot read the vocabulary"),
     ],
 )
@@ -190,9 +191,11 @@ def test_few_documents_make_few_files(folder: Path) -> None:
 def test_bad_input_leaves_nothing_that_looks_finished(
     folder: Path, workers: int, changes: dict[str, Any], message: str
 ) -> None:
+    (folder / "letters.txt").write_text("\n\n".join(chr(0x4E00 + number) for number in range(50)))
     (folder / "blank.txt").write_text("\n \n")
     (folder / "latin.txt").write_bytes("caf\xe9.".encode("latin-1"))
     with pytest.raises(InputError, match=message):
         run(folder, workers=workers, **changes)
     assert not (folder / "out/examples.json").exists()
     assert not list(folder.glob("out/**/*.tfrecord"))
+    assert run(folder)["skipped"] is False, "what was refused does not stand in the way"
