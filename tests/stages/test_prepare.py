@@ -187,15 +187,18 @@ def test_few_documents_make_few_files(folder: Path) -> None:
         ({"vocab": "nowhere.txt"}, r"nowhere\.txt: cannot read the vocabulary"),
     ],
 )
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bad_input_leaves_nothing_that_looks_finished(
-    folder: Path, workers: int, changes: dict[str, Any], message: str
-) -> None:
+def test_bad_input_leaves_nothing_that_looks_finished(folder: Path, changes: dict[str, Any], message: str) -> None:
     (folder / "letters.txt").write_text("\n\n".join(chr(0x4E00 + number) for number in range(50)))
     (folder / "blank.txt").write_text("\n \n")
     (folder / "latin.txt").write_bytes("caf\xe9.".encode("latin-1"))
     with pytest.raises(InputError, match=message):
-        run(folder, workers=workers, **changes)
+        run(folder, **changes)
     assert not (folder / "out/examples.json").exists()
     assert not list(folder.glob("out/**/*.tfrecord"))
     assert run(folder)["skipped"] is False, "what was refused does not stand in the way"
+
+
+def test_bad_input_found_by_a_worker_process_is_told_alike(folder: Path) -> None:
+    (folder / "text/1.txt").write_bytes(b"fine.\n\xff")
+    with pytest.raises(InputError, match=r"1\.txt: not UTF-8 at byte 6"):
+        run(folder, workers=2)
