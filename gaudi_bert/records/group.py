@@ -10,7 +10,7 @@ import numpy as np
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.framing import RecordStream
-from gaudi_bert.records.scan import RecordScan, UnpackedFormat
+from gaudi_bert.records.scan import FRONT_BYTES, RecordScan, UnpackedFormat
 from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.threads import map_in_threads
 from gaudi_bert.records.unpacked_index import INDEX_COLUMNS, LENGTH
@@ -53,7 +53,7 @@ class GroupIndex:
 
 def buffer_bytes(files: Sequence[GroupFile]) -> int:
     """The bytes of a buffer that holds these files uncompressed."""
-    return sum(uncompressed_bytes(file) for file in files) + _SLACK
+    return sum(FRONT_BYTES + uncompressed_bytes(file) for file in files) + _SLACK
 
 
 def uncompressed_bytes(file: GroupFile) -> int:
@@ -91,7 +91,7 @@ def read_group(
     index = np.empty((sequences, INDEX_COLUMNS), np.int32)
     tasks, start, row = [], 0, 0
     for file in files:
-        size = uncompressed_bytes(file)
+        size = FRONT_BYTES + uncompressed_bytes(file)
         tasks.append((file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 

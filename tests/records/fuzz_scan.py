@@ -28,7 +28,7 @@ from reference.records_wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.records.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
 from gaudi_bert.records.unpacked_index import INDEX_COLUMNS, LABEL, LENGTH, MASKED
 
 PAGE = mmap.PAGESIZE
@@ -146,7 +146,7 @@ def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.n
     path.write_bytes(mutant.data)
     good, bad_number, bad_offset = expectation(mutant.data)
     outcomes = set()
-    for memory in (guarded.of(len(mutant.data), mutant.number % 2 == 0), None):
+    for memory in (guarded.of(FRONT_BYTES + len(mutant.data), mutant.number % 2 == 0), None):
         try:
             found, run = scan(path, mutant.data, memory, piece_buffer)
         except InputError as error:

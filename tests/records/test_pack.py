@@ -22,7 +22,7 @@ from gaudi_bert.records.pack import (
     position_bytes,
     position_table,
 )
-from gaudi_bert.records.scan import RecordScan, UnpackedFormat
+from gaudi_bert.records.scan import FRONT_BYTES, RecordScan, UnpackedFormat
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.records.unpacked_index import INDEX_COLUMNS
 
@@ -48,10 +48,10 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> tuple
         rng.shuffle(order)
         data += frame(example(sequence, order))
     path.write_bytes(data)
-    buffer = np.zeros(len(data), np.uint8)
+    buffer = np.zeros(FRONT_BYTES + len(data), np.uint8)
     offsets, index = np.empty(len(sequences), np.int64), np.empty((len(sequences), INDEX_COLUMNS), np.int32)
     form = UnpackedFormat(schema, offsets, index, whole=True)
-    for _ in RecordScan(path, form, buffer, (0, len(data))).pieces():
+    for _ in RecordScan(path, form, buffer, (0, buffer.size)).pieces():
         pass
     return buffer, offsets, index
 
