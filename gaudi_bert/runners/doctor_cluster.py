@@ -115,8 +115,9 @@ def _missing_rights(cluster: Cluster) -> list[str]:
 def _mpi_operator(cluster: Cluster, pods: Sequence[Json] | None) -> str | None:
     from kubernetes import client
 
-    function = partial(client.CustomObjectsApi().list_namespaced_custom_object, "kubeflow.org", "v2beta1")
-    if _or_none(partial(cluster.call, "list MPIJobs", function, cluster.namespace, "mpijobs")) is None:
+    function = client.CustomObjectsApi().list_namespaced_custom_object
+    place = ("kubeflow.org", "v2beta1", cluster.namespace, "mpijobs")
+    if _or_none(partial(cluster.call, "list MPIJobs", function, *place)) is None:
         return None
     return next((image for pod in pods or () for image in _images(pod).split() if "mpi-operator" in image), "")
 
@@ -229,11 +230,8 @@ def _allocatable(node: Json, name: str) -> float:
     return quantity_value(str(node["status"].get("allocatable", {}).get(name, "0")))
 
 
-def _enough_nodes(
-    answers: ClusterAnswers, settings: PipelineSettings, check: str, name: str, wanted: float, remedy: str
-) -> Finding:
+def _enough_nodes(answers: ClusterAnswers, workers: int, check: str, name: str, wanted: float, remedy: str) -> Finding:
     """Whether as many nodes as there are workers have `wanted` of a resource."""
-    workers = settings.resources.workers
     if answers.nodes is None:
         return warn(check, "this account may not list nodes", f"ask whether {workers} nodes have {wanted:g} {name}")
     amounts = [_allocatable(node, name) for node in answers.nodes]

@@ -7,6 +7,7 @@ for a moment (429, 5xx, a dropped connection) is tried again; a token that has e
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -70,7 +71,8 @@ def _load_configuration() -> None:
     from kubernetes import config
 
     try:
-        config.load_kube_config()
+        # The client looks at this variable only once, when it is imported.
+        config.load_kube_config(config_file=os.environ.get("KUBECONFIG"))
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
         try:
             config.load_incluster_config()

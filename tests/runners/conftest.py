@@ -1,0 +1,43 @@
+"""A fake cluster, and a client that talks to it over HTTP."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_api_server import FakeApiServer
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.runners.kubernetes_client import Cluster, connect
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
+    """A fake API server that the kubeconfig file of this test names."""
+    pytest.importorskip("kubernetes")
+    with FakeApiServer() as fake:
+        file = tmp_path / "kubeconfig"
+        file.write_text(fake.kubeconfig())
+        monkeypatch.setenv("KUBECONFIG", str(file))
+        yield fake
+
+
+@pytest.fixture
+def cluster(server: FakeApiServer) -> Cluster:
+    """A client that does not wait between attempts."""
+    connected = connect("gaudi-bert")
+    connected._sleep = lambda seconds: None
+    return connected
+
+
+@pytest.fixture
+def said() -> io.StringIO:
+    """What the reporter says."""
+    return io.StringIO()
+
+
+@pytest.fixture
+def reporter(said: io.StringIO) -> Reporter:
+    return Reporter(said)

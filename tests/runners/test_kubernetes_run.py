@@ -1,0 +1,271 @@
+"""The Kubernetes runner against an API server over real HTTP."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_api_server import FakeApiServer, Fault, State
+from recorded import (
+    ACTIVE,
+    active,
+    complete,
+    evicted,
+    failed,
+    gave_up,
+    image_missing,
+    preempted,
+    running,
+    succeeded,
+    unschedulable,
+)
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.runners.kubernetes_client import Cluster, ClusterError, connect
+from gaudi_bert.runners.kubernetes_run import DIGEST, run_on_kubernetes
+
+PLAN = ["plan"]
+
+
+def settings(*overrides: str) -> PipelineSettings:
+    return load_pipeline(None, ["kubernetes.start_seconds=1", *overrides])
+
+
+@pytest.fixture(autouse=True)
+def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaudi_bert.runners.kubernetes_follow.SHORTEST_ROUND_SECONDS", 0.01)
+    monkeypatch.setattr("gaudi_bert.runners.kubernetes_follow.WATCH_SECONDS", 1)
+
+
+def test_all_steps_are_submitted_in_order_and_their_objects_made(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    result = run_on_kubernetes(settings(), ["prepare", "histogram", "plan", "write", "verify"], reporter, cluster)
+    steps = ["prepare", "histogram", "plan", "write", "write-finish", "verify"]
+    assert result == dict.fromkeys(steps, "done")
+    assert server.created("Job") == [f"demo-{step}" for step in steps]
+    assert ("PersistentVolumeClaim", "demo-work") in server.objects
+    assert ("ServiceAccount", "demo-stages") in server.objects
+    assert "pipeline.yaml" in server.objects["ConfigMap", "demo-pipeline"]["data"]
+
+
+def test_logs_are_streamed_once_each_and_taken_up_again_after_a_drop(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+) -> None:
+    server.logs["plan-x"] = [f"2026-01-01T00:00:0{number}Z line {number}" for number in range(6)]
+    server.log_drops["plan-x"] = 3
+    server.script(
+        "demo-plan", active(), *[active(running("plan-x"))] * 3, complete(succeeded("plan-x")), complete(succeeded("plan-x"))
+    )
+    # Let the first log end before the Job is looked at again, as in life.
+    server.watches.extend(["silence"] * 3)
+    run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("line")]
+    assert lines == [f"line {number}" for number in range(6)]
+
+
+def test_a_second_run_skips_what_is_complete(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "skipped"}
+    assert server.created("Job") == ["demo-plan"]
+
+
+def test_a_complete_job_of_other_settings_is_replaced(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    assert run_on_kubernetes(settings("packing.depth=4"), PLAN, reporter, cluster) == {"plan": "done"}
+    assert server.created("Job") == ["demo-plan", "demo-plan"]
+    assert "depth: 4" in server.objects["ConfigMap", "demo-pipeline"]["data"]["pipeline.yaml"]
+
+
+def test_a_job_of_the_same_run_that_is_still_active_is_followed(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    server.objects["Job", "demo-plan"]["status"] = ACTIVE
+    server.script("demo-plan", active(), active(running("p")), complete())
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert server.created("Job") == ["demo-plan"]
+
+
+def test_another_run_in_the_same_work_folder_is_left_alone(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    labels = {"app.kubernetes.io/instance": "demo"}
+    server.put("Job", {"metadata": {"name": "demo-write", "labels": labels, "annotations": {DIGEST: "x"}}, "status": ACTIVE})
+    with pytest.raises(InputError, match=r"Job demo-write of another run works in the same work folder; .*k8s delete"):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    assert server.created("Job") == []
+
+
+@pytest.mark.parametrize(
+    ("states", "said_why"),
+    [
+        ([gave_up(failed("p", 1, "a\nerror: disk full"))], r"pod p, container plan: exit code 1: a \| error: disk full"),
+        (
+            [gave_up(failed("p", 137, reason="OOMKilled"))],
+            "OOMKilled: it needed more memory than its limit of 2Gi; raise resources.data.memory_limit",
+        ),
+        ([gave_up(evicted("p"))], r"pod p was taken away \(Evicted\): The node was low on resource: memory.; run it again"),
+        ([gave_up(preempted("p"))], r"pod p was taken away \(PreemptionByScheduler\)"),
+        ([gave_up()], "BackoffLimitExceeded: Job has reached the specified backoff limit"),
+        (
+            [active(unschedulable("p", "0/3 nodes are available: 3 Insufficient habana.ai/gaudi."))],
+            r"Unschedulable: 0/3 nodes .* 3 Insufficient habana.ai/gaudi. after .*was removed\); wait until cards",
+        ),
+        (
+            [active(image_missing("p", "Back-off pulling image", "ImagePullBackOff"))],
+            "ImagePullBackOff: image gaudi-bert-data:0.1.0: Back-off .*after.*images.registry",
+        ),
+        (
+            [active(image_missing("p", 'manifest for "gaudi-bert-data:0.1.0" not found'))],
+            r"ErrImagePull: image gaudi-bert-data:0.1.0: .*not found \(Job demo-plan was removed\); build and push it",
+        ),
+        (
+            [active(running("p")), active(failed("p", 2, "error: packing.depth: 0 is too small"))],
+            r"exit code 2: error: packing.depth: 0 is too small .*correct the pipeline file",
+        ),
+    ],
+    ids=["exit", "oom", "evicted", "preempted", "no pod left", "cards", "image slowly", "no image", "bad input"],
+)
+def test_a_failure_is_told_with_its_reason_and_remedy(
+    states: list[State], said_why: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.script("demo-plan", *states)
+    with pytest.raises(FailedError, match=said_why):
+        run_on_kubernetes(settings(), ["plan", "write"], reporter, cluster)
+    assert server.created("Job") == ["demo-plan"], "nothing is submitted after a failure"
+
+
+def test_a_pod_that_is_evicted_and_replaced_does_not_end_the_run(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+) -> None:
+    server.script("demo-plan", active(evicted("p-1")), active(evicted("p-1"), running("p-2")), complete(succeeded("p-2")))
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert "taken away (Evicted)" in said.getvalue()
+
+
+def test_a_claim_that_is_not_bound_is_named_with_what_the_cluster_says(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    message = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    server.script("demo-plan", active(unschedulable("p", message)))
+    event = {
+        "metadata": {"name": "e"},
+        "involvedObject": {"name": "demo-work"},
+        "type": "Warning",
+        "message": 'storageclass.storage.k8s.io "fast" not found',
+    }
+    server.put("Event", event)
+    with pytest.raises(
+        FailedError, match=r"claim demo-work is Pending, not Bound \(fast, .*\"fast\" not found.*storage_class"
+    ):
+        run_on_kubernetes(settings("kubernetes.storage_class=fast"), PLAN, reporter, cluster)
+
+
+@pytest.mark.parametrize("behaviour", ["drop", "gone", "silence"])
+def test_a_watch_that_breaks_is_resumed(behaviour: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    server.watches.extend([behaviour] * 2)
+    server.script("demo-plan", *[active(running("p"))] * 4, complete(succeeded("p")))
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/jobs/demo-plan"), ("POST", "/jobs"), ("GET", "/pods")])
+def test_what_is_busy_for_a_moment_is_asked_again(
+    code: int, method: str, path: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.faults = [Fault(method, path, code, {"Retry-After": "0"}) for _ in range(2)]
+    server.script("demo-plan", active(), active(), complete())
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert server.faults == []
+
+
+def test_what_stays_broken_ends_the_run_with_what_the_server_said(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.faults = [Fault("POST", "/jobs", 500, message="etcd is down") for _ in range(10)]
+    with pytest.raises(ClusterError, match="cannot create Job demo-plan: 500: etcd is down; try again later"):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+
+
+def test_a_conflict_at_the_same_moment_is_looked_at_again(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.faults = [Fault("POST", "/jobs", 409)]
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+
+
+def test_an_expired_token_is_read_again(
+    server: FakeApiServer, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connected = connect("gaudi-bert")
+    server.token = "second"
+    server.on_unauthorized = lambda: (tmp_path / "kubeconfig").write_text(server.kubeconfig("second")) and None
+    assert run_on_kubernetes(settings(), PLAN, reporter, connected) == {"plan": "done"}
+
+
+def test_credentials_that_stay_wrong_are_told(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    server.token = "another"
+    with pytest.raises(ClusterError, match="401: Unauthorized; your credentials have expired or are wrong: log in"):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+
+
+def test_a_job_that_somebody_removes_ends_the_run(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    def vanish(kind: str, name: str) -> Any:
+        del server.objects[kind, name]
+        return {"metadata": {"name": name}, "status": ACTIVE}
+
+    server.advance = vanish  # type: ignore[method-assign]
+    with pytest.raises(FailedError, match="Job demo-plan was removed while it ran"):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+
+
+def test_training_on_two_workers_is_an_mpijob_whose_launcher_is_followed(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+) -> None:
+    launcher, worker = running("launcher", "train"), running("worker-0", "worker")
+    launcher["metadata"]["labels"] = {"training.kubeflow.org/job-role": "launcher"}
+    worker["metadata"]["labels"] = {"training.kubeflow.org/job-role": "worker"}
+    server.logs = {"launcher": ["2026-01-01T00:00:01Z update 1"], "worker-0": ["2026-01-01T00:00:01Z sshd"]}
+    done = State({"conditions": [{"type": "Succeeded", "status": "True"}]}, [launcher])
+    server.script("demo-train", State({}, [launcher, worker]), State({}, [launcher, worker]), done)
+    assert run_on_kubernetes(settings("resources.workers=2"), ["train"], reporter, cluster) == {"train": "done"}
+    assert server.created("MPIJob") == ["demo-train"]
+    assert "update 1" in said.getvalue()
+    assert "sshd" not in said.getvalue()
+
+
+def test_an_mpijob_without_operator_is_refused_with_the_remedy(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.kinds_unknown = {"MPIJob"}
+    with pytest.raises(ClusterError, match=r"404: .*that the MPI operator is installed"):
+        run_on_kubernetes(settings("resources.workers=2"), ["train"], reporter, cluster)
+
+
+def test_a_namespace_that_is_not_there_is_refused(server: FakeApiServer, reporter: Reporter) -> None:
+    with pytest.raises(InputError, match="namespace nowhere does not exist on this cluster; make it with `kubectl create"):
+        run_on_kubernetes(settings("kubernetes.namespace=nowhere"), PLAN, reporter)
+
+
+def test_a_named_claim_that_is_not_there_is_refused(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    with pytest.raises(InputError, match=r"kubernetes.data_claim: no claim corpus in namespace gaudi-bert"):
+        run_on_kubernetes(settings("kubernetes.data_claim=corpus"), PLAN, reporter, cluster)
+
+
+def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("kubernetes")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(InputError, match=r"no cluster: .*set KUBECONFIG to your kubeconfig file"):
+        connect("gaudi-bert")
+
+
+def test_a_cluster_that_does_not_answer_is_told(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    server.__exit__()
+    with pytest.raises(ClusterError, match=r"no answer from the cluster .*check the network"):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
