@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from reference.records_wire import UNPACKED_KEYS, example, frame, random_sequence
+from reference.records_wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
@@ -34,7 +34,8 @@ def make_case(
     max_sequence_length: int = 29,
     max_predictions: int = 5,
     seed: int = 3,
-    encode=None,
+    encode=packed_list,
+    compress=bytes,
     **settings,
 ) -> PackingCase:
     """Write, count, plan and pack; two files a group unless `settings` say otherwise."""
@@ -48,8 +49,8 @@ def make_case(
             order = list(UNPACKED_KEYS)
             rng.shuffle(order)
             sequences.append(random_sequence(rng, max_sequence_length, max_predictions))
-            payloads.append(example(sequences[-1], order, *([] if encode is None else [encode])))
-        (records / f"part-{number}").write_bytes(b"".join(frame(payload) for payload in payloads))
+            payloads.append(example(sequences[-1], order, encode))
+        (records / f"part-{number}").write_bytes(compress(b"".join(frame(payload) for payload in payloads)))
     chosen = PackingSettings(**{"group_sequences": 2 * sequences_a_file, "shard_multiple": 4, **settings})
     histogram(records, folder / "histogram.json", reporter=QUIET)
     plan([folder / "histogram.json"], folder / "plan.json", chosen, reporter=QUIET)

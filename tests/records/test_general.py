@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from packing_case import QUIET, make_case
 from reference.records_wire import (
     FLOAT_KEYS,
     UNPACKED_KEYS,
@@ -31,6 +32,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.general import canonical_example, canonical_records
 from gaudi_bert.records.schema import RecordError, UnpackedSchema
+from gaudi_bert.stages.verify import verify
 
 LENGTH, PREDICTIONS = 13, 5
 SCHEMA = UnpackedSchema(LENGTH, PREDICTIONS)
@@ -170,3 +172,35 @@ def test_sizes_must_not_change_within_a_file(tmp_path: Path) -> None:
     path.write_bytes(frame(example(sequence(0))) + frame(example(longer)))
     with pytest.raises(InputError, match=r"record 1 at byte .*14 values, 13 are wanted"):
         list(canonical_records(path))
+
+
+def mixed(key: str, values: list) -> bytes:
+    """Another encoding for each list."""
+    return (packed_list, unpacked_list, split_list, overlong_list)[len(key) % 4](key, values)
+
+
+def single_values_unpacked(key: str, values: list) -> bytes:
+    """As some writers do; the canonical form is then the longer one."""
+    return (unpacked_list if len(values) == 1 else packed_list)(key, values)
+
+
+@pytest.mark.parametrize("max_predictions", [1, 5])
+@pytest.mark.parametrize(
+    ("encode", "compress"),
+    [
+        (unpacked_list, bytes),
+        (single_values_unpacked, bytes),
+        (packed_list, gzip.compress),
+        (mixed, bytes),
+        (mixed, zlib.compress),
+    ],
+)
+def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max_predictions: int, encode, compress) -> None:
+    sizes = {"max_predictions": max_predictions, "files": 3}
+    usual = make_case(tmp_path / "usual", **sizes)
+    other = make_case(tmp_path / "other", encode=encode, compress=compress, **sizes)
+    shards = sorted(path.name for path in usual.packed.glob("*.tfrecord"))
+    assert shards == sorted(path.name for path in other.packed.glob("*.tfrecord"))
+    for name in shards:
+        assert (other.packed / name).read_bytes() == (usual.packed / name).read_bytes()
+    assert verify(other.records, other.packed, reporter=QUIET)["sequences"] == len(usual.sequences)
