@@ -62,14 +62,9 @@ def evaluate(
     if unpacked is not None:
         other = measure(unpacked)
         reporter.say(f"evaluate: {unpacked}: {other.line()}")
-        difference = _largest_difference(evaluation, other)
-        result.update(unpacked=other.as_json(), largest_difference=difference)
-        if difference > LARGEST_DIFFERENCE:
-            raise FailedError(
-                f"{data} and {unpacked}: their figures differ by {difference:g}, rounding is {LARGEST_DIFFERENCE:g}; "
-                "`gaudi-bert verify` tells whether they are the same sequences"
-            )
+        difference = _compare(evaluation, other, f"{data} and {unpacked}")
         reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
+        result.update(unpacked=other.as_json(), largest_difference=difference)
     if out is not None:
         write_json(Path(out), result)
     return result
@@ -101,7 +96,13 @@ def _measure_with(stored: Checkpoint, settings: TrainingSettings) -> Callable[[s
     return measure
 
 
-def _largest_difference(one: Evaluation, other: Evaluation) -> float:
+def _compare(one: Evaluation, other: Evaluation, what: str) -> float:
     """The largest difference of any figure; counts must be equal, so theirs weighs as it is."""
     values = other.as_json()
-    return max(abs(value - values[name]) for name, value in one.as_json().items())
+    difference = max(abs(value - values[name]) for name, value in one.as_json().items())
+    if difference > LARGEST_DIFFERENCE:
+        raise FailedError(
+            f"{what}: their figures differ by {difference:g}, rounding is {LARGEST_DIFFERENCE:g}; "
+            "`gaudi-bert verify` tells whether they are the same sequences"
+        )
+    return difference

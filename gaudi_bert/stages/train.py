@@ -6,6 +6,7 @@ function of), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, and, written last
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,13 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, TrainingSettings
+from gaudi_bert.config import PipelineSettings
 from gaudi_bert.stages.artefact import Signature, begin_artefact, remove_artefact, settings_path
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.device import Device
+    from gaudi_bert.training.distributed import Communicator
     from gaudi_bert.training.hyperparameters import BatchPlan
     from gaudi_bert.training.loop import Outcome, TrainingRun
     from gaudi_bert.training.source import DataSource
@@ -38,6 +40,19 @@ FREE_SETTINGS = {
     "evaluate_packs",
     "log_every_updates",
 }
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is known of a run before anything is built."""
+
+    settings: PipelineSettings
+    source: DataSource
+    evaluation_source: DataSource | None
+    config: BertConfig
+    communicator: Communicator
+    plan: BatchPlan
+    out: Path
 
 
 def train(
@@ -72,12 +87,31 @@ def train(
         StoppedError: a signal asked for it; the run can be resumed.
     """
     from gaudi_bert.training.device import open_device
+
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite exclude each other; give the one you mean")
+    job = _plan_job(settings, data, evaluation_data, Path(out))
+    for line in _describe(job):
+        reporter.say(line)
+    if dry_run:
+        return {"dry_run": True, **_plan_as_json(job)}
+    device = open_device(settings.training.device, settings.training.precision, settings.training.threads)
+    with exclusive_lock(job.out, str(out)):
+        if _is_finished(job, resume, overwrite):
+            reporter.say(f"{out}: already trained with these settings, nothing to do")
+            return {**read_json(job.out / "training.json"), "skipped": True}
+        reporter.say(f"train: on {device.description}")
+        summary = _summary(_train(_set_up(job, device, reporter)), job.plan)
+        write_json(job.out / "training.json", summary)
+    return summary
+
+
+def _plan_job(settings: PipelineSettings, data: Path, evaluation_data: Path | None, out: Path) -> _Job:
+    """Open the data, settle the model and the batches; refuse what does not fit."""
     from gaudi_bert.training.distributed import connect
     from gaudi_bert.training.hyperparameters import plan_batches
     from gaudi_bert.training.source import check_fits, open_source
 
-    if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     source = open_source(data)
     evaluation_source = open_source(evaluation_data) if evaluation_data is not None else None
     config = model_config(settings, source)
@@ -86,21 +120,7 @@ def train(
             check_fits(each, config)
     communicator = connect()
     plan = plan_batches(settings.training, source.packing_factor, communicator.size)
-    for line in _describe(settings.training, config, plan, source):
-        reporter.say(line)
-    if dry_run:
-        return {"dry_run": True, **_plan_as_json(plan, settings.training)}
-    device = open_device(settings.training.device, settings.training.precision, settings.training.threads)
-    with exclusive_lock(out, f"{out}"):
-        if _is_finished(settings, config, source, evaluation_source, out, resume, overwrite):
-            reporter.say(f"{out}: already trained with these settings, nothing to do")
-            return {**read_json(out / "training.json"), "skipped": True}
-        reporter.say(f"train: on {device.description}")
-        run = _set_up(settings.training, config, device, plan, source, evaluation_source, out, reporter)
-        outcome = _train(run, settings.training)
-        summary = _summary(outcome, plan)
-        write_json(out / "training.json", summary)
-    return summary
+    return _Job(settings, source, evaluation_source, config, communicator, plan, out)
 
 
 def model_config(settings: PipelineSettings, source: DataSource) -> BertConfig:
@@ -115,8 +135,9 @@ def model_config(settings: PipelineSettings, source: DataSource) -> BertConfig:
     return BertConfig(**values)
 
 
-def _describe(settings: TrainingSettings, config: BertConfig, plan: BatchPlan, source: DataSource) -> list[str]:
+def _describe(job: _Job) -> list[str]:
     """The run as lines for people."""
+    settings, source, config, plan = job.settings.training, job.source, job.config, job.plan
     kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
     vocabulary = f"vocabulary {config.vocab_size:,}"
     if source.vocabulary_size is None:
@@ -133,9 +154,10 @@ def _describe(settings: TrainingSettings, config: BertConfig, plan: BatchPlan, s
     ]
 
 
-def _plan_as_json(plan: BatchPlan, settings: TrainingSettings) -> dict[str, Any]:
+def _plan_as_json(job: _Job) -> dict[str, Any]:
+    plan = job.plan
     return {
-        "updates": settings.updates,
+        "updates": job.settings.training.updates,
         "accumulation_steps": plan.accumulation_steps,
         "micro_batch_packs": plan.micro_batch_packs,
         "workers": plan.workers,
@@ -146,86 +168,78 @@ def _plan_as_json(plan: BatchPlan, settings: TrainingSettings) -> dict[str, Any]
     }
 
 
-def _is_finished(
-    settings: PipelineSettings,
-    config: BertConfig,
-    source: DataSource,
-    evaluation_source: DataSource | None,
-    out: Path,
-    resume: bool,
-    overwrite: bool,
-) -> bool:
-    """Whether the run is there already; otherwise `out` is made ready for it."""
+def _is_finished(job: _Job, resume: bool, overwrite: bool) -> bool:
+    """Whether the run is there already; otherwise its folder is made ready."""
     from gaudi_bert.training.checkpoint import checkpoint_files
 
-    kept = settings.training.model_dump(exclude=FREE_SETTINGS)
-    # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
-    kept["init_checkpoint"] = Path(kept["init_checkpoint"]).name if kept["init_checkpoint"] else None
-    inputs = {"data": source.identity, "evaluation_data": evaluation_source.identity if evaluation_source else None}
-    signature = Signature("train", {"model": config.to_json(), "training": kept}, inputs)
-    finished = begin_artefact(out, out / "training.json", signature, overwrite=overwrite)
+    out, final, signature = job.out, job.out / "training.json", _signature(job)
+    finished = begin_artefact(out, final, signature, overwrite=overwrite)
     if finished and not overwrite:
         return True
-    if checkpoint_files(out / "checkpoints") and not resume:
+    if finished or (checkpoint_files(out / "checkpoints") and not resume):
         if not overwrite:
             raise InputError(f"{out}: holds a run that was stopped; pass --resume to go on, or --overwrite to start anew")
         remove_artefact(out, settings_path(out))
-        begin_artefact(out, out / "training.json", signature)
-    write_text(out / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+        begin_artefact(out, final, signature)
+    write_text(out / "settings.yaml", yaml.safe_dump(job.settings.model_dump(mode="json"), sort_keys=False))
     return False
 
 
-def _set_up(
-    settings: TrainingSettings,
-    config: BertConfig,
-    device: Device,
-    plan: BatchPlan,
-    source: DataSource,
-    evaluation_source: DataSource | None,
-    out: Path,
-    reporter: Reporter,
-) -> TrainingRun:
+def _signature(job: _Job) -> Signature:
+    """What the weights are a function of."""
+    kept = job.settings.training.model_dump(exclude=FREE_SETTINGS)
+    # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
+    kept["init_checkpoint"] = Path(kept["init_checkpoint"]).name if kept["init_checkpoint"] else None
+    evaluation = job.evaluation_source.identity if job.evaluation_source is not None else None
+    inputs = {"data": job.source.identity, "evaluation_data": evaluation}
+    return Signature("train", {"model": job.config.to_json(), "training": kept}, inputs)
+
+
+def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
     """Make the model and all that works on it; the device is open."""
     from gaudi_bert.model.bert import BertForPretraining
-    from gaudi_bert.training.distributed import connect
     from gaudi_bert.training.evaluate import Evaluator
     from gaudi_bert.training.loop import TrainingRun
     from gaudi_bert.training.optimizers import Optimizer
 
-    communicator = connect()
-    model = BertForPretraining(config, seed=settings.seed, compute_dtype=device.compute_dtype)
+    settings = job.settings.training
+    model = BertForPretraining(job.config, seed=settings.seed, compute_dtype=device.compute_dtype)
     evaluator = None
-    if evaluation_source is not None:
+    if job.evaluation_source is not None:
         evaluator = Evaluator(
             model,
-            evaluation_source,
-            communicator,
+            job.evaluation_source,
+            job.communicator,
             loss=settings.loss,
             batch_packs=settings.micro_batch_packs,
             take_packs=settings.evaluate_packs,
         )
     return TrainingRun(
         settings=settings,
-        plan=plan,
+        plan=job.plan,
         model=model,
         optimizer=Optimizer(model.variables_by_name, settings),
-        communicator=communicator,
-        source=source,
+        communicator=job.communicator,
+        source=job.source,
         evaluator=evaluator,
-        folder=out,
-        kept_settings={"model": config.to_json(), "training": settings.model_dump(mode="json", exclude={"init_checkpoint"})},
+        folder=job.out,
+        kept_settings={
+            "model": job.config.to_json(),
+            "training": settings.model_dump(mode="json", exclude={"init_checkpoint"}),
+        },
         reporter=reporter,
     )
 
 
-def _train(run: TrainingRun, settings: TrainingSettings) -> Outcome:
+def _train(run: TrainingRun) -> Outcome:
+    """Start or resume, and train to the end."""
     from gaudi_bert.training.loop import TrainingLoop
     from gaudi_bert.training.resume import load_weights, resume_run
 
     progress = resume_run(run.checkpoints, run.model, run.optimizer, run.communicator.size, run.reporter.say)
-    if progress.update == 0 and settings.init_checkpoint is not None:
-        load_weights(settings.init_checkpoint, run.model)
-        run.reporter.say(f"train: starts from the weights of {settings.init_checkpoint}")
+    if progress.update == 0 and run.settings.init_checkpoint is not None:
+        load_weights(run.settings.init_checkpoint, run.model)
+        run.reporter.say(f"train: starts from the weights of {run.settings.init_checkpoint}")
     run.communicator.broadcast(list(run.model.variables_by_name.values()))
     return TrainingLoop(run, progress).run()
 
