@@ -1,0 +1,84 @@
+"""Taking up a run: everything is restored, another model is refused, another number of processes is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import TrainingSettings
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
+from gaudi_bert.training.loop import Progress
+from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.resume import load_weights, resume_run
+
+
+def make(seed: int, **changes) -> tuple[BertForPretraining, Optimizer]:
+    sizes = {"vocab_size": 11, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 5}
+    model = BertForPretraining(BertConfig(**{**sizes, "max_position_embeddings": 7, **changes}), seed=seed)
+    return model, Optimizer(model.variables_by_name, TrainingSettings())
+
+
+def save(folder, model: BertForPretraining, processes: int = 2):
+    random = np.random.default_rng(0)
+    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    first, second = ({name: random.random(value.shape, np.float32) for name, value in values.items()} for _ in range(2))
+    progress = {"packs_per_process": 30, "processes": processes, "sequences": 80, "tokens": 900}
+    checkpoint = Checkpoint(5, values, first, second, progress)
+    return write_checkpoint(folder, checkpoint), checkpoint
+
+
+def test_model_moments_and_position_come_back(tmp_path) -> None:
+    _, stored = save(tmp_path, make(1)[0])
+    model, optimizer = make(2)
+    said: list[str] = []
+    assert resume_run(tmp_path, model, optimizer, 2, said.append) == Progress(5, 30, 80, 900)
+    for variables, values in [
+        (model.variables_by_name, stored.variables),
+        (optimizer.first_moments, stored.first_moments),
+        (optimizer.second_moments, stored.second_moments),
+    ]:
+        for name, value in values.items():
+            np.testing.assert_array_equal(variables[name].numpy(), value)
+    assert said == ["train: goes on after update 5"]
+
+
+def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:
+    assert resume_run(tmp_path / "none", *make(2), 1, print) == Progress()
+
+
+def test_another_number_of_processes_reads_on_after_as_many_packs_and_is_told(tmp_path) -> None:
+    save(tmp_path, make(1)[0])
+    said: list[str] = []
+    assert resume_run(tmp_path, *make(2), 3, said.append).packs == 20
+    assert said[0].startswith("note: 2 processes wrote the checkpoint, 3 go on")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"vocab_size": 12}, r"word_embeddings is \[11, 6\] there, \[12, 6\] here"),
+        ({"num_hidden_layers": 2}, r"layer_1/.* is absent there"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, changes, expected) -> None:
+    path, _ = save(tmp_path, make(1)[0])
+    model, optimizer = make(2, **changes)
+    before = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+    with pytest.raises(InputError, match=f"of another model: bert/.*{expected}"):
+        resume_run(tmp_path, model, optimizer, 1, print)
+    with pytest.raises(InputError, match="of another model"):
+        load_weights(path, model)
+    for name, value in before.items():
+        np.testing.assert_array_equal(model.variables_by_name[name].numpy(), value)
+
+
+def test_weights_alone_leave_the_moments_at_zero(tmp_path) -> None:
+    _, stored = save(tmp_path / "checkpoints", make(1)[0])
+    model, optimizer = make(2)
+    load_weights(tmp_path, model)
+    for name, value in stored.variables.items():
+        np.testing.assert_array_equal(model.variables_by_name[name].numpy(), value)
+        assert not optimizer.first_moments[name].numpy().any()
