@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.operations import dense, dropout_mask, widen, without_gradient
+from gaudi_bert.model.dropout import kept_places, kept_scale
+from gaudi_bert.model.forward_pass import ForwardPass
+from gaudi_bert.model.operations import dense, kernel, widen, without_gradient
 
 __all__ = ["attend", "attention_bias", "self_attention"]
 
@@ -48,7 +50,7 @@ def self_attention(
     parameters: Mapping[str, tf.Tensor],
     scope: str,
     config: BertConfig,
-    dropout_seed: tf.Tensor | None,
+    forward_pass: ForwardPass,
     dropout_site: int,
 ) -> tf.Tensor:
     """The context of every token, [T, H], before the output projection.
@@ -59,7 +61,7 @@ def self_attention(
         parameters: all variables; those of this attention begin with `scope`.
         scope: for example `bert/encoder/layer_0/attention/self`.
         config: the model's.
-        dropout_seed: int32 [2], or None for none.
+        forward_pass: how it is run.
         dropout_site: number of this dropout in the model.
     """
     packs, _, length, _ = bias_B1LL.shape
@@ -68,12 +70,9 @@ def self_attention(
     fused_TK = dense(hidden_TH, kernel_HK, bias_K)
     fused_3BNLD = tf.transpose(tf.reshape(fused_TK, [packs, length, 3, heads, size]), [2, 0, 3, 1, 4])
     query_BNLD, key_BNLD, value_BNLD = tf.unstack(fused_3BNLD)
-    kept_BNLL, scale = None, 1.0
     rate = config.attention_probs_dropout_prob
-    if dropout_seed is not None and rate > 0:
-        shape = tf.TensorShape([packs, heads, length, length])
-        kept_BNLL, scale = dropout_mask(shape, rate, dropout_seed, dropout_site, hidden_TH.dtype)
-    context_BNLD = attend(query_BNLD, key_BNLD, value_BNLD, bias_B1LL, kept_BNLL, scale)
+    drawn = forward_pass.draw(tf.TensorShape([packs, heads, length, length]), rate, dropout_site)
+    context_BNLD = attend(query_BNLD, key_BNLD, value_BNLD, bias_B1LL, drawn, rate, forward_pass.compiled)
     return tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [packs * length, heads * size])
 
 
@@ -82,8 +81,9 @@ def attend(
     key_BNLD: tf.Tensor,
     value_BNLD: tf.Tensor,
     bias_B1LL: tf.Tensor,
-    kept_BNLL: tf.Tensor | None,
-    scale: float,
+    drawn: tf.Tensor | None,
+    rate: float,
+    compiled: bool,
 ) -> tf.Tensor:
     """softmax(query key^T + bias) value, with dropout of the shares: [B, N, L, D].
 
@@ -97,27 +97,28 @@ def attend(
         key_BNLD: in the same type.
         value_BNLD: in the same type.
         bias_B1LL: from `attention_bias`.
-        kept_BNLL: zeros and ones from `dropout_mask`, or None.
-        scale: of the kept shares.
+        drawn: from `ForwardPass.draw`; None for no dropout.
+        rate: of dropout.
+        compiled: whether kernels are.
     """
+    scale = kept_scale(drawn, rate)
 
     @tf.custom_gradient
     def core(query_BNLD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         dtype = query_BNLD.dtype
         scores_BNLL = widen(tf.matmul(query_BNLD, key_BNLD, transpose_b=True)) + bias_B1LL
         shares_BNLL = tf.cast(tf.nn.softmax(scores_BNLL), dtype)
-        used_BNLL = shares_BNLL if kept_BNLL is None else shares_BNLL * kept_BNLL
-        context_BNLD = tf.matmul(used_BNLL, value_BNLD)
-        context_BNLD = context_BNLD if kept_BNLL is None else context_BNLD * scale
+        used_BNLL = shares_BNLL if drawn is None else kernel(_drop_shares, compiled)(shares_BNLL, drawn, rate)
+        context_BNLD = tf.matmul(used_BNLL, value_BNLD) * scale
 
         def backward(gradient_BNLD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             row_sums_BNL1 = tf.reduce_sum(widen(gradient_BNLD) * widen(context_BNLD), axis=-1, keepdims=True)
-            scaled_BNLD = gradient_BNLD if kept_BNLL is None else gradient_BNLD * scale
+            scaled_BNLD = gradient_BNLD * scale
             value_gradient_BNLD = tf.matmul(used_BNLL, scaled_BNLD, transpose_a=True)
-            shares_gradient_BNLL = tf.matmul(scaled_BNLD, value_BNLD, transpose_b=True)
-            if kept_BNLL is not None:
-                shares_gradient_BNLL *= kept_BNLL
-            scores_gradient_BNLL = shares_BNLL * (shares_gradient_BNLL - tf.cast(row_sums_BNL1, dtype))
+            used_gradient_BNLL = tf.matmul(scaled_BNLD, value_BNLD, transpose_b=True)
+            scores_gradient_BNLL = kernel(_scores_gradient, compiled)(
+                used_gradient_BNLL, shares_BNLL, tf.cast(row_sums_BNL1, dtype), drawn, rate
+            )
             query_gradient_BNLD = tf.matmul(scores_gradient_BNLL, key_BNLD)
             key_gradient_BNLD = tf.matmul(scores_gradient_BNLL, query_BNLD, transpose_a=True)
             return query_gradient_BNLD, key_gradient_BNLD, value_gradient_BNLD
@@ -125,6 +126,22 @@ def attend(
         return context_BNLD, backward
 
     return core(query_BNLD, key_BNLD, value_BNLD)
+
+
+def _drop_shares(shares_BNLL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Tensor:
+    return shares_BNLL * kept_places(drawn, shares_BNLL.shape, rate, shares_BNLL.dtype)
+
+
+def _scores_gradient(
+    used_gradient_BNLL: tf.Tensor,
+    shares_BNLL: tf.Tensor,
+    row_sums_BNL1: tf.Tensor,
+    drawn: tf.Tensor | None,
+    rate: float,
+) -> tf.Tensor:
+    if drawn is not None:
+        used_gradient_BNLL = _drop_shares(used_gradient_BNLL, drawn, rate)
+    return shares_BNLL * (used_gradient_BNLL - row_sums_BNL1)
 
 
 def _fused_projection(parameters: Mapping[str, tf.Tensor], scope: str, size: int) -> tuple[tf.Tensor, tf.Tensor]:

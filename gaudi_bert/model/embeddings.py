@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.forward_pass import ForwardPass
 from gaudi_bert.model.operations import dropout, gather_rows, layer_norm
 
 __all__ = ["EMBEDDINGS_DROPOUT_SITE", "embed"]
@@ -25,7 +26,7 @@ def embed(
     parameters: Mapping[str, tf.Tensor],
     config: BertConfig,
     compute_dtype: tf.DType,
-    dropout_seed: tf.Tensor | None,
+    forward_pass: ForwardPass,
 ) -> tf.Tensor:
     """The input of the encoder, [T, H] in `compute_dtype`."""
     scope = "bert/embeddings"
@@ -36,6 +37,12 @@ def embed(
     segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
     total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
     normal_TH = layer_norm(
-        total_TH, parameters[f"{scope}/LayerNorm/gamma"], parameters[f"{scope}/LayerNorm/beta"], config.layer_norm_eps
+        total_TH,
+        parameters[f"{scope}/LayerNorm/gamma"],
+        parameters[f"{scope}/LayerNorm/beta"],
+        config.layer_norm_eps,
+        forward_pass.compiled,
     )
-    return tf.cast(dropout(normal_TH, config.hidden_dropout_prob, dropout_seed, EMBEDDINGS_DROPOUT_SITE), compute_dtype)
+    rate = config.hidden_dropout_prob
+    drawn = forward_pass.draw(normal_TH.shape, rate, EMBEDDINGS_DROPOUT_SITE)
+    return tf.cast(dropout(normal_TH, drawn, rate, forward_pass.compiled), compute_dtype)

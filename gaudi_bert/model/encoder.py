@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from gaudi_bert.model.attention import self_attention
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.operations import activation, dense, dropout, layer_norm
+from gaudi_bert.model.forward_pass import ForwardPass
+from gaudi_bert.model.operations import activation, dense, residual_layer_norm
 from gaudi_bert.model.parameters import layer_scope
 
 __all__ = ["encode"]
@@ -24,7 +25,7 @@ def encode(
     bias_B1LL: tf.Tensor,
     parameters: Mapping[str, tf.Tensor],
     config: BertConfig,
-    dropout_seed: tf.Tensor | None,
+    forward_pass: ForwardPass,
 ) -> tf.Tensor:
     """The output of the last layer, [T, H].
 
@@ -33,11 +34,11 @@ def encode(
         bias_B1LL: from `attention_bias`.
         parameters: all variables by name.
         config: the model's.
-        dropout_seed: int32 [2], or None for none.
+        forward_pass: how it is run.
     """
     for layer in range(config.num_hidden_layers):
         first_site = 1 + DROPOUT_SITES_PER_LAYER * layer
-        hidden_TH = _encoder_layer(hidden_TH, bias_B1LL, parameters, layer_scope(layer), config, dropout_seed, first_site)
+        hidden_TH = _encoder_layer(hidden_TH, bias_B1LL, parameters, layer_scope(layer), config, forward_pass, first_site)
     return hidden_TH
 
 
@@ -47,22 +48,26 @@ def _encoder_layer(
     parameters: Mapping[str, tf.Tensor],
     scope: str,
     config: BertConfig,
-    dropout_seed: tf.Tensor | None,
+    forward_pass: ForwardPass,
     first_site: int,
 ) -> tf.Tensor:
     def project(inputs: tf.Tensor, name: str) -> tf.Tensor:
         return dense(inputs, parameters[f"{scope}/{name}/kernel"], parameters[f"{scope}/{name}/bias"])
 
     def add_and_normalise(new_TH: tf.Tensor, old_TH: tf.Tensor, name: str, site: int) -> tf.Tensor:
-        total_TH = dropout(new_TH, config.hidden_dropout_prob, dropout_seed, site) + old_TH
         gamma_H, beta_H = parameters[f"{scope}/{name}/LayerNorm/gamma"], parameters[f"{scope}/{name}/LayerNorm/beta"]
-        return layer_norm(total_TH, gamma_H, beta_H, config.layer_norm_eps)
+        rate = config.hidden_dropout_prob
+        drawn = forward_pass.draw(new_TH.shape, rate, site)
+        return residual_layer_norm(
+            new_TH, old_TH, gamma_H, beta_H, drawn, rate, config.layer_norm_eps, forward_pass.compiled
+        )
 
     context_TH = self_attention(
-        hidden_TH, bias_B1LL, parameters, f"{scope}/attention/self", config, dropout_seed, first_site
+        hidden_TH, bias_B1LL, parameters, f"{scope}/attention/self", config, forward_pass, first_site
     )
     attended_TH = add_and_normalise(
         project(context_TH, "attention/output/dense"), hidden_TH, "attention/output", first_site + 1
     )
-    intermediate = activation(config.hidden_act)(project(attended_TH, "intermediate/dense"))
+    activate = activation(config.hidden_act, forward_pass.compiled)
+    intermediate = activate(project(attended_TH, "intermediate/dense"))
     return add_and_normalise(project(intermediate, "output/dense"), attended_TH, "output", first_site + 2)

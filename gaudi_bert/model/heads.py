@@ -40,14 +40,15 @@ def next_sentence_logits(pooled_PH: tf.Tensor, parameters: Mapping[str, tf.Tenso
     return tf.nn.bias_add(logits_P2, tf.cast(parameters["cls/seq_relationship/output_bias"], logits_P2.dtype))
 
 
-def masked_lm_logits(picked_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor], config: BertConfig) -> tf.Tensor:
+def masked_lm_logits(
+    picked_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor], config: BertConfig, compiled: bool
+) -> tf.Tensor:
     """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
     scope = "cls/predictions/transform"
     changed_PH = dense(picked_PH, parameters[f"{scope}/dense/kernel"], parameters[f"{scope}/dense/bias"])
-    changed_PH = activation(config.hidden_act)(changed_PH)
-    changed_PH = layer_norm(
-        changed_PH, parameters[f"{scope}/LayerNorm/gamma"], parameters[f"{scope}/LayerNorm/beta"], config.layer_norm_eps
-    )
+    changed_PH = activation(config.hidden_act, compiled)(changed_PH)
+    gamma_H, beta_H = parameters[f"{scope}/LayerNorm/gamma"], parameters[f"{scope}/LayerNorm/beta"]
+    changed_PH = layer_norm(changed_PH, gamma_H, beta_H, config.layer_norm_eps, compiled)
     words_VH = tf.cast(parameters["bert/embeddings/word_embeddings"], changed_PH.dtype)
     logits_PV = widen(tf.matmul(changed_PH, words_VH, transpose_b=True))
     return tf.nn.bias_add(logits_PV, tf.cast(parameters["cls/predictions/output_bias"], logits_PV.dtype))

@@ -2,7 +2,12 @@
 
 Where TensorFlow's own gradient would make many passes over a large tensor, or a sparse result of unknown
 size, the gradient is written out here. No operation has a shape that depends on data, none is `where`,
-`boolean_mask` or `unique`, and integers are int32: Gaudi compiles the graph once for one set of shapes.
+`boolean_mask` or `unique`, and integers are
+int32: Gaudi compiles the graph once for one set of shapes.
+
+What goes over the elements of a tensor several times is a kernel: a function of tensors and fixed numbers. On
+a CPU, `compiled` kernels (XLA) make one pass of it; Gaudi's graph compiler does the like by itself, so there
+they stay plain.
 
 Letters: R rows of a table, T tokens (packs x positions), H features of the last axis, I inputs and O outputs
 of a dense layer. "wide" is the type of what must not be rounded (layer norm, softmax, losses): float32, also
@@ -11,26 +16,38 @@ where the matrices are bfloat16.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
+
+from gaudi_bert.model.dropout import kept_places, kept_scale
 
 __all__ = [
     "activation",
     "dense",
     "dropout",
-    "dropout_mask",
     "gather_rows",
-    "gelu",
+    "kernel",
     "layer_norm",
+    "residual_layer_norm",
     "widen",
     "without_gradient",
 ]
 
-# 2^32 divided by the golden ratio, odd, as a signed 32-bit number: consecutive multiples are far apart
-# (Knuth, TAOCP 3, 6.4).
-GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
+Kernel = Callable[..., Any]
+
+
+@functools.cache
+def _compile(function: Kernel) -> Kernel:
+    return tf.function(function, jit_compile=True, autograph=False)
+
+
+def kernel(function: Kernel, compiled: bool) -> Kernel:
+    """`function`, or what XLA makes of it; compiled once for each set of shapes."""
+    return _compile(function) if compiled else function
 
 
 def widen(tensor: tf.Tensor) -> tf.Tensor:
@@ -48,9 +65,9 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor) -> tf.T
 def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Rows of `table_RH`; its gradient is dense at once.
 
-    TensorFlow's own gradient is an `IndexedSlices`. Added to the dense gradient of the tied output matrix
-    it would be widened to a slice of the whole vocabulary plus every token; summed into its rows first,
-    it is one addition.
+    TensorFlow's own gradient is an `IndexedSlices`. Added to the dense gradient of the tied output matrix it
+    would be widened to a slice of the whole vocabulary plus every token; summed into its rows first, it is
+    one addition.
     """
     rows = table_RH.shape[0]
 
@@ -66,92 +83,147 @@ def without_gradient(variable: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     return tf.identity(variable), tf.zeros_like
 
 
-def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float) -> tf.Tensor:
+def layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float, compiled: bool) -> tf.Tensor:
     """Layer norm over the last axis (Ba et al., 2016), computed wide, returned in the type of `inputs_TH`."""
-    return tf.cast(_wide_layer_norm(widen(inputs_TH), gamma_H, beta_H, epsilon), inputs_TH.dtype)
 
-
-def _wide_layer_norm(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float) -> tf.Tensor:
     @tf.custom_gradient
-    def normalise(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        gamma_H, beta_H = tf.cast(gamma_H, inputs_TH.dtype), tf.cast(beta_H, inputs_TH.dtype)
-        centred_TH = inputs_TH - tf.reduce_mean(inputs_TH, axis=-1, keepdims=True)
-        variance_T1 = tf.reduce_mean(tf.square(centred_TH), axis=-1, keepdims=True)
-        scale_T1 = tf.math.rsqrt(variance_T1 + tf.cast(epsilon, inputs_TH.dtype))
-        normal_TH = centred_TH * scale_T1
+    def core(inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        outputs_TH, normal_TH, scale_T1 = kernel(_normalise, compiled)(inputs_TH, gamma_H, beta_H, epsilon)
 
         def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            product_TH = gradient_TH * normal_TH
-            weighted_TH = gradient_TH * gamma_H
-            mean_T1 = tf.reduce_mean(weighted_TH, axis=-1, keepdims=True)
-            slope_T1 = tf.reduce_mean(product_TH * gamma_H, axis=-1, keepdims=True)
-            inputs_gradient_TH = (weighted_TH - mean_T1 - normal_TH * slope_T1) * scale_T1
-            return inputs_gradient_TH, tf.reduce_sum(product_TH, axis=0), tf.reduce_sum(gradient_TH, axis=0)
+            return kernel(_normalise_backward, compiled)(gradient_TH, normal_TH, scale_T1, gamma_H)
 
-        return normal_TH * gamma_H + beta_H, backward
+        return outputs_TH, backward
 
-    return normalise(inputs_TH, gamma_H, beta_H)
+    return core(inputs_TH, gamma_H, beta_H)
 
 
-@tf.custom_gradient
-def gelu(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
-    share = 0.5 * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
+def residual_layer_norm(
+    new_TH: tf.Tensor,
+    old_TH: tf.Tensor,
+    gamma_H: tf.Tensor,
+    beta_H: tf.Tensor,
+    drawn: tf.Tensor | None,
+    rate: float,
+    epsilon: float,
+    compiled: bool,
+) -> tf.Tensor:
+    """Layer norm of dropout(new) + old, in the type of `new_TH`; `drawn` is from `ForwardPass.draw`."""
 
-    def backward(gradient: tf.Tensor) -> tf.Tensor:
-        density = tf.exp(-0.5 * tf.square(inputs)) * (1.0 / math.sqrt(2.0 * math.pi))
-        return gradient * (share + inputs * density)
+    @tf.custom_gradient
+    def core(new_TH: tf.Tensor, old_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        forward = kernel(_add_and_normalise, compiled)
+        outputs_TH, normal_TH, scale_T1 = forward(new_TH, old_TH, gamma_H, beta_H, drawn, rate, epsilon)
 
-    return inputs * share, backward
+        def backward(gradient_TH: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+            return kernel(_add_and_normalise_backward, compiled)(gradient_TH, normal_TH, scale_T1, gamma_H, drawn, rate)
+
+        return outputs_TH, backward
+
+    return core(new_TH, old_TH, gamma_H, beta_H)
 
 
-def activation(name: str) -> Callable[[tf.Tensor], tf.Tensor]:
+def activation(name: str, compiled: bool) -> Callable[[tf.Tensor], tf.Tensor]:
     """The function called `name` in `config.json`: gelu (exact), gelu_new (by tanh) or relu."""
-    functions = {"gelu": gelu, "gelu_new": lambda inputs: tf.nn.gelu(inputs, approximate=True), "relu": tf.nn.relu}
-    return functions[name]
+    if name == "gelu":
+        return functools.partial(_gelu, compiled=compiled)
+    return tf.nn.relu if name == "relu" else functools.partial(tf.nn.gelu, approximate=True)
 
 
-def dropout(inputs: tf.Tensor, rate: float, seed_2: tf.Tensor | None, site: int) -> tf.Tensor:
-    """Zero a share `rate` of `inputs` and scale the rest up; nothing where `seed_2` is None or `rate` is 0.
+def _gelu(inputs: tf.Tensor, compiled: bool) -> tf.Tensor:
+    """x * Phi(x) with the exact normal distribution function (Hendrycks and Gimpel, 2016)."""
 
-    Args:
-        inputs: any shape, static.
-        rate: share that is dropped.
-        seed_2: int32 [2], of this pass.
-        site: number of the place in the model.
-    """
-    if seed_2 is None or rate == 0:
+    @tf.custom_gradient
+    def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        def backward(gradient: tf.Tensor) -> tf.Tensor:
+            return kernel(_gelu_backward, compiled)(gradient, inputs)
+
+        return kernel(_gelu_forward, compiled)(inputs), backward
+
+    return core(inputs)
+
+
+def dropout(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float, compiled: bool) -> tf.Tensor:
+    """Zero a share `rate` of `inputs` and scale the rest up; `drawn` is from `ForwardPass.draw`, None for no dropout."""
+    if drawn is None:
         return inputs
-    kept, scale = dropout_mask(inputs.shape, rate, seed_2, site, inputs.dtype)
-    return inputs * (kept * scale)
+
+    @tf.custom_gradient
+    def core(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        def backward(gradient: tf.Tensor) -> tf.Tensor:
+            return kernel(_drop, compiled)(gradient, drawn, rate)
+
+        return kernel(_drop, compiled)(inputs, drawn, rate), backward
+
+    return core(inputs)
 
 
-def dropout_mask(
-    shape: tf.TensorShape, rate: float, seed_2: tf.Tensor, site: int, dtype: tf.DType
-) -> tuple[tf.Tensor, float]:
-    """Ones where a number is kept and zeros where it is dropped, and by how much the kept ones are to be scaled.
-
-    Random numbers are a third of what dropout costs on a CPU, so 16 bits decide each place: a 32-bit word
-    serves two, once as it is and once with its lower half moved up. The share is rounded to 1 / 65,536, and
-    the scale is that of the rounded share. The same
-    seed drops the same places: a resumed run repeats itself to the bit.
-
-    Args:
-        shape: static.
-        rate: share that is dropped, above 0.
-        seed_2: int32 [2], of this pass.
-        site: number of the place in the model, folded into the first word of the seed.
-        dtype: of the mask.
-    """
-    places = shape.num_elements()
-    folded_2 = seed_2 + tf.constant([_wrapped(site * GOLDEN_STRIDE), 0], dtype=tf.int32)
-    words = tf.random.stateless_uniform([(places + 1) // 2], folded_2, minval=None, maxval=None, dtype=tf.int32)
-    noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:places]
-    dropped = max(1, round(rate * 65536))
-    kept = tf.cast(noise >= _wrapped((dropped << 16) - (1 << 31)), dtype)
-    return tf.reshape(kept, shape), 65536 / (65536 - dropped)
+def _normalise(
+    inputs_TH: tf.Tensor, gamma_H: tf.Tensor, beta_H: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Outputs, normalised inputs, and 1 / standard deviation of each row."""
+    wide_TH = widen(inputs_TH)
+    centred_TH = wide_TH - tf.reduce_mean(wide_TH, axis=-1, keepdims=True)
+    variance_T1 = tf.reduce_mean(tf.square(centred_TH), axis=-1, keepdims=True)
+    scale_T1 = tf.math.rsqrt(variance_T1 + tf.cast(epsilon, wide_TH.dtype))
+    normal_TH = centred_TH * scale_T1
+    outputs_TH = normal_TH * tf.cast(gamma_H, wide_TH.dtype) + tf.cast(beta_H, wide_TH.dtype)
+    return tf.cast(outputs_TH, inputs_TH.dtype), normal_TH, scale_T1
 
 
-def _wrapped(value: int) -> int:
-    """`value` as a signed 32-bit number."""
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+def _normalise_backward(
+    gradient_TH: tf.Tensor, normal_TH: tf.Tensor, scale_T1: tf.Tensor, gamma_H: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Gradients of inputs, gamma and beta."""
+    wide_TH = widen(gradient_TH)
+    product_TH = wide_TH * normal_TH
+    gamma_H = tf.cast(gamma_H, wide_TH.dtype)
+    mean_T1 = tf.reduce_mean(wide_TH * gamma_H, axis=-1, keepdims=True)
+    slope_T1 = tf.reduce_mean(product_TH * gamma_H, axis=-1, keepdims=True)
+    inputs_gradient_TH = (wide_TH * gamma_H - mean_T1 - normal_TH * slope_T1) * scale_T1
+    sums = tf.reduce_sum(product_TH, axis=0), tf.reduce_sum(wide_TH, axis=0)
+    return tf.cast(inputs_gradient_TH, gradient_TH.dtype), *sums
+
+
+def _add_and_normalise(
+    new_TH: tf.Tensor,
+    old_TH: tf.Tensor,
+    gamma_H: tf.Tensor,
+    beta_H: tf.Tensor,
+    drawn: tf.Tensor | None,
+    rate: float,
+    epsilon: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    return _normalise(_drop(new_TH, drawn, rate) + old_TH, gamma_H, beta_H, epsilon)
+
+
+def _add_and_normalise_backward(
+    gradient_TH: tf.Tensor,
+    normal_TH: tf.Tensor,
+    scale_T1: tf.Tensor,
+    gamma_H: tf.Tensor,
+    drawn: tf.Tensor | None,
+    rate: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Gradients of new, old, gamma and beta."""
+    total_gradient_TH, gamma_gradient_H, beta_gradient_H = _normalise_backward(gradient_TH, normal_TH, scale_T1, gamma_H)
+    return _drop(total_gradient_TH, drawn, rate), total_gradient_TH, gamma_gradient_H, beta_gradient_H
+
+
+def _drop(inputs: tf.Tensor, drawn: tf.Tensor | None, rate: float) -> tf.Tensor:
+    if drawn is None:
+        return inputs
+    return inputs * (kept_places(drawn, inputs.shape, rate, inputs.dtype) * kept_scale(drawn, rate))
+
+
+def _gelu_share(inputs: tf.Tensor) -> tf.Tensor:
+    return 0.5 * (1.0 + tf.math.erf(inputs * math.sqrt(0.5)))
+
+
+def _gelu_forward(inputs: tf.Tensor) -> tf.Tensor:
+    return inputs * _gelu_share(inputs)
+
+
+def _gelu_backward(gradient: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
+    density = tf.exp(-0.5 * tf.square(inputs)) * (1.0 / math.sqrt(2.0 * math.pi))
+    return gradient * (_gelu_share(inputs) + inputs * density)

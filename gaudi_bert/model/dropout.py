@@ -1,0 +1,90 @@
+"""Dropout without state: which places are dropped is a function of a seed, so a resumed run repeats itself to the bit.
+
+Two ways to draw. Plain: TensorFlow's counter-based Philox numbers (Salmon et al., 2011), 16 bits a place,
+because numbers are most of what dropout costs on a CPU; the mask is kept for the backward pass. Hashed,
+inside compiled kernels: a hash of the place and the seed, two rounds of MurmurHash3's finaliser (Appleby,
+2011), which costs no pass over memory at all and is simply computed again in the backward pass, so no mask is
+stored.
+
+Both round the share that is dropped to 1 / 65,536, and scale by exactly that rounded share.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+__all__ = ["fold_seed", "kept_places", "kept_scale", "plain_mask"]
+
+# 2^32 divided by the golden ratio, odd, as a signed 32-bit number: multiples by the numbers of the sites are
+# far apart (Knuth, TAOCP 3, 6.4).
+GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
+FIRST_FACTOR, SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
+STEPS = 1 << 16
+
+
+def fold_seed(seed_2: tf.Tensor, site: int) -> tf.Tensor:
+    """The seed of place number `site` in the model, int32 [2], from that of a pass."""
+    return seed_2 + tf.constant([_wrapped(site * GOLDEN_STRIDE), 0], dtype=tf.int32)
+
+
+def plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
+    """Zeros where a number is dropped and ones elsewhere, float32.
+
+    A random 32-bit word serves two places: once as it is, and once with its lower half moved up.
+    """
+    places = shape.num_elements()
+    words = tf.random.stateless_uniform([(places + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
+    noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:places]
+    return tf.reshape(tf.cast(noise >= _threshold(rate), tf.float32), shape)
+
+
+def kept_places(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
+    """Ones where a number is kept and zeros where it is dropped.
+
+    Args:
+        drawn: a `plain_mask`, or, for hashing, a folded seed, int32 [2].
+        shape: static.
+        rate: share that is dropped.
+        dtype: of the result.
+    """
+    if drawn.dtype == tf.int32:
+        return tf.cast(_hashed_mask(shape, rate, drawn), dtype)
+    return tf.cast(drawn, dtype)
+
+
+def kept_scale(drawn: tf.Tensor | None, rate: float) -> float:
+    """What the kept numbers are multiplied by, so that the mean stays."""
+    return 1.0 if drawn is None else STEPS / (STEPS - _dropped_steps(rate))
+
+
+def _hashed_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
+    """Compares a hash of (place, seed) with the threshold."""
+    places = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
+    hashed = _mixed(_mixed(places + seed_2[0]) + seed_2[1])
+    return hashed >= _threshold(rate)
+
+
+def _mixed(words: tf.Tensor) -> tf.Tensor:
+    """MurmurHash3's finaliser on int32; arithmetic wraps, shifts must not carry the sign."""
+    words = tf.bitwise.bitwise_xor(words, _shifted(words, 16)) * FIRST_FACTOR
+    words = tf.bitwise.bitwise_xor(words, _shifted(words, 13)) * SECOND_FACTOR
+    return tf.bitwise.bitwise_xor(words, _shifted(words, 16))
+
+
+def _shifted(words: tf.Tensor, bits: int) -> tf.Tensor:
+    """Logical shift to the right."""
+    return tf.bitwise.bitwise_and(tf.bitwise.right_shift(words, bits), (1 << (32 - bits)) - 1)
+
+
+def _dropped_steps(rate: float) -> int:
+    return max(1, round(rate * STEPS))
+
+
+def _threshold(rate: float) -> int:
+    """The smallest signed 32-bit number that is kept."""
+    return _wrapped((_dropped_steps(rate) << 16) - (1 << 31))
+
+
+def _wrapped(value: int) -> int:
+    """`value` as a signed 32-bit number."""
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
