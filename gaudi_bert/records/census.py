@@ -16,7 +16,7 @@ from gaudi_bert.records.packed_check import canonical_packed
 from gaudi_bert.records.scan import PIECE_BYTES, RecordScan, UnpackedFormat
 from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, UnpackedSchema
 from gaudi_bert.records.unpacked_index import LENGTH
-from gaudi_bert.records.wire import feature_keys
+from gaudi_bert.records.wire import feature_keys, work_space
 
 __all__ = ["Census", "Piece", "packed_pieces", "take_census", "unpacked_pieces"]
 
@@ -80,7 +80,7 @@ class PackedFormat:
             [schema.max_sequence_length, schema.masked_slots, schema.depth, schema.max_predictions], np.int64
         )
         self._keys = feature_keys(schema.features)
-        self._order = np.zeros(len(schema.features), np.int64)
+        self._spans = work_space(schema.features).reshape(-1, 2)
         self._table = position_table()
 
     def start_piece(self) -> None:
@@ -95,8 +95,8 @@ class PackedFormat:
             position,
             filled,
             self._sizes,
-            self._keys,
-            self._order,
+            address_of(self._keys),
+            self._spans,
             address_of(self._table),
             self.hashes,
             self.pack_sizes,

@@ -1,11 +1,13 @@
-"""CRC-32C (Castagnoli), as TFRecord uses it: with the processor's instruction where it has one, with tables
+"""CRC-32C (Castagnoli), as TFRecord uses it: with the processor's instructions where it has them, with tables
 elsewhere.
 
-The instruction has a latency of three cycles and can start every cycle, so three runs of a block are computed
-side by side and joined: the CRC is linear, and "append n zero bytes" is one linear map of its 32 bits, kept
-as four tables of 256 entries (the method of M. Adler's crc32c.c and of V. Gopal et al., "Fast CRC Computation
-for iSCSI Polynomial Using CRC32 Instruction", Intel 2011). Without the instruction: slicing by eight (M.
-Kounavis and F. Berry, 2005).
+The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are
+computed side by side and joined. The CRC is linear: appending n zero bytes multiplies the register by x**(8n)
+modulo the polynomial, which is one carry-less multiplication (PCLMULQDQ) by a constant and one CRC
+instruction that reduces the product (V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+Instruction", Intel 2011). Bits are reflected: bit 31 of a register is x**0, and the product of two registers,
+taken as eight bytes of data, is reduced with a further factor of x**33; so the constant for n bytes is x**(8n
+- 33). Without these instructions: slicing by eight (M. Kounavis and F. Berry, 2005).
 
 A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
 """
@@ -21,63 +23,65 @@ from numba import config, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from gaudi_bert.records.memory import KERNEL_OPTIONS, address_of, load_u8, load_word
+from gaudi_bert.records.memory import KERNEL_OPTIONS, address_of, load_u8, load_word, word_at
 
-__all__ = ["HARDWARE", "crc32c", "crc32c_kernel", "crc32c_table_kernel", "crc_of_word", "mask_crc", "masked"]
+__all__ = ["HARDWARE", "append_crc", "crc32c", "crc32c_kernel", "crc32c_table_kernel", "crc_of_word", "mask_crc", "masked"]
 
 _POLYNOMIAL_REVERSED = 0x82F63B78
 _ALL_ONES = 0xFFFFFFFF
-_LONG_BLOCK = 1024
-_SHORT_BLOCK = 128
+_MOST_WORDS = 512  # of a third that is joined at once
 
 
-def _instruction_set() -> str | None:
-    """Which CRC-32C instruction the compiled code may use: "x86", "aarch64" or None."""
+def _has_instructions() -> bool:
+    """Whether compiled code may use the CRC-32C and carry-less multiplication instructions of x86."""
     if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
-        return None  # numba is told to compile for another processor
-    features, machine = binding.get_host_cpu_features(), platform.machine().lower()
-    if machine in ("x86_64", "amd64") and features.get("sse4.2"):
-        return "x86"
-    if machine in ("aarch64", "arm64") and features.get("crc"):
-        return "aarch64"
-    return None
+        return False  # numba is told to compile for another processor
+    features = binding.get_host_cpu_features()
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return is_x86 and bool(features.get("sse4.2")) and bool(features.get("pclmul"))
 
 
-HARDWARE = _instruction_set()
-_INTRINSICS = {
-    "x86": ("llvm.x86.sse42.crc32.64.64", ir.IntType(64), "llvm.x86.sse42.crc32.32.8", ir.IntType(8)),
-    "aarch64": ("llvm.aarch64.crc32cx", ir.IntType(32), "llvm.aarch64.crc32cb", ir.IntType(32)),
-}
+HARDWARE = _has_instructions()
+"""Whether CRC instructions are used."""
 
 
-def call_crc_instruction(builder: Any, instruction_set: str, crc: Any, data: Any, whole_word: bool) -> Any:
-    """Emit one CRC step over eight bytes (`whole_word`) or one; `crc`, `data` and the result are 64-bit values."""
-    word_name, word_crc, byte_name, byte_data = _INTRINSICS[instruction_set]
-    crc_kind = word_crc if whole_word else ir.IntType(32)
-    data_kind = ir.IntType(64) if whole_word else byte_data
-    kind = ir.FunctionType(crc_kind, [crc_kind, data_kind])
-    function = cgutils.get_or_insert_function(builder.module, kind, word_name if whole_word else byte_name)
-    if crc_kind.width < 64:
-        crc = builder.trunc(crc, crc_kind)
-    if data_kind.width < 64:
-        data = builder.trunc(data, data_kind)
-    result = builder.call(function, [crc, data])
-    return result if crc_kind.width == 64 else builder.zext(result, ir.IntType(64))
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-def _make_step(whole_word: bool) -> Any:
-    @intrinsic
-    def step(typing_context: Any, crc: Any, data: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return call_crc_instruction(builder, HARDWARE or "x86", arguments[0], arguments[1], whole_word)
+@intrinsic
+def _word_step(typing_context: Any, crc: Any, word: Any) -> Any:
+    """The register after eight more bytes."""
 
-        return types.int64(types.int64, types.int64), generate
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), list(arguments))
 
-    return step
+    return types.int64(types.int64, types.int64), generate
 
 
-_word_step = _make_step(True)
-_byte_step = _make_step(False)
+@intrinsic
+def _byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
+    """The register after one more byte."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        narrow = [builder.trunc(arguments[0], ir.IntType(32)), builder.trunc(arguments[1], ir.IntType(8))]
+        return builder.zext(_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _carryless_product(typing_context: Any, left: Any, right: Any) -> Any:
+    """The carry-less product of two registers of 32 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pair, zero = ir.VectorType(ir.IntType(64), 2), ir.IntType(32)(0)
+        vectors = [builder.insert_element(ir.Constant(pair, [0, 0]), argument, zero) for argument in arguments]
+        product = _call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
+        return builder.extract_element(product, zero)
+
+    return types.int64(types.int64, types.int64), generate
 
 
 def _byte_tables() -> np.ndarray:
@@ -91,22 +95,22 @@ def _byte_tables() -> np.ndarray:
     return np.stack(tables)
 
 
-def _append_zeros_tables(count: int) -> np.ndarray:
-    """[4, 256] int64: what `count` zero bytes make of each value of each byte of the CRC register (the map is linear)."""
-    values = np.arange(256, dtype=np.int64)[None, :] << (8 * np.arange(4, dtype=np.int64)[:, None])
+def _powers(count: int, step_bytes: int) -> np.ndarray:
+    """int64 [count]: x**(8 * step_bytes * n - 33) for n = 0, 1, ..., reflected."""
+    register = 0x80000000
+    for _ in range(33):  # divide by x
+        register = ((register ^ _POLYNOMIAL_REVERSED) << 1 | 1) if register >> 31 else register << 1
+    powers = []
     for _ in range(count):
-        values = (values >> 8) ^ _BYTES[0][values & 255]
-    return values
+        powers.append(register)
+        for _ in range(step_bytes):
+            register = (register >> 8) ^ int(_BYTES[0, register & 255])
+    return np.array(powers, dtype=np.int64)
 
 
 _BYTES = _byte_tables()
-_AFTER_LONG = _append_zeros_tables(_LONG_BLOCK)
-_AFTER_SHORT = _append_zeros_tables(_SHORT_BLOCK)
-
-
-@njit(inline="always")
-def _append_zeros(tables: np.ndarray, crc: int) -> int:
-    return tables[0, crc & 255] ^ tables[1, (crc >> 8) & 255] ^ tables[2, (crc >> 16) & 255] ^ tables[3, (crc >> 24) & 255]
+_AFTER_BYTES = _powers(8, 1)
+_AFTER_WORDS = _powers(2 * _MOST_WORDS + 1, 8)
 
 
 @njit(**KERNEL_OPTIONS)
@@ -128,27 +132,25 @@ def crc32c_table_kernel(address: int, count: int, crc: int) -> int:
     return crc ^ _ALL_ONES
 
 
+@njit(inline="always")
+def _times(register: int, power: int) -> int:
+    return _word_step(0, _carryless_product(register, power))
+
+
 @njit(**KERNEL_OPTIONS)
 def _hardware_kernel(address: int, count: int, crc: int) -> int:
     crc ^= _ALL_ONES
-    while count >= 3 * _LONG_BLOCK:
-        second, third = np.int64(0), np.int64(0)
-        for at in range(address, address + _LONG_BLOCK, 8):
-            crc = _word_step(crc, load_word(at))
-            second = _word_step(second, load_word(at + _LONG_BLOCK))
-            third = _word_step(third, load_word(at + 2 * _LONG_BLOCK))
-        crc = _append_zeros(_AFTER_LONG, _append_zeros(_AFTER_LONG, crc) ^ second) ^ third
-        address += 3 * _LONG_BLOCK
-        count -= 3 * _LONG_BLOCK
-    while count >= 3 * _SHORT_BLOCK:
-        second, third = np.int64(0), np.int64(0)
-        for at in range(address, address + _SHORT_BLOCK, 8):
-            crc = _word_step(crc, load_word(at))
-            second = _word_step(second, load_word(at + _SHORT_BLOCK))
-            third = _word_step(third, load_word(at + 2 * _SHORT_BLOCK))
-        crc = _append_zeros(_AFTER_SHORT, _append_zeros(_AFTER_SHORT, crc) ^ second) ^ third
-        address += 3 * _SHORT_BLOCK
-        count -= 3 * _SHORT_BLOCK
+    while count >= 48:
+        words = min(count // 24, _MOST_WORDS)
+        first, second, third = np.int64(0), np.int64(0), np.int64(0)
+        first ^= crc
+        for number in range(words):
+            first = _word_step(first, word_at(address, number))
+            second = _word_step(second, word_at(address + 8 * words, number))
+            third = _word_step(third, word_at(address + 16 * words, number))
+        crc = _times(first, _AFTER_WORDS[2 * words]) ^ _times(second, _AFTER_WORDS[words]) ^ third
+        address += 24 * words
+        count -= 24 * words
     while count >= 8:
         crc = _word_step(crc, load_word(address))
         address += 8
@@ -158,6 +160,21 @@ def _hardware_kernel(address: int, count: int, crc: int) -> int:
         address += 1
         count -= 1
     return crc ^ _ALL_ONES
+
+
+@njit(**KERNEL_OPTIONS)
+def _hardware_append(crc: int, count: int, appended: int) -> int:
+    while count >= 8 * _MOST_WORDS:
+        crc = _times(crc, _AFTER_WORDS[_MOST_WORDS])
+        count -= 8 * _MOST_WORDS
+    return _times(_times(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ appended
+
+
+@njit(**KERNEL_OPTIONS)
+def _table_append(crc: int, count: int, appended: int) -> int:
+    for _ in range(count):
+        crc = (crc >> 8) ^ _BYTES[0, crc & 255]
+    return crc ^ appended
 
 
 @njit(**KERNEL_OPTIONS)
@@ -175,6 +192,9 @@ def _table_word(word: int) -> int:
 
 crc32c_kernel = _hardware_kernel if HARDWARE else crc32c_table_kernel
 """CRC-32C of (address, count, crc so far) for use inside other kernels."""
+
+append_crc = _hardware_append if HARDWARE else _table_append
+"""CRC-32C of two runs of bytes, from that of the first, the number of bytes of the second, and that of the second."""
 
 crc_of_word = _hardware_word if HARDWARE else _table_word
 """CRC-32C of the eight bytes of one word: a record's length."""

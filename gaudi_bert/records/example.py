@@ -17,7 +17,7 @@ from numba import njit
 from gaudi_bert.records.memory import KERNEL_OPTIONS
 from gaudi_bert.records.schema import RecordError
 
-__all__ = ["decode_example", "encode_example"]
+__all__ = ["decode_example", "encode_example", "encode_varint"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
@@ -81,7 +81,8 @@ def _encode_varints(values: np.ndarray) -> bytes:
     return out[: _write_varints(values, out)].tobytes()
 
 
-def _varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
+    """A number of 0 or more as a varint."""
     encoded = bytearray()
     while value > 127:
         encoded.append((value & 127) | 128)
@@ -91,7 +92,7 @@ def _varint(value: int) -> bytes:
 
 
 def _field(number: int, data: bytes) -> bytes:
-    return bytes([number << 3 | _BYTES]) + _varint(len(data)) + data
+    return bytes([number << 3 | _BYTES]) + encode_varint(len(data)) + data
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from gaudi_bert.records.memory import KERNEL_OPTIONS, count_bits, load_u8, load_u32, load_word, multiply_mix
+from gaudi_bert.records.memory import KERNEL_OPTIONS, add_words, count_bits, load_u8, load_u32, load_word, multiply_mix
 from gaudi_bert.records.pack import position_bytes
 from gaudi_bert.records.unpacked_index import (
     GOOD,
@@ -82,7 +82,7 @@ def _hash_positions(at: int, count: int, offset: int, state: int) -> int:
             value += (load_u8(at) - 1) << 7
             at += 1
         word = (word << 16) | (value - offset)
-        if number & 3 == 3:
+        if (number & 3) == 3:
             state = multiply_mix(word ^ _SECOND_KEY, state ^ _THIRD_KEY)
             word = np.int64(0)
     return multiply_mix(word ^ _SECOND_KEY, state ^ _THIRD_KEY)
@@ -113,7 +113,8 @@ def add_hashes(hashes: np.ndarray, count: int, sums: np.ndarray) -> None:
     for number in range(count):
         value = hashes[number]
         sums[class_of(value), 0] += 1
-        sums[class_of(value), 1] += multiply_mix(value ^ _FIRST_KEY, _THIRD_KEY)
+        mixed = multiply_mix(value ^ _FIRST_KEY, _THIRD_KEY)
+        sums[class_of(value), 1] = add_words(sums[class_of(value), 1], mixed)
 
 
 @njit(**KERNEL_OPTIONS)
@@ -293,8 +294,8 @@ def scan_packed(
     position: int,
     filled: int,
     schema: np.ndarray,
-    keys: np.ndarray,
-    order: np.ndarray,
+    keys: int,
+    spans: np.ndarray,
     table: int,
     hashes: np.ndarray,
     sizes: np.ndarray,
@@ -305,7 +306,8 @@ def scan_packed(
     Args:
         base, position, filled: the buffer, as in `scan_unpacked`.
         schema: int64: L, Q, S, P.
-        keys, order: as in `locate_features`.
+        keys: address, as in `locate_features`.
+        spans: int64 [15, 2], its work space.
         table: address of the varints 0, 1, 2, ...
         hashes: int64: those of the sequences are appended from done[1] on.
         sizes: int32: the number of sequences of each pack, appended from done[0] on.
@@ -315,14 +317,13 @@ def scan_packed(
         Why it stopped, and the position of the record at which it stopped.
     """
     length, slots, depth, predictions = schema[0], schema[1], schema[2], schema[3]
-    spans = np.empty((10, 2), np.int64)
     starts = np.empty(depth + 1, np.int64)
     while True:
         status, size = next_record(base + position, base + filled)
         if status != GOOD:
             return status, position
         payload = base + position + 12
-        if not locate_features(payload, payload + size, keys, order, spans):
+        if not locate_features(payload, payload + size, keys, 10, np.int64(spans.ctypes.data)):
             return UNUSUAL, position
         count = _hash_pack(spans, length, slots, depth, predictions, table, starts, hashes[done[1] :])
         if count < 0:

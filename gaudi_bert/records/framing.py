@@ -49,14 +49,14 @@ class RecordStream:
 
     Attributes:
         compression: "", "GZIP" or "ZLIB", seen from the first bytes.
-        file_bytes, file_crc32c: of what has been read from the disk so far.
+        file_bytes, file_crc32c: of what has been read from the disk so far; the CRC only with `checksum`, or if compressed.
 
     Raises:
         InputError: the first bytes are neither a TFRecord nor compressed.
         FailedError: the file cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, checksum: bool = False) -> None:
         self.path = path
         self.file_bytes = 0
         self.file_crc32c = 0
@@ -64,6 +64,7 @@ class RecordStream:
             self._handle = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
             self.compression = _compression_of(path, self._handle.read(12))
             self._handle.seek(0)
+        self._checksum = checksum or bool(self.compression)
         window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
         self._window = window.get(self.compression, 0)
         self._inflater = zlib.decompressobj(self._window) if self._window else None
@@ -90,7 +91,8 @@ class RecordStream:
 
     def _account(self, data: memoryview | bytes) -> None:
         self.file_bytes += len(data)
-        self.file_crc32c = crc32c(data, self.file_crc32c)
+        if self._checksum:
+            self.file_crc32c = crc32c(data, self.file_crc32c)
 
     def _inflate(self, most: int) -> bytes:
         """At most `most` uncompressed bytes; several GZIP members in one file follow each other."""

@@ -20,7 +20,9 @@ from numba.extending import intrinsic
 
 __all__ = [
     "KERNEL_OPTIONS",
+    "add_words",
     "address_of",
+    "byte_at",
     "copy_bytes",
     "count_bits",
     "fill_bytes",
@@ -33,6 +35,8 @@ __all__ = [
     "store_u16",
     "store_u32",
     "store_word",
+    "subtract_words",
+    "word_at",
 ]
 
 KERNEL_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
@@ -75,6 +79,23 @@ def _make_store(kind: Any) -> Any:
     return store
 
 
+def _make_indexed_load(kind: Any) -> Any:
+    """A load of element `number` from an address: with the address constant in a loop, LLVM can use vectors."""
+
+    @intrinsic
+    def load(typing_context: Any, address: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = builder.load(builder.gep(_pointer(builder, arguments[0], kind), [arguments[1]]))
+            value.align = 1
+            return value if kind is _WORD else builder.zext(value, _WORD)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return load
+
+
+byte_at = _make_indexed_load(_BYTE)
+word_at = _make_indexed_load(_WORD)
 load_u8 = _make_load(_BYTE)
 load_u32 = _make_load(_INT)
 load_word = _make_load(_WORD)
@@ -129,6 +150,23 @@ def count_bits(typing_context: Any, word: Any) -> Any:
         return builder.ctpop(arguments[0])
 
     return types.int64(types.int64), generate
+
+
+def _make_wrapping(operation: str) -> Any:
+    """Arithmetic modulo 2**64. Numba's own + and - on int64 let LLVM assume that nothing overflows."""
+
+    @intrinsic
+    def compute(typing_context: Any, left: Any, right: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return getattr(builder, operation)(*arguments)
+
+        return types.int64(types.int64, types.int64), generate
+
+    return compute
+
+
+add_words = _make_wrapping("add")
+subtract_words = _make_wrapping("sub")
 
 
 @intrinsic

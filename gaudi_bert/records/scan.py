@@ -5,7 +5,9 @@ and offset.
 fingerprint packed ones in `fingerprint`). It reads a piece that fits the processor's cache, runs the format's
 kernel over it, and either moves what is left of the last record to the front of the buffer (constant memory)
 or keeps all (a group). A record that the kernel calls unusual is handed to the general reader and put back in
-canonical encoding, which is never longer than what it replaces.
+canonical encoding, so that it ends where it ended. Where a writer leaves lists of one value unpacked, that is up to
+four bytes longer than what it replaces; they take the place of the CRC before it, which has been checked (or of the
+bytes that are kept free at the front).
 """
 
 from __future__ import annotations
@@ -31,14 +33,26 @@ from gaudi_bert.records.unpacked_index import (
     MORE,
     TOO_LONG,
     UNUSUAL,
+    append_frames,
     scan_unpacked,
 )
-from gaudi_bert.records.wire import feature_keys
+from gaudi_bert.records.wire import feature_keys, work_space
 
-__all__ = ["PIECE_BYTES", "RecordFormat", "RecordScan", "UnpackedFormat", "first_record", "scan_buffer", "unpacked_schema"]
+__all__ = [
+    "FRONT_BYTES",
+    "PIECE_BYTES",
+    "RecordFormat",
+    "RecordScan",
+    "UnpackedFormat",
+    "first_record",
+    "scan_buffer",
+    "unpacked_schema",
+]
 
 PIECE_BYTES = 1 << 20
+FRONT_BYTES = 16
 _SLACK = 64
+_MOST_GROWTH = 4
 _REFUSALS = {
     BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
     BAD_BYTES: f"its bytes are damaged (CRC); {REMEDY}",
@@ -70,7 +84,7 @@ class RecordFormat(Protocol):
 
 def scan_buffer() -> np.ndarray:
     """A buffer for scans in constant memory: one a thread."""
-    return np.zeros(PIECE_BYTES + MAX_RECORD_BYTES + _SLACK, np.uint8)
+    return np.zeros(FRONT_BYTES + PIECE_BYTES + MAX_RECORD_BYTES + _SLACK, np.uint8)
 
 
 class UnpackedFormat:
@@ -88,7 +102,7 @@ class UnpackedFormat:
         self.records = 0
         self.rows = 0
         self._keys = feature_keys(schema.features)
-        self._order = np.zeros(len(schema.features), np.int64)
+        self._spans = work_space(schema.features)
 
     @classmethod
     def for_pieces(cls, schema: UnpackedSchema) -> UnpackedFormat:
@@ -104,8 +118,9 @@ class UnpackedFormat:
     def take(self, buffer: np.ndarray, position: int, filled: int) -> tuple[int, int]:
         """As `RecordFormat.take`."""
         sizes = (self.schema.max_sequence_length, self.schema.max_predictions)
+        arrays = (address_of(array) for array in (self._keys, self._spans, self.offsets, self.index))
         status, position, rows = scan_unpacked(
-            address_of(buffer), position, filled, self.rows, *sizes, self._keys, self._order, self.offsets, self.index
+            address_of(buffer), position, filled, self.rows, self.offsets.size, *sizes, *arrays
         )
         self.records += rows - self.rows
         self.rows = rows
@@ -123,7 +138,8 @@ class RecordScan:
         path: the file.
         form: what to do with its records.
         buffer: uint8; with `region`, only buffer[region[0] : region[1]] is used.
-        region: where the whole file goes (a group); None: constant memory, the buffer is from `scan_buffer`.
+        region: where the whole file goes (a group), FRONT_BYTES larger than the file; its records begin after
+            these. None: constant memory, the buffer is from `scan_buffer`.
         progress: called with the bytes of the file that were read.
     """
 
@@ -139,6 +155,7 @@ class RecordScan:
         self._progress = progress
         self.file_bytes = 0
         self.file_crc32c = 0
+        self._records_crc32c = 0
 
     def pieces(self) -> Iterator[None]:
         """Read and take piece after piece; the format holds the result when control comes back.
@@ -148,6 +165,7 @@ class RecordScan:
             FailedError: the file cannot be read.
         """
         start, end = self.region if self.region is not None else (0, self.buffer.size - _SLACK)
+        start += FRONT_BYTES
         position = filled = start
         before = -start  # position in the stream = position in the buffer + before
         view = self.buffer.data
@@ -162,36 +180,48 @@ class RecordScan:
                 count = stream.read_into(view[filled : min(filled + PIECE_BYTES, end)])
                 if self._progress is not None:
                     self._progress(stream.file_bytes - self.file_bytes)
-                self.file_bytes, self.file_crc32c = stream.file_bytes, stream.file_crc32c
+                self.file_bytes = stream.file_bytes
                 if count == 0:
                     break
                 filled += count
                 position = self._take(position, filled, before)
+                self.file_crc32c = stream.file_crc32c if stream.compression else self._records_crc32c
                 yield
         if position < filled:
             raise InputError(f"{self._place(position + before)}: {CUT_SHORT}")
 
     def _take(self, position: int, filled: int, before: int) -> int:
         """Take all whole records up to `filled`; the position of the first that is not whole."""
-        made_usual = -1
+        made_usual, counted = -1, position
         while True:
             status, position = self.form.take(self.buffer, position, filled)
+            counted = self._count_bytes(counted, position)
             if status == MORE:
                 return position
             if status != UNUSUAL or position == made_usual:
                 raise InputError(f"{self._place(position + before)}: {_REFUSALS[status]}")
+            counted = self._count_bytes(position, position + self._frame_bytes(position))
             position = made_usual = self._make_usual(position, before)
+
+    def _count_bytes(self, start: int, end: int) -> int:
+        """Add the good records in buffer[start:end], as they lie on the disk, to the file's CRC; the later of the two."""
+        if start < end:
+            base = address_of(self.buffer)
+            self._records_crc32c = append_frames(self._records_crc32c, base + start, base + end)
+        return max(start, end)
+
+    def _frame_bytes(self, position: int) -> int:
+        return int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
 
     def _make_usual(self, position: int, before: int) -> int:
         """Put the record at `position` into canonical encoding, so that it ends where it ended; its new
         position."""
-        size = struct.unpack_from("<Q", self.buffer.data, position)[0]
-        end = position + size + FRAME_BYTES
+        end = position + self._frame_bytes(position)
         try:
-            canonical = frame(self.form.canonical(self.buffer[position + 12 : position + 12 + size].tobytes()))
+            canonical = frame(self.form.canonical(self.buffer[position + 12 : end - 4].tobytes()))
         except RecordError as error:
             raise InputError(f"{self._place(position + before)}: {error}") from error
-        if len(canonical) > end - position:
+        if len(canonical) > end - position + _MOST_GROWTH:
             raise InputError(f"{self._place(position + before)}: {_REFUSALS[UNUSUAL]}")
         self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
         return end - len(canonical)

@@ -7,11 +7,10 @@ relative to the record's payload, sizes count the bytes of real values, without 
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
 
-from gaudi_bert.records.crc32c import crc32c_kernel, crc_of_word, mask_crc
-from gaudi_bert.records.memory import KERNEL_OPTIONS, load_u8, load_u32, load_word
+from gaudi_bert.records.crc32c import append_crc, crc32c_kernel, crc_of_word, mask_crc
+from gaudi_bert.records.memory import KERNEL_OPTIONS, load_u8, load_u32, load_word, store_u32, store_word, word_at
 from gaudi_bert.records.schema import MAX_RECORD_BYTES
 from gaudi_bert.records.values import count_leading_ones, count_unit_floats, real_bytes, scan_positions
 from gaudi_bert.records.wire import locate_features
@@ -35,19 +34,24 @@ __all__ = [
     "SEGMENTS",
     "TOO_LONG",
     "UNUSUAL",
+    "append_frames",
     "next_record",
     "scan_unpacked",
 ]
 
 # Columns of the index: length n, masked positions k, next-sentence label, then offsets and sizes in bytes.
 INDEX_COLUMNS = 10
-LENGTH, MASKED, LABEL, IDS, IDS_BYTES, SEGMENTS, POSITIONS, POSITIONS_BYTES, MASKED_IDS, MASKED_IDS_BYTES = range(10)
+_ROW_BYTES = 4 * INDEX_COLUMNS
+LENGTH, MASKED, LABEL, IDS, IDS_BYTES, SEGMENTS, POSITIONS, POSITIONS_BYTES, MASKED_IDS, MASKED_IDS_BYTES = range(
+    INDEX_COLUMNS
+)
 
 # What a record is, and why a scan stopped: MORE of it must be read, the index is FULL, or the kernel refuses it.
 MORE, GOOD, FULL, BAD_LENGTH, BAD_BYTES, TOO_LONG, UNUSUAL = range(7)
 
 # The features in sorted order, as `UnpackedSchema.features` has them.
-_IDS, _MASK, _MASKED_IDS, _POSITIONS, _WEIGHTS, _LABEL, _SEGMENTS = range(7)
+_FEATURES = 7
+_IDS, _MASK, _MASKED_IDS, _POSITIONS, _WEIGHTS, _LABEL, _SEGMENTS = range(_FEATURES)
 
 
 @njit(**KERNEL_OPTIONS)
@@ -73,37 +77,65 @@ def next_record(start: int, end: int) -> tuple[int, int]:
 
 
 @njit(**KERNEL_OPTIONS)
-def index_record(
-    start: int,
-    end: int,
-    length: int,
-    predictions: int,
-    keys: np.ndarray,
-    order: np.ndarray,
-    spans: np.ndarray,
-    row: np.ndarray,
-) -> bool:
-    """Fill the index `row` of the unpacked example in [start, end); False where it is not one in the usual
-    encoding."""
-    if not locate_features(start, end, keys, order, spans):
+def append_frames(crc: int, start: int, end: int) -> int:
+    """The CRC-32C of all bytes so far, from `crc` and the good records in [start, end).
+
+    A payload's CRC is in its frame already and only joined to the others: its bytes are not read again.
+    """
+    while start < end:
+        size = load_word(start)
+        crc = crc32c_kernel(start, 12, crc)
+        stored = (load_u32(start + 12 + size) - 0xA282EAD8) & 0xFFFFFFFF
+        crc = append_crc(crc, size, ((stored >> 17) | (stored << 15)) & 0xFFFFFFFF)
+        crc = crc32c_kernel(start + 12 + size, 4, crc)
+        start += size + 16
+    return crc
+
+
+@njit(inline="always")
+def _span(spans: int, feature: int) -> int:
+    return word_at(spans, 2 * feature)
+
+
+@njit(inline="always")
+def _size(spans: int, feature: int) -> int:
+    return word_at(spans, 2 * feature + 1)
+
+
+@njit(**KERNEL_OPTIONS)
+def index_record(start: int, end: int, length: int, predictions: int, keys: int, spans: int, row: int) -> bool:
+    """Fill the index row at address `row` for the unpacked example in [start, end); False where it is not a usual one."""
+    if not locate_features(start, end, keys, _FEATURES, spans):
         return False
-    if spans[_MASK, 1] != length or spans[_SEGMENTS, 1] != length or spans[_WEIGHTS, 1] != 4 * predictions:
+    mask, weights, label, segments = (
+        _span(spans, _MASK),
+        _span(spans, _WEIGHTS),
+        _span(spans, _LABEL),
+        _span(spans, _SEGMENTS),
+    )
+    if _size(spans, _MASK) != length or _size(spans, _SEGMENTS) != length or _size(spans, _WEIGHTS) != 4 * predictions:
         return False
-    real = count_leading_ones(spans[_MASK, 0], length)
-    masked = count_unit_floats(spans[_WEIGHTS, 0], 4 * predictions)
-    if real <= 0 or masked < 0 or spans[_LABEL, 1] != 1 or load_u8(spans[_LABEL, 0]) > 1:
+    real = count_leading_ones(mask, length)
+    masked = count_unit_floats(weights, 4 * predictions)
+    if real <= 0 or masked < 0 or _size(spans, _LABEL) != 1 or load_u8(label) > 1:
         return False
-    ids_bytes = real_bytes(spans[_IDS, 0], spans[_IDS, 1], length, real)
-    masked_ids_bytes = real_bytes(spans[_MASKED_IDS, 0], spans[_MASKED_IDS, 1], predictions, masked)
-    segments_bytes = real_bytes(spans[_SEGMENTS, 0], length, length, real)
-    positions_bytes = scan_positions(spans[_POSITIONS, 0], spans[_POSITIONS, 1], predictions, masked, real)
+    ids, masked_ids, positions = _span(spans, _IDS), _span(spans, _MASKED_IDS), _span(spans, _POSITIONS)
+    ids_bytes = real_bytes(ids, _size(spans, _IDS), length, real)
+    masked_ids_bytes = real_bytes(masked_ids, _size(spans, _MASKED_IDS), predictions, masked)
+    segments_bytes = real_bytes(segments, length, length, real)
+    positions_bytes = scan_positions(positions, _size(spans, _POSITIONS), predictions, masked, real)
     if ids_bytes < 0 or masked_ids_bytes < 0 or segments_bytes < 0 or positions_bytes < 0:
         return False
-    row[LENGTH], row[MASKED], row[LABEL] = real, masked, load_u8(spans[_LABEL, 0])
-    row[IDS], row[IDS_BYTES] = spans[_IDS, 0] - start, ids_bytes
-    row[SEGMENTS] = spans[_SEGMENTS, 0] - start
-    row[POSITIONS], row[POSITIONS_BYTES] = spans[_POSITIONS, 0] - start, positions_bytes
-    row[MASKED_IDS], row[MASKED_IDS_BYTES] = spans[_MASKED_IDS, 0] - start, masked_ids_bytes
+    store_u32(row + 4 * LENGTH, real)
+    store_u32(row + 4 * MASKED, masked)
+    store_u32(row + 4 * LABEL, load_u8(label))
+    store_u32(row + 4 * IDS, ids - start)
+    store_u32(row + 4 * IDS_BYTES, ids_bytes)
+    store_u32(row + 4 * SEGMENTS, segments - start)
+    store_u32(row + 4 * POSITIONS, positions - start)
+    store_u32(row + 4 * POSITIONS_BYTES, positions_bytes)
+    store_u32(row + 4 * MASKED_IDS, masked_ids - start)
+    store_u32(row + 4 * MASKED_IDS_BYTES, masked_ids_bytes)
     return True
 
 
@@ -113,12 +145,13 @@ def scan_unpacked(
     position: int,
     filled: int,
     first: int,
+    rows: int,
     length: int,
     predictions: int,
-    keys: np.ndarray,
-    order: np.ndarray,
-    offsets: np.ndarray,
-    index: np.ndarray,
+    keys: int,
+    spans: int,
+    offsets: int,
+    index: int,
 ) -> tuple[int, int, int]:
     """Index the records in a buffer.
 
@@ -127,25 +160,25 @@ def scan_unpacked(
         position: where in the buffer the first record's frame begins.
         filled: how many bytes of the buffer hold data.
         first: the row of the index that the first record takes.
+        rows: how many rows the index has.
         length, predictions: L and P of the schema.
-        keys, order: as in `locate_features`.
-        offsets: int64 [rows]: set to the positions of the payloads in the buffer.
-        index: int32 [rows, INDEX_COLUMNS].
+        keys, spans: as in `locate_features`.
+        offsets: address of int64 [rows]: set to the positions of the payloads in the buffer.
+        index: address of int32 [rows, INDEX_COLUMNS].
 
     Returns:
         Why it stopped, the position of the record at which it stopped, and the next free row.
     """
-    spans = np.empty((7, 2), np.int64)
     row = first
     while True:
         status, size = next_record(base + position, base + filled)
         if status != GOOD:
             return status, position, row
-        if row == offsets.size:
+        if row == rows:
             return FULL, position, row
         payload = base + position + 12
-        if not index_record(payload, payload + size, length, predictions, keys, order, spans, index[row]):
+        if not index_record(payload, payload + size, length, predictions, keys, spans, index + _ROW_BYTES * row):
             return UNUSUAL, position, row
-        offsets[row] = position + 12
+        store_word(offsets + 8 * row, position + 12)
         position += size + 16
         row += 1
