@@ -19,8 +19,7 @@ from gaudi_bert.corpus.pairs import SegmentPairs, choose_pairs
 from gaudi_bert.corpus.randomness import RandomStream
 from gaudi_bert.corpus.tokens import TokenBlock, tokenize_documents
 from gaudi_bert.corpus.vocabulary import Vocabulary
-from gaudi_bert.records.example import encode_example
-from gaudi_bert.records.framing import frame
+from gaudi_bert.records.rows import encode_rows
 
 __all__ = ["BlockExamples", "BlockJob", "ExampleColumns", "ExampleSettings", "assemble_columns", "make_examples"]
 
@@ -85,16 +84,18 @@ def make_examples(job: BlockJob) -> BlockExamples:
     unknown = int(np.count_nonzero(block.tokens == settings.vocabulary.number("[UNK]")))
     figures = {"text_documents": block.documents, "text_sentences": block.sentences, "text_tokens": len(block.tokens)}
     figures |= {"unknown_tokens": unknown, "sequences": 0, "tokens": 0, "random_next": 0, "masked": 0}
-    frames: list[bytes] = []
+    frames = [np.zeros(0, dtype=np.uint8)]
+    lengths = [np.zeros(0, dtype=np.int64)]
     for duplicate in range(settings.duplicates if block.documents else 0):
         columns = _columns_of_duplicate(block, job, duplicate)
-        frames.extend(_encode(columns))
+        records, record_lengths = _encode(columns)
+        frames.append(records)
+        lengths.append(record_lengths)
         figures["sequences"] += len(columns.lengths)
         figures["tokens"] += int(columns.lengths.sum())
         figures["random_next"] += int(columns.next_sentence_labels.sum())
         figures["masked"] += int(columns.masked_counts.sum())
-    lengths = np.array([len(record) for record in frames], dtype=np.int64)
-    return BlockExamples(b"".join(frames), lengths, figures)
+    return BlockExamples(np.concatenate(frames).tobytes(), np.concatenate(lengths), figures)
 
 
 def _columns_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> ExampleColumns:
@@ -165,23 +166,17 @@ def _copy_runs(
     candidates_NL[rows, places] = True
 
 
-def _encode(columns: ExampleColumns) -> list[bytes]:
+def _encode(columns: ExampleColumns) -> tuple[np.ndarray, np.ndarray]:
+    """The framed records, and the bytes of each."""
     slots, predictions = columns.input_ids.shape[1], columns.masked_lm_ids.shape[1]
-    input_mask_NL = (np.arange(slots) < columns.lengths[:, None]).astype(np.int64)
-    weights_NP = (np.arange(predictions) < columns.masked_counts[:, None]).astype(np.float32)
-    return [
-        frame(
-            encode_example(
-                {
-                    "input_ids": columns.input_ids[row],
-                    "input_mask": input_mask_NL[row],
-                    "segment_ids": columns.segment_ids[row],
-                    "masked_lm_positions": columns.masked_lm_positions[row],
-                    "masked_lm_ids": columns.masked_lm_ids[row],
-                    "masked_lm_weights": weights_NP[row],
-                    "next_sentence_labels": columns.next_sentence_labels[row : row + 1],
-                }
-            )
-        )
-        for row in range(len(columns.lengths))
-    ]
+    return encode_rows(
+        {
+            "input_ids": columns.input_ids,
+            "input_mask": np.arange(slots) < columns.lengths[:, None],
+            "segment_ids": columns.segment_ids,
+            "masked_lm_positions": columns.masked_lm_positions,
+            "masked_lm_ids": columns.masked_lm_ids,
+            "masked_lm_weights": (np.arange(predictions) < columns.masked_counts[:, None]).astype(np.float32),
+            "next_sentence_labels": columns.next_sentence_labels[:, None],
+        }
+    )
