@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import write_json
+from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TrainingSettings
+from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 if TYPE_CHECKING:
     from gaudi_bert.training.checkpoint import Checkpoint
     from gaudi_bert.training.evaluate import Evaluation
+    from gaudi_bert.training.source import DataSource
 
 __all__ = ["evaluate"]
 
@@ -42,35 +44,52 @@ def evaluate(
         out: a JSON file to write the figures to.
 
     Returns:
-        `update`, the figures of `Evaluation.as_json`, and with `unpacked` its figures and the largest difference.
+        `update`, the figures of `Evaluation.as_json`, and with `unpacked` its figures and the largest difference; with
+        `skipped` true where `out` holds them already.
 
     Raises:
         InputError: no whole checkpoint is there, or the data does not fit the model.
         FailedError: packed and unpacked figures differ.
     """
-    from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+    from gaudi_bert.training.checkpoint import checkpoint_identity, find_checkpoint
+    from gaudi_bert.training.source import open_source
 
     file = find_checkpoint(checkpoint)
-    stored = read_checkpoint(file)
-    if not {"model", "training"} <= stored.settings.keys():
-        raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
-    settings = TrainingSettings.model_validate(stored.settings["training"])
-    measure = _measure_with(stored, settings)
-    evaluation = measure(data)
-    reporter.say(f"evaluate: {data}: {evaluation.line()}")
-    result: dict[str, Any] = {"update": stored.update, "loss_per": settings.loss, **evaluation.as_json()}
-    if unpacked is not None:
-        other = measure(unpacked)
-        reporter.say(f"evaluate: {unpacked}: {other.line()}")
-        difference = _compare(evaluation, other, f"{data} and {unpacked}")
-        reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
-        result.update(unpacked=other.as_json(), largest_difference=difference)
+    sources = [open_source(each) for each in (data, unpacked) if each is not None]
+    if out is not None:
+        inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
+        # An evaluation of another checkpoint or of other data is of no use any more: it is replaced without being asked.
+        if begin_artefact(Path(out), Path(out), Signature("evaluate", {}, inputs), overwrite=True):
+            reporter.say(f"{out}: already evaluated, nothing to do")
+            return {**read_json(Path(out)), "skipped": True}
+    result = _evaluate(file, sources, reporter)
     if out is not None:
         write_json(Path(out), result)
     return result
 
 
-def _measure_with(stored: Checkpoint, settings: TrainingSettings) -> Callable[[str | Path], Evaluation]:
+def _evaluate(file: Path, sources: list[DataSource], reporter: Reporter) -> dict[str, Any]:
+    """The figures of a checkpoint on one source, or on two that must agree."""
+    from gaudi_bert.training.checkpoint import read_checkpoint
+
+    stored = read_checkpoint(file)
+    if not {"model", "training"} <= stored.settings.keys():
+        raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
+    settings = TrainingSettings.model_validate(stored.settings["training"])
+    measure = _measure_with(stored, settings)
+    evaluations = []
+    for source in sources:
+        evaluations.append(measure(source))
+        reporter.say(f"evaluate: {source.path}: {evaluations[-1].line()}")
+    result: dict[str, Any] = {"update": stored.update, "loss_per": settings.loss, **evaluations[0].as_json()}
+    if len(evaluations) > 1:
+        difference = _compare(evaluations[0], evaluations[1], f"{sources[0].path} and {sources[1].path}")
+        reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
+        result.update(unpacked=evaluations[1].as_json(), largest_difference=difference)
+    return result
+
+
+def _measure_with(stored: Checkpoint, settings: TrainingSettings) -> Callable[[DataSource], Evaluation]:
     """The function that evaluates the stored model on data; in float32, whatever it was trained in."""
     from gaudi_bert.training.device import open_device
     from gaudi_bert.training.distributed import connect
@@ -81,14 +100,13 @@ def _measure_with(stored: Checkpoint, settings: TrainingSettings) -> Callable[[s
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.evaluate import Evaluator
-    from gaudi_bert.training.source import check_fits, open_source
+    from gaudi_bert.training.source import check_fits
 
     config = BertConfig.from_json(stored.settings["model"])
     model = BertForPretraining(config, seed=0)
     model.load_values(stored.variables)
 
-    def measure(data: str | Path) -> Evaluation:
-        source = open_source(data)
+    def measure(source: DataSource) -> Evaluation:
         check_fits(source, config)
         evaluator = Evaluator(model, source, communicator, loss=settings.loss, batch_packs=settings.micro_batch_packs)
         return evaluator.run()

@@ -24,6 +24,7 @@ from gaudi_bert.common.files import atomic_file, explained_os_errors
 __all__ = [
     "Checkpoint",
     "checkpoint_files",
+    "checkpoint_identity",
     "find_checkpoint",
     "read_checkpoint",
     "read_newest",
@@ -138,6 +139,21 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{error.args[0] if error.args else error}" if not isinstance(error, KeyError) else f"no {error} in it"
         raise InputError(f"{path}: not a whole checkpoint of gaudi-bert ({reason}); use the one before it") from error
+
+
+def checkpoint_identity(path: Path) -> str:
+    """What distinguishes a checkpoint from others: the checksum of its header, which holds those of all tensors.
+
+    Raises:
+        InputError: as `read_checkpoint`, as far as the header shows it.
+    """
+    with explained_os_errors(path, "read"), open(path, "rb") as handle:
+        start = handle.read(8)
+        header = handle.read(min(int.from_bytes(start, "little"), MAX_HEADER_BYTES))
+    try:
+        return str(_parse_header(start + header)[0]["__metadata__"][CHECKSUM_KEY])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a whole checkpoint of gaudi-bert (its header); use the one before it") from error
 
 
 def _parse_header(content: bytes) -> tuple[dict[str, Any], int]:

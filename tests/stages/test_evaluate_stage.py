@@ -37,6 +37,10 @@ def test_packed_and_unpacked_figures_are_those_of_the_end_of_training(run, tmp_p
     out = tmp_path / "evaluation.json"
     result = evaluate(folder / "packed", folder / "train", unpacked=str(unpacked), out=out, reporter=QUIET)
     assert json.loads(out.read_text()) == result
+    again = evaluate(folder / "packed", folder / "train", unpacked=str(unpacked), out=out, reporter=QUIET)
+    assert again == {**result, "skipped": True}
+    packed_alone = evaluate(folder / "packed", folder / "train", out=out, reporter=QUIET)
+    assert "unpacked" not in packed_alone
     assert result["update"] == 3
     assert result["largest_difference"] < 1e-5
     for name, value in summary["evaluation"].items():
