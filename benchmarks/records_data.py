@@ -7,9 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings
 from gaudi_bert.records.example import encode_example
 from gaudi_bert.records.framing import write_record
 
+FILES, SEQUENCES_A_FILE, SEED = 8, 20_000, 7
+LENGTH, DEPTH = 512, 3
+QUIET = Reporter(quiet=True)
 HISTOGRAM = Path(__file__).resolve().parent.parent / "tests" / "data" / "histograms" / "wikipedia-512.json"
 MAX_PREDICTIONS = 76
 MASKED_SHARE = 0.15
@@ -59,3 +64,17 @@ def make_files(folder: Path, files: int, sequences_a_file: int, seed: int, max_s
                 write_record(handle, make_example(int(length), max_sequence_length, rng))
         temporary.rename(path)
     return paths
+
+
+def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
+    """The unpacked records and a plan for them."""
+    from gaudi_bert.stages.histogram import histogram
+    from gaudi_bert.stages.plan import plan
+
+    records = folder / "unpacked"
+    make_files(records, FILES, SEQUENCES_A_FILE, SEED)
+    counts, planned = folder / "histogram.json", folder / f"plan-{group_sequences}.json"
+    histogram(records, counts, reporter=QUIET, overwrite=True)
+    settings = PackingSettings(group_sequences=group_sequences)
+    plan([counts], planned, settings, reporter=QUIET, overwrite=True)
+    return records, planned

@@ -1,0 +1,233 @@
+"""What the record engine does per second, beside a stand-in for the predecessor and beside `cp`, and in how much memory.
+
+    python benchmarks/records.py [--folder DIR] [--rounds N] [--only passes,job,memory,processes,groups,compile]
+
+Data: 8 files of 20,000 unpacked examples (400 MB), lengths drawn from the wikipedia-512 histogram with a fixed seed. What is
+compared alternates in one process, round by round; printed are medians and the range. Ratios of CPU time per record are the
+figures to hold to; wall time depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from measuring import show, timed
+from predecessor import histogram_pass, pack_pass
+from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_A_FILE, prepared
+from records_scaling import compile_time, groups, memory, processes
+
+from gaudi_bert.common.files import exclusive_lock
+
+PREDECESSOR_RECORDS, PREDECESSOR_PACKS = 3000, 1000
+
+
+def main() -> None:
+    """Run the parts that are asked for, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gaudi-bert-bench-records")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="passes,job,memory,processes,groups,compile")
+    arguments = parser.parse_args()
+    parts: dict[str, Callable[[Path, int], None]] = {
+        "passes": passes,
+        "job": job,
+        "memory": memory,
+        "processes": processes,
+        "groups": groups,
+        "compile": compile_time,
+    }
+    with exclusive_lock(arguments.folder / "benchmark", f"{arguments.folder}: benchmark"):
+        for name in arguments.only.split(","):
+            print(f"\n{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}", end="")
+            parts[name](arguments.folder, arguments.rounds)
+
+
+class Predecessor:
+    """The stand-in's two passes on a sample, per record."""
+
+    def __init__(self, records: Path, folder: Path, packs: Sequence[Sequence[bytes]]) -> None:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        import tensorflow
+
+        self.tensorflow, self.file, self.out = tensorflow, sorted(records.iterdir())[0], folder / "predecessor"
+        self.packs = [[tensorflow.constant(payload) for payload in pack] for pack in packs]
+        self.sequences = sum(len(pack) for pack in packs)
+
+    def histogram(self) -> tuple[float, float]:
+        """CPU and wall seconds per record of its first pass."""
+        cpu, wall = timed(lambda: histogram_pass(self.tensorflow, self.file, PREDECESSOR_RECORDS))
+        return cpu / PREDECESSOR_RECORDS, wall / PREDECESSOR_RECORDS
+
+    def pack(self) -> tuple[float, float]:
+        """CPU and wall seconds per record of its second pass."""
+        cpu, wall = timed(lambda: pack_pass(self.tensorflow, self.packs, self.out, LENGTH, MAX_PREDICTIONS))
+        return cpu / self.sequences, wall / self.sequences
+
+
+class Engine:
+    """Our passes over one group, in one thread."""
+
+    def __init__(self, records: Path, planned: Path) -> None:
+        from gaudi_bert.records.assign import assign_sequences
+        from gaudi_bert.records.files import list_record_files
+        from gaudi_bert.records.group import buffer_bytes, read_group
+        from gaudi_bert.records.pack import PackEncoder
+        from gaudi_bert.records.shards import output_buffer
+        from gaudi_bert.stages.plan_reader import read_plan
+        from gaudi_bert.stages.write import match_files
+
+        self.plan = read_plan(planned)
+        matched = match_files(records, list_record_files(records), self.plan)
+        self.files = [matched[name] for name in self.plan.groups[0].files]
+        self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)
+        self.group = read_group(self.files, self.plan.unpacked_schema, self.buffer, 1, lambda _bytes: None)
+        dealt = assign_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
+        self.assignment = dealt
+        self.encoder = PackEncoder(
+            self.plan.packed_schema, self.buffer, self.group.offsets, self.group.index, dealt.starts, dealt.members
+        )
+        self.out = output_buffer(self.plan.packed_schema)
+
+    def read_and_scan(self) -> None:
+        """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
+        from gaudi_bert.records.scan import RecordScan, UnpackedFormat, scan_buffer
+        from gaudi_bert.records.unpacked_index import LENGTH as LENGTH_COLUMN
+
+        buffer = scan_buffer()
+        for file in self.files:
+            form = UnpackedFormat.for_pieces(self.plan.unpacked_schema)
+            counts = np.zeros(LENGTH + 1, np.int64)
+            for _ in RecordScan(file.path, form, buffer).pieces():
+                counts += np.bincount(form.index[: form.rows, LENGTH_COLUMN], minlength=LENGTH + 1)
+
+    def scan_in_memory(self) -> None:
+        """The same without reading: the bytes are in memory already."""
+        from gaudi_bert.records.scan import FRONT_BYTES, UnpackedFormat
+
+        form = UnpackedFormat(self.plan.unpacked_schema, self.group.offsets, self.group.index, whole=True)
+        end = 0
+        for file in self.files:
+            start, end = end + FRONT_BYTES, end + FRONT_BYTES + file.bytes
+            form.take(self.buffer, start, end)
+
+    def encode(self) -> None:
+        """The pack pass: every pack of the group as a TFRecord, into a buffer."""
+        pack = 0
+        while pack < self.assignment.packs:
+            _, pack, _ = self.encoder.encode(pack, self.assignment.packs, self.out)
+
+    def encode_and_write(self, path: Path) -> None:
+        """The same, written to a file."""
+        pack = 0
+        with path.open("wb", buffering=0) as handle:
+            while pack < self.assignment.packs:
+                _, pack, size = self.encoder.encode(pack, self.assignment.packs, self.out)
+                handle.write(self.out[:size].data)
+
+    def some_packs(self, count: int) -> list[list[bytes]]:
+        """The unpacked records of the first packs."""
+        starts, members = self.assignment.starts, self.assignment.members
+        packs = [members[starts[pack] : starts[pack + 1]] for pack in range(count)]
+        return [[self._payload(int(self.group.offsets[member])) for member in pack] for pack in packs]
+
+    def _payload(self, offset: int) -> bytes:
+        size = int(self.buffer[offset - 12 : offset - 4].view("<u8")[0])
+        return self.buffer[offset : offset + size].tobytes()
+
+
+def passes(folder: Path, rounds: int) -> None:
+    """Each pass per core, against the predecessor's, CPU time per record."""
+    records, planned = prepared(folder)
+    engine = Engine(records, planned)
+    sequences, megabytes = FILES * SEQUENCES_A_FILE, sum(file.bytes for file in engine.files) / 1e6
+    predecessor = Predecessor(records, folder, engine.some_packs(PREDECESSOR_PACKS))
+    ours: dict[str, Callable[[], None]] = {
+        "histogram: scan with both CRCs, bytes in memory": engine.scan_in_memory,
+        "histogram: with reading the files": engine.read_and_scan,
+        "pack: encode with CRCs, into memory": engine.encode,
+        "pack: with writing the file": lambda: engine.encode_and_write(folder / "packed-bench"),
+    }
+    ratios: dict[str, list[float]] = {name: [] for name in ours}
+    speeds: dict[str, list[float]] = {name: [] for name in ours}
+    theirs: dict[str, list[float]] = {"histogram": [], "pack": []}
+    for function in (*ours.values(), predecessor.histogram, predecessor.pack):
+        function()
+    for _ in range(rounds):
+        theirs["histogram"].append(predecessor.histogram()[0])
+        theirs["pack"].append(predecessor.pack()[0])
+        for name, function in ours.items():
+            cpu = timed(function)[0] / sequences
+            ratios[name].append(theirs[name.split(":")[0]][-1] / cpu)
+            speeds[name].append(1 / cpu)
+    print(f"\nPasses, one core, CPU time, {sequences:,} records, {megabytes:.0f} MB")
+    for name, costs in theirs.items():
+        show(f"predecessor, {name}", [1 / cost for cost in costs], "records/s")
+    for name in ours:
+        show(name, speeds[name], "records/s")
+        show("", ratios[name], "times", "150")
+    (folder / "packed-bench").unlink()
+
+
+def job(folder: Path, rounds: int) -> None:
+    """Read, scan, assign, pack, write with fsync: the stage `write`, against both passes of the predecessor and `cp`."""
+    from gaudi_bert.stages.write import write
+
+    records, planned = prepared(folder)
+    engine = Engine(records, planned)
+    predecessor = Predecessor(records, folder, engine.some_packs(PREDECESSOR_PACKS))
+    sequences = FILES * SEQUENCES_A_FILE
+    del engine
+    packed, copy = folder / "packed", folder / "copy"
+    figures: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        figures.setdefault(name, []).append(value)
+
+    def clean() -> None:
+        for path in (packed, copy):
+            shutil.rmtree(path, ignore_errors=True)
+        os.sync()
+
+    for turn in range(rounds + 1):
+        their = np.add(predecessor.histogram(), predecessor.pack())
+        clean()
+        cpu, wall = timed(lambda: write(records, planned, packed, reporter=QUIET))
+        clean()
+        cpu_one, wall_one = timed(lambda: write(records, planned, packed, reporter=QUIET, workers=1))
+        clean()
+        copied = timed(lambda: subprocess.run(["cp", "-r", records, copy], check=True))[1]
+        clean()
+        synced = timed(lambda: subprocess.run(["sh", "-c", f"cp -r {records} {copy} && sync {copy}/*"], check=True))[1]
+        clean()
+        if turn == 0:
+            continue
+        note("job: our CPU, 1 thread|s", cpu_one)
+        note("job: our wall, 1 thread|s", wall_one)
+        note("job: our wall, all cores|s", wall)
+        note("cp: wall|s", copied)
+        note("cp and sync: wall|s", synced)
+        note("CPU per record, predecessor / ours (1 thread)|times|80", their[0] / (cpu_one / sequences))
+        note("CPU per record, predecessor / ours (all cores)|times|80", their[0] / (cpu / sequences))
+        note("wall per record, predecessor / ours (1 thread)|times", their[1] / (wall_one / sequences))
+        note("wall, ours (1 thread) / cp|times|at most 2.5", wall_one / copied)
+        note("wall, ours (all cores) / cp|times|at most 2.5", wall / copied)
+        note("wall, ours (all cores) / cp and sync (ours syncs as well)|times", wall / synced)
+    print(f"\nWhole job, {sequences:,} records: read, scan, assign, pack, write, fsync")
+    for name, values in figures.items():
+        label, unit, *goal = name.split("|")
+        show(label, values, unit, *goal)
+
+
+if __name__ == "__main__":
+    main()

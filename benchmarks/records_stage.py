@@ -1,0 +1,57 @@
+"""One stage in a process of its own, for `benchmarks/records.py`: its peak memory, or when it began and ended.
+
+python records_stage.py histogram|plan|write|verify FOLDER GROUP_SEQUENCES     prints the peak resident memory in MiB
+python records_stage.py write-shard RECORDS PLAN OUT K/N WORKERS               prints start and end in seconds
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+from gaudi_bert.common.progress import Reporter
+
+QUIET = Reporter(quiet=True)
+
+
+def run_stage(stage: str, folder: Path, group_sequences: int) -> None:
+    """Run `stage` on FOLDER/unpacked."""
+    records, counts, planned, packed = (folder / name for name in ("unpacked", "histogram.json", "plan.json", "out"))
+    if stage == "histogram":
+        from gaudi_bert.stages.histogram import histogram
+
+        histogram(records, counts, reporter=QUIET)
+    elif stage == "plan":
+        from gaudi_bert.config import PackingSettings
+        from gaudi_bert.stages.plan import plan
+
+        plan([counts], planned, PackingSettings(group_sequences=group_sequences, algorithm="spfhp"), reporter=QUIET)
+    elif stage == "write":
+        from gaudi_bert.stages.write import write
+
+        write(records, planned, packed, reporter=QUIET)
+    else:
+        from gaudi_bert.stages.verify import verify
+
+        verify(records, packed, reporter=QUIET)
+
+
+def write_shard(records: Path, planned: Path, packed: Path, shard: str, workers: int) -> None:
+    """Write a share of the groups; the kernels are loaded before the clock starts."""
+    from gaudi_bert.records import group, pack, shards  # noqa: F401
+    from gaudi_bert.stages.write import write
+
+    number, count = (int(part) for part in shard.split("/"))
+    started = time.time()
+    write(records, planned, packed, shard=(number, count), reporter=QUIET, workers=workers)
+    print(started, time.time())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write-shard":
+        write_shard(*(Path(argument) for argument in sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
+    else:
+        run_stage(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
