@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gaudi_bert.reporting.figures import percent
 from gaudi_bert.reporting.svg import Axis, Plot, round_ticks, short_number
 
 __all__ = ["curve_chart", "fill_charts", "slots_chart", "strategies_chart"]
@@ -52,10 +53,11 @@ def fill_charts(before: np.ndarray, after: np.ndarray | None) -> list[str]:
 def _fill_chart(shares: Sequence[float], spans: Sequence[tuple[int, int]], scale: float, title: str, css: str) -> str:
     slots = spans[-1][1]
     plot = Plot(
-        Axis(0, slots, title, ticks=_length_ticks(slots)),
+        Axis(0, slots, title, "{:.0f}".format, _length_ticks(slots)),
         Axis(0, scale, write=_percent, ticks=round_ticks(scale * 0.98)),
         f"Share of rows by {title}",
         height=176,
+        right=18,
         top=12,
     )
     plot.frame()
@@ -68,7 +70,7 @@ def _fill_chart(shares: Sequence[float], spans: Sequence[tuple[int, int]], scale
         if share > scale:
             x = plot.across(high)
             plot.parts.append(f'<path class="cut" d="M{plot.across(low) - 3:.1f} 27L{x + 3:.1f} 21"/>')
-            words = f"{share:.1f} % of rows: {f'{low + 1} to {high}' if high - low > 1 else high} tokens"
+            words = f"{percent(share / 100)} of rows: {f'{low + 1} to {high}' if high - low > 1 else high} tokens"
             plot.text(plot.across(low) - 8, 24, words, "label", "end")
     return plot.svg()
 
@@ -93,8 +95,8 @@ def slots_chart(rows_before: int, rows_after: int, tokens: int, slots: int, lowe
         bottom, top = place + 0.14, place + 0.66
         plot.bar(0, tokens, bottom, top, "real", f"{tokens:,} real tokens")
         plot.bar(tokens, rows * slots, bottom, top, "padding", f"{rows * slots - tokens:,} slots of padding")
-        share = 100 * tokens / (rows * slots)
-        plot.text(plot.left, plot.up(top) - 5, f"{when}: {rows:,} rows, {share:.2f} % real tokens", "label")
+        share = percent(tokens / (rows * slots), 2)
+        plot.text(plot.left, plot.up(top) - 5, f"{when}: {rows:,} rows, {share} real tokens", "label")
     for tick in plot.x.places():
         plot.text(plot.across(tick), plot.height - 22, short_number(tick), "tick", "middle")
     plot.text(plot.width / 2, plot.height - 6, "slots", "tick", "middle")
@@ -116,7 +118,7 @@ def strategies_chart(mixture: Mapping[tuple[int, ...], int], slots: int, most: i
         "The strategies used most",
         height=step * len(top) + 30,
         left=2,
-        right=112,
+        right=128,
         top=4,
         bottom=0,
     )

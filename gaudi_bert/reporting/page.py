@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
+from gaudi_bert.reporting.figures import percent
 from gaudi_bert.reporting.inputs import NAMES, ReportInputs
 
 __all__ = ["Card", "render_page", "summary_cards"]
@@ -78,15 +79,15 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
         before = histogram.tokens / (histogram.sequences * slots)
         if totals is None:
             cards.append(Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
-            cards.append(Card("Efficiency", _percent(before), "real tokens / slots, not packed yet"))
+            cards.append(Card("Efficiency", percent(before), "real tokens / slots, not packed yet"))
         else:
             packs, bound = totals["packs"], totals["lower_bound"]
             factor = f"{totals['packing_factor']:.3f}"
             cards.append(Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
-            after = _percent(totals["efficiency"], 2)
-            cards.append(Card("Efficiency", after, f"real tokens / slots; {_percent(before)} unpacked"))
+            after = percent(totals["efficiency"], 2)
+            cards.append(Card("Efficiency", after, f"real tokens / slots; {percent(before)} unpacked"))
             gap = packs - bound
-            share = f"{_percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
+            share = f"{percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
             cards.append(
                 Card(
                     "Above the bound",
@@ -100,11 +101,6 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
     return cards + _learning_cards(inputs)
 
 
-def _percent(share: float, decimals: int = 1) -> str:
-    """A share as a percentage; the no-break space keeps it on one line."""
-    return f"{100 * share:.{decimals}f}\u00a0%"
-
-
 def _learning_cards(inputs: ReportInputs) -> list[Card]:
     evaluation = inputs.get("evaluation")
     if evaluation is None:
@@ -112,10 +108,10 @@ def _learning_cards(inputs: ReportInputs) -> list[Card]:
     accuracy, baseline = evaluation["masked_lm_accuracy"], evaluation.get("unigram_baseline")
     note = "on held-out documents"
     if baseline:
-        note = f"{accuracy / baseline:.1f} times the unigram baseline, {_percent(baseline)}"
+        note = f"{accuracy / baseline:.1f} times the unigram baseline, {percent(baseline)}"
     return [
-        Card("Masked-LM accuracy", _percent(accuracy), note),
-        Card("Next-sentence accuracy", _percent(evaluation["next_sentence_accuracy"]), "on held-out documents"),
+        Card("Masked-LM accuracy", percent(accuracy), note),
+        Card("Next-sentence accuracy", percent(evaluation["next_sentence_accuracy"]), "on held-out documents"),
     ]
 
 

@@ -12,7 +12,7 @@ from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, s
 
 def words_in(picture: str) -> list[str]:
     """All text of a picture, which must be well-formed."""
-    return [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
+    return [element.text.replace("\u00a0", " ") for element in ElementTree.fromstring(picture).iter() if element.text]
 
 
 def bars_in(picture: str, css: str) -> list[ElementTree.Element]:
