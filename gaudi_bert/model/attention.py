@@ -87,10 +87,8 @@ def attend(
 ) -> tf.Tensor:
     """softmax(query key^T + bias) value, with dropout of the shares: [B, N, L, D].
 
-    The backward pass is written out to go over [B, N, L, L] as seldom as possible. Softmax's gradient needs,
-    for each row, the sum over j of share_ij * gradient_ij; that equals the product of the row's context with
-    its gradient (Dao et al., "FlashAttention", 2022, appendix B.2), which is smaller by L / D. The dropout's
-    scale, too, is applied to the context.
+    The backward pass is written out to go over [B, N, L, L] as seldom as possible: the dropout's scale is
+    applied to the context, which is smaller by L / D, and what is elementwise is one kernel.
 
     Args:
         query_BNLD: already divided by the square root of D.
@@ -112,13 +110,10 @@ def attend(
         context_BNLD = tf.matmul(used_BNLL, value_BNLD) * scale
 
         def backward(gradient_BNLD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            row_sums_BNL1 = tf.reduce_sum(widen(gradient_BNLD) * widen(context_BNLD), axis=-1, keepdims=True)
             scaled_BNLD = gradient_BNLD * scale
             value_gradient_BNLD = tf.matmul(used_BNLL, scaled_BNLD, transpose_a=True)
             used_gradient_BNLL = tf.matmul(scaled_BNLD, value_BNLD, transpose_b=True)
-            scores_gradient_BNLL = kernel(_scores_gradient, compiled)(
-                used_gradient_BNLL, shares_BNLL, tf.cast(row_sums_BNL1, dtype), drawn, rate
-            )
+            scores_gradient_BNLL = kernel(_scores_gradient, compiled)(used_gradient_BNLL, shares_BNLL, drawn, rate)
             query_gradient_BNLD = tf.matmul(scores_gradient_BNLL, key_BNLD)
             key_gradient_BNLD = tf.matmul(scores_gradient_BNLL, query_BNLD, transpose_a=True)
             return query_gradient_BNLD, key_gradient_BNLD, value_gradient_BNLD
@@ -135,13 +130,18 @@ def _drop_shares(shares_BNLL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Te
 def _scores_gradient(
     used_gradient_BNLL: tf.Tensor,
     shares_BNLL: tf.Tensor,
-    row_sums_BNL1: tf.Tensor,
     drawn: tf.Tensor | None,
     rate: float,
 ) -> tf.Tensor:
+    """Softmax's gradient, behind dropout's. Where one share is 1 it is exactly 0, as it should be.
+
+    (The sums over rows could be had cheaper, from the context and its gradient; but only to within rounding.)
+    """
     if drawn is not None:
         used_gradient_BNLL = _drop_shares(used_gradient_BNLL, drawn, rate)
-    return shares_BNLL * (used_gradient_BNLL - row_sums_BNL1)
+    weighted_BNLL = widen(shares_BNLL) * widen(used_gradient_BNLL)
+    sums_BNL1 = tf.reduce_sum(weighted_BNLL, axis=-1, keepdims=True)
+    return tf.cast(weighted_BNLL - widen(shares_BNLL) * sums_BNL1, shares_BNLL.dtype)
 
 
 def _fused_projection(parameters: Mapping[str, tf.Tensor], scope: str, size: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -58,9 +58,15 @@ def kept_scale(drawn: tf.Tensor | None, rate: float) -> float:
 
 
 def _hashed_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
-    """Compares a hash of (place, seed) with the threshold."""
+    """Compares a hash of (place, seed) with the threshold.
+
+    The seed is hashed to two keys first: were it added to the place, seeds that differ by one would give the
+    same mask, moved.
+    """
     places = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
-    hashed = _mixed(_mixed(places + seed_2[0]) + seed_2[1])
+    first_key = _mixed(seed_2[0] + _mixed(seed_2[1]))
+    second_key = _mixed(seed_2[1] + _mixed(first_key + GOLDEN_STRIDE))
+    hashed = _mixed(_mixed(tf.bitwise.bitwise_xor(places, first_key)) + second_key)
     return hashed >= _threshold(rate)
 
 

@@ -144,8 +144,9 @@ def test_unknown_weights_are_refused():
         small_model().load_values({"cls/predictions/output_bias": np.zeros(3)})
 
 
-def test_dropout_repeats_itself_and_changes_with_the_seed():
-    model, batch = small_model(), small_batch()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dropout_repeats_itself_and_changes_with_the_seed(compiled):
+    model, batch = small_model(compiled=compiled), small_batch()
     run = tf.function(lambda seed: model(batch, dropout_seed=seed).masked_lm_logits_BQV)
     first, again, other = (run(tf.constant(seed, tf.int32)).numpy() for seed in ([1, 2], [1, 2], [1, 3]))
     assert first.tobytes() == again.tobytes()

@@ -47,18 +47,15 @@ def check_against_naive(model, packs, length, masked_slots, depth, loss) -> None
 
 @st.composite
 def packs_of_lengths(draw):
-    """Depth, pack length and the lengths in one to three packs; padding or none; odd and prime sizes included.
-
-    A sequence has two tokens at least, [CLS] and [SEP]: of one alone the true gradient of the queries is zero.
-    """
+    """Depth, pack length and the lengths in one to three packs; padding or none; odd and prime sizes included."""
     depth = draw(st.integers(1, 8))
     length = draw(st.integers(3, 37))
     packs = []
     for _ in range(draw(st.integers(1, 3))):
         left, lengths = length, []
         for _ in range(draw(st.integers(1, depth))):
-            if left > 1:
-                lengths.append(draw(st.integers(2, min(left, 13))))
+            if left > 0:
+                lengths.append(draw(st.integers(1, min(left, 13))))
                 left -= lengths[-1]
         if draw(st.booleans()):
             lengths[-1] += left
@@ -97,6 +94,11 @@ def test_packed_is_unpacked_at_every_depth(depth, padding, loss):
         else:
             assert difference <= GRADIENT_BOUND * size, name
             assert size > 0, name
+
+
+@pytest.mark.parametrize("loss", ["token", "sequence"])
+def test_compiled_kernels_are_held_to_the_same(loss):
+    check_against_naive(small_model(compiled=True), random_packs(2, [[11, 5, 13], [19, 2]]), 31, 17, 3, loss)
 
 
 def test_float64_shows_that_the_rest_is_rounding():

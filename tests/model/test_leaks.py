@@ -26,9 +26,9 @@ def own(outputs: PretrainingOutputs, placed) -> list[bytes]:
 
 
 @pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
-def test_changing_any_one_token_touches_its_own_sequence_only(attention, compute_dtype):
-    model = small_model(attention=attention, compute_dtype=compute_dtype)
+@pytest.mark.parametrize(("compute_dtype", "compiled"), [("float32", False), ("float32", True), ("bfloat16", False)])
+def test_changing_any_one_token_touches_its_own_sequence_only(attention, compute_dtype, compiled):
+    model = small_model(attention=attention, compute_dtype=compute_dtype, compiled=compiled)
     length = 31
     batch = join_sequences(random_packs(2, [[7, 3, 11, 5], [13, 17]]), length, 19, 5)
     placed = split_packs(batch)

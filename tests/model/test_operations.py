@@ -7,8 +7,17 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.model.attention import attend, attention_bias
+from gaudi_bert.model.dropout import kept_places, kept_scale
+from gaudi_bert.model.forward_pass import ForwardPass
 from gaudi_bert.model.losses import cross_entropy
-from gaudi_bert.model.operations import dropout, dropout_mask, gather_rows, gelu, layer_norm, without_gradient
+from gaudi_bert.model.operations import (
+    activation,
+    dropout,
+    gather_rows,
+    layer_norm,
+    residual_layer_norm,
+    without_gradient,
+)
 
 RANDOM = np.random.default_rng(5)
 
@@ -33,16 +42,33 @@ def check_same(ours, theirs, *inputs) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
-def test_gelu_is_exact():
-    check_same(gelu, lambda x: 0.5 * x * tf.math.erfc(-x / np.sqrt(2.0)), normal(7, 11) * 3)
+def plain_layer_norm(x, gamma, beta):
+    mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
+    return (x - mean) / tf.sqrt(variance + 1e-12) * gamma + beta
 
 
-def test_layer_norm():
-    def plain(x, gamma, beta):
-        mean, variance = tf.nn.moments(x, axes=[-1], keepdims=True)
-        return (x - mean) / tf.sqrt(variance + 1e-12) * gamma + beta
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gelu_is_exact(compiled):
+    check_same(activation("gelu", compiled), lambda x: 0.5 * x * tf.math.erfc(-x / np.sqrt(2.0)), normal(7, 11) * 3)
 
-    check_same(lambda x, g, b: layer_norm(x, g, b, 1e-12), plain, normal(7, 13), normal(13), normal(13))
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layer_norm(compiled):
+    inputs = normal(7, 13), normal(13), normal(13)
+    check_same(lambda x, gamma, beta: layer_norm(x, gamma, beta, 1e-12, compiled), plain_layer_norm, *inputs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_residual_layer_norm(compiled, rate):
+    inputs = normal(7, 13), normal(7, 13), normal(13), normal(13)
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(inputs[0].shape, rate, 3)
+    factors = 1.0 if drawn is None else kept_places(drawn, inputs[0].shape, rate, tf.float64) * kept_scale(drawn, rate)
+    check_same(
+        lambda new, old, gamma, beta: residual_layer_norm(new, old, gamma, beta, drawn, rate, 1e-12, compiled),
+        lambda new, old, gamma, beta: plain_layer_norm(new * factors + old, gamma, beta),
+        *inputs,
+    )
 
 
 def test_gather_rows_is_dense_and_sums_repeated_rows():
@@ -57,21 +83,22 @@ def test_gather_rows_is_dense_and_sums_repeated_rows():
     np.testing.assert_array_equal(gradient[:, 0], [1, 1, 0, 3, 0])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_core(causal, rate):
+def test_attention_core(causal, rate, compiled):
     mask = tf.constant([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 2, 3]], tf.int32)
     bias = attention_bias(mask, causal, tf.float64)
-    kept, scale = None, 1.0
-    if rate:
-        kept, scale = dropout_mask(tf.TensorShape([2, 3, 7, 7]), rate, tf.constant([1, 2]), 0, tf.float64)
+    shape = tf.TensorShape([2, 3, 7, 7])
+    drawn = ForwardPass(tf.constant([1, 2]), compiled).draw(shape, rate, 3)
+    factors = 1.0 if drawn is None else kept_places(drawn, shape, rate, tf.float64) * kept_scale(drawn, rate)
 
     def plain(query, key, value):
         shares = tf.nn.softmax(tf.einsum("bnid,bnjd->bnij", query, key) + bias)
-        return tf.einsum("bnij,bnjd->bnid", shares if kept is None else shares * kept * scale, value)
+        return tf.einsum("bnij,bnjd->bnid", shares * factors, value)
 
     check_same(
-        lambda query, key, value: attend(query, key, value, bias, kept, scale),
+        lambda query, key, value: attend(query, key, value, bias, drawn, rate, compiled),
         plain,
         normal(2, 3, 7, 5),
         normal(2, 3, 7, 5),
@@ -111,36 +138,53 @@ def test_without_gradient_gives_zeros():
     np.testing.assert_array_equal(tape.gradient(total, variable), [0, 0])
 
 
+def dropped(inputs: tf.Tensor, rate: float, seed: list[int], site: int, compiled: bool) -> np.ndarray:
+    drawn = ForwardPass(tf.constant(seed, tf.int32), compiled).draw(inputs.shape, rate, site)
+    return dropout(inputs, drawn, rate, compiled).numpy()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.013])
-def test_dropout_drops_the_asked_share_and_keeps_the_mean(rate):
+def test_dropout_drops_the_asked_share_and_keeps_the_mean(rate, compiled):
     ones = tf.ones([101, 1013])
-    dropped = dropout(ones, rate, tf.constant([3, 4]), 5).numpy()
-    assert abs(np.mean(dropped == 0) - rate) < 4 * np.sqrt(rate * (1 - rate) / ones.shape.num_elements()) + 1 / 65536
-    assert abs(dropped.mean() - 1) < 0.01
-    assert len(np.unique(dropped)) == 2
-    rows, columns = (dropped == 0).mean(axis=1), (dropped == 0).mean(axis=0)
-    assert np.abs(rows - rate).max() < 0.1
-    assert np.abs(columns - rate).max() < 0.35
+    values = dropped(ones, rate, [3, 4], 5, compiled)
+    assert abs(np.mean(values == 0) - rate) < 4 * np.sqrt(rate * (1 - rate) / ones.shape.num_elements()) + 1 / 65536
+    assert abs(values.mean() - 1) < 0.01
+    assert len(np.unique(values)) == 2
+    rows, columns = (values == 0).mean(axis=1), (values == 0).mean(axis=0)
+    assert np.abs(rows - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 1013)
+    assert np.abs(columns - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 101)
 
 
-def test_dropout_halves_are_independent():
-    """Each random word decides two places: how often both are dropped is the product of the shares."""
-    kept, _ = dropout_mask(tf.TensorShape([2, 100_000]), 0.3, tf.constant([3, 4]), 1, tf.float32)
-    both = np.mean(np.all(kept.numpy() == 0, axis=0))
-    assert abs(both - 0.09) < 0.005
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shift", [1, 2, 1013, 50_000, 65_536, 100_000])
+def test_dropped_places_are_independent(shift, compiled):
+    """Of neighbours, of places a power of two apart, and of the two places that share a random word (plain)."""
+    gone = dropped(tf.ones([200_000]), 0.3, [3, 4], 1, compiled) == 0
+    assert abs(np.mean(gone[shift:] & gone[:-shift]) - 0.09) < 0.006
 
 
-def test_dropout_differs_by_seed_and_site_and_repeats_itself():
-    def drawn(seed, site):
-        return dropout(tf.ones([31, 7]), 0.5, tf.constant(seed, tf.int32), site).numpy().tobytes()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_passes_and_sites_are_independent(compiled):
+    """Also where seeds are as near as counters, and where one seed's places might be another's, moved."""
+    drawn = [
+        dropped(tf.ones([100_000]), 0.3, seed, site, compiled) == 0
+        for seed, site in [([1, 2], 3), ([1, 2], 4), ([1, 3], 3), ([2, 2], 3), ([-(2**31), 2**31 - 1], 9)]
+    ]
+    for first, one in enumerate(drawn):
+        for other in drawn[first + 1 :]:
+            for moved in (0, 1, 2):
+                assert abs(np.mean(one & np.roll(other, moved)) - 0.09) < 0.006
 
-    assert drawn([1, 2], 3) == drawn([1, 2], 3)
-    assert (
-        len({drawn([1, 2], 3), drawn([1, 2], 4), drawn([1, 3], 3), drawn([2, 2], 3), drawn([-(2**31), 2**31 - 1], 9)}) == 5
-    )
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dropout_repeats_itself(compiled):
+    first, again = (dropped(tf.ones([31, 7]), 0.5, [1, 2], 3, compiled).tobytes() for _ in range(2))
+    assert first == again
 
 
 def test_no_dropout_without_seed_or_rate():
     ones = tf.ones([3, 5])
-    assert dropout(ones, 0.5, None, 0) is ones
-    assert dropout(ones, 0.0, tf.constant([1, 2]), 0) is ones
+    assert ForwardPass(None).draw(ones.shape, 0.5, 0) is None
+    assert ForwardPass(tf.constant([1, 2])).draw(ones.shape, 0.0, 0) is None
+    assert dropout(ones, None, 0.5, False) is ones

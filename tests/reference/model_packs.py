@@ -26,9 +26,9 @@ def small_config(**changes) -> BertConfig:
     return BertConfig(**values)
 
 
-def small_model(seed: int = 1, compute_dtype: str = "float32", **changes) -> BertForPretraining:
+def small_model(seed: int = 1, compute_dtype: str = "float32", compiled: bool = False, **changes) -> BertForPretraining:
     """A model whose biases and layer norms are not at their start of 0 and 1 either."""
-    model = BertForPretraining(small_config(**changes), seed=seed, compute_dtype=compute_dtype)
+    model = BertForPretraining(small_config(**changes), seed=seed, compute_dtype=compute_dtype, compiled=compiled)
     noise = np.random.default_rng(seed)
     for variable in model.variables_by_name.values():
         if len(variable.shape) == 1:
