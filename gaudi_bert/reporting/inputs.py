@@ -36,12 +36,29 @@ NAMES = {
 }
 # What the page takes from each of them; `.` goes one level down.
 _TOTALS = ("packs", "lower_bound", "efficiency", "packing_factor", "padding_tokens")
+_COUNTS = (
+    "text_documents",
+    "text_sentences",
+    "text_tokens",
+    "unknown_tokens",
+    "sequences",
+    "tokens",
+    "masked",
+    "random_next",
+)
 _FIGURES = ("masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy")
 _NEEDED: Mapping[str, Sequence[str]] = {
-    "examples": ("splits", "vocabulary.size", "vocabulary.trained"),
+    "examples": (*(f"splits.train.{name}" for name in _COUNTS), "vocabulary.size", "vocabulary.trained"),
     "prepare_settings": ("settings",),
     "histogram": ("max_sequence_length", "counts"),
-    "plan": ("depth", "groups", "totals.algorithm", "totals.strategies_used", *(f"totals.{name}" for name in _TOTALS)),
+    "plan": (
+        "depth",
+        "groups",
+        "totals.algorithm",
+        "totals.algorithms_used",
+        "totals.strategies_used",
+        *(f"totals.{name}" for name in _TOTALS),
+    ),
     "plan_settings": ("settings",),
     "metadata": ("max_sequence_length", "histogram", *_TOTALS),
     "verification": ("sequences",),

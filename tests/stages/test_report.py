@@ -33,6 +33,7 @@ def test_the_page_is_written_and_summed_up(tmp_path: Path) -> None:
         ("plan.json", '{"groups": 5}', r"plan\.json: is not as this version writes it"),
         ("packed/train/metadata.json", "[]", r"metadata\.json: is not as this version writes it"),
         ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: is not as this version writes it"),
+        ("examples/examples.json", '{"splits": {}}', r"no `splits\.train\.text_documents`"),
         ("verify.json", "{}", r"verify\.json: is not as this version writes it"),
     ],
 )
