@@ -102,7 +102,7 @@ def real_bytes(at: int, size: int, values: int, real: int) -> int:
 @njit(**KERNEL_OPTIONS)
 def _set_bits(at: int, size: int) -> int:
     """How many bits of `size` bytes are set."""
-    bits = np.int64(0)
+    bits = 0
     for number in range(size >> 3):
         bits += count_bits(word_at(at, number))
     if size & 7:
@@ -123,7 +123,7 @@ def count_leading_ones(at: int, size: int) -> int:
 @njit(**KERNEL_OPTIONS)
 def count_unit_floats(at: int, size: int) -> int:
     """n of float32 weights in `size` bytes that are n ones and then zeros; -1 for anything else."""
-    ones = int(_set_bits(at, size) // _BITS_OF_ONE)
+    ones = _set_bits(at, size) // _BITS_OF_ONE
     if 4 * ones > size or not all_words_are(at, 4 * ones, _TWO_FLOATS) or not is_zero(at + 4 * ones, size - 4 * ones):
         return -1
     return ones

@@ -63,7 +63,7 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
         if difference is None:
             if final.exists():
                 return True
-        elif not overwrite:
+        elif not overwrite and _holds_something(artefact):
             raise InputError(f"{artefact}: made with another {difference}; choose another folder, or pass --overwrite")
         else:
             remove_artefact(artefact, kept)
@@ -82,7 +82,7 @@ def remove_artefact(artefact: Path, kept: Path) -> None:
     with explained_os_errors(artefact, "remove"):
         if artefact.is_dir():
             for child in sorted(artefact.iterdir()):
-                if child != kept:
+                if child != kept and child.suffix != ".lock":  # a lock that is held must stay
                     shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
         else:
             artefact.unlink(missing_ok=True)
@@ -91,7 +91,8 @@ def remove_artefact(artefact: Path, kept: Path) -> None:
 
 def _holds_something(artefact: Path) -> bool:
     if artefact.is_dir():
-        return any(not child.name.startswith(".") for child in artefact.iterdir())
+        made = (child for child in artefact.iterdir() if child != settings_path(artefact))
+        return any(not child.name.startswith(".") for child in made)
     return artefact.exists()
 
 
