@@ -18,7 +18,7 @@ from gaudi_bert.packing.histogram import Histogram
 __all__ = ["FileCounts", "form_groups", "group_histogram", "too_large_files"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FileCounts:
     """One input file and what is in it.
 
@@ -28,7 +28,7 @@ class FileCounts:
         crc32c: of its bytes.
         sequences: number of sequences.
         tokens: number of real tokens.
-        rows: (length, masked positions, number of sequences) for each pair that occurs.
+        rows: int64 [pairs, 3]: length, masked positions, number of sequences, for each pair that occurs.
     """
 
     name: str
@@ -36,7 +36,7 @@ class FileCounts:
     crc32c: int
     sequences: int
     tokens: int
-    rows: tuple[tuple[int, int, int], ...]
+    rows: np.ndarray
 
 
 def form_groups(files: Sequence[FileCounts], group_sequences: int, group_bytes: int, seed: int) -> list[list[FileCounts]]:
@@ -88,7 +88,7 @@ def group_histogram(files: Sequence[FileCounts], max_sequence_length: int) -> Hi
     counts = np.zeros(max_sequence_length, dtype=np.int64)
     max_masked = np.zeros(max_sequence_length, dtype=np.int64)
     for file in files:
-        for length, masked, sequences in file.rows:
-            counts[length - 1] += sequences
-            max_masked[length - 1] = max(max_masked[length - 1], masked)
+        lengths, masked, sequences = file.rows.T
+        np.add.at(counts, lengths - 1, sequences)
+        np.maximum.at(max_masked, lengths - 1, masked)
     return Histogram(max_sequence_length, counts, max_masked)

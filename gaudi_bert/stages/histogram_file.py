@@ -47,7 +47,7 @@ class CountedRecords:
             "max_sequence_length": self.histogram.max_sequence_length,
             "max_predictions": self.max_predictions,
             "counts": self.histogram.counts.tolist(),
-            "files": None if self.files is None else [vars(file) for file in self.files],
+            "files": None if self.files is None else [_identity(file) for file in self.files],
             "vocabulary": self.vocabulary,
         }
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
@@ -107,18 +107,30 @@ def _file_counts(entry: Any, max_sequence_length: int) -> FileCounts:
     name = entry["name"]
     for key in ("bytes", "crc32c", "sequences", "tokens"):
         _check_whole(entry[key], f"{key} of {name}", 0, 2**62)
-    rows = []
-    for row in entry["counts"]:
-        if not isinstance(row, Sequence) or len(row) != 3:
-            raise InputError(f"{name} counts {row!r}; it must be [length, masked, sequences]")
-        length, masked, sequences = row
-        _check_whole(length, f"a length of {name}", 1, max_sequence_length)
-        _check_whole(masked, f"a masked count of {name}", 0, max_sequence_length)
-        _check_whole(sequences, f"a count of {name}", 0, 2**62)
-        rows.append((length, masked, sequences))
-    if sum(sequences for _, _, sequences in rows) != entry["sequences"]:
+    rows = _rows(entry["counts"], str(name), max_sequence_length)
+    if int(rows[:, 2].sum()) != entry["sequences"]:
         raise InputError(f"the counts of {name} do not add up to its {entry['sequences']} sequences")
-    return FileCounts(str(name), entry["bytes"], entry["crc32c"], entry["sequences"], entry["tokens"], tuple(sorted(rows)))
+    return FileCounts(str(name), entry["bytes"], entry["crc32c"], entry["sequences"], entry["tokens"], rows)
+
+
+def _rows(counts: Any, name: str, max_sequence_length: int) -> np.ndarray:
+    """The rows [length, masked, sequences] of a file, in order, as int64 [rows, 3]."""
+    try:
+        rows = np.asarray(counts if counts else np.zeros((0, 3), dtype=np.int64))
+    except (ValueError, OverflowError):
+        rows = np.zeros(0)
+    if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
+        raise InputError(f"the counts of {name} must be rows of whole numbers: [length, masked, sequences]")
+    limits = {"length": (1, max_sequence_length), "masked count": (0, max_sequence_length), "count": (0, 2**62)}
+    for column, (what, (least, most)) in enumerate(limits.items()):
+        outside = (rows[:, column] < least) | (rows[:, column] > most)
+        if outside.any():
+            raise InputError(f"a {what} of {name} is {rows[outside][0, column]}; it must be from {least} to {most}")
+    return rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
+
+
+def _identity(file: FileCounts) -> dict[str, Any]:
+    return {**vars(file), "rows": file.rows.tolist()}
 
 
 def _check_whole(value: Any, name: str, least: int, most: int) -> None:
