@@ -52,22 +52,37 @@ def processes(folder: Path, rounds: int) -> None:
     """Wall time of one process, of two (`--shard K/2`), and of one with two threads."""
     records, planned = prepared(folder, group_sequences=SEQUENCES_A_FILE)
     packed = folder / "packed"
-    program = [sys.executable, STAGE_PROGRAM, "write-shard"]
-    figures: dict[str, list[float]] = {"1 process": [], "2 processes": [], "1 process, 2 threads": []}
-    for _ in range(max(3, rounds // 2)):
-        for name, shards, workers in (("1 process", 1, 1), ("2 processes", 2, 1), ("1 process, 2 threads", 1, 2)):
+    ways = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
+    figures: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(max(3, rounds)):
+        for name, (shards, workers) in ways.items():
             shutil.rmtree(packed, ignore_errors=True)
             os.sync()
-            commands = [[*program, records, planned, packed, f"{shard}/{shards}", str(workers)] for shard in range(shards)]
-            running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-            spans = [tuple(map(float, process.communicate()[0].split()[-2:])) for process in running]
-            figures[name].append(max(end for _, end in spans) - min(start for start, _ in spans))
-    print("\nWriting 8 groups (start of the interpreter and of numba left out)")
+            figures[name].append(_write_in_processes([records, planned, packed], shards, workers))
+    print("\nWriting 8 groups, from when all processes are ready (numba loaded) to when the last is done")
     for name, values in figures.items():
         show(name, values, "s")
-    for name in ("2 processes", "1 process, 2 threads"):
+    for name in list(ways)[1:]:
         ratios = [one / other for one, other in zip(figures["1 process"], figures[name], strict=True)]
         show(f"speed-up of {name}", ratios, "times")
+
+
+def _write_in_processes(paths: list[Path], shards: int, workers: int) -> float:
+    """Wall seconds of writing, each process its share of the groups."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    running = [
+        subprocess.Popen([sys.executable, STAGE_PROGRAM, "write-shard", *paths, f"{shard}/{shards}", str(workers)], **pipes)
+        for shard in range(shards)
+    ]
+    for process in running:
+        process.stdout.readline()
+    started = time.perf_counter()
+    for process in running:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in running:
+        process.wait()
+    return time.perf_counter() - started
 
 
 def groups(folder: Path, rounds: int) -> None:
@@ -108,6 +123,8 @@ def compile_time(folder: Path, rounds: int) -> None:
             started = time.perf_counter()
             subprocess.run(
                 [*command, records, planned, folder / "packed", "0/1", "1"],
+                input="go\n",
+                text=True,
                 check=True,
                 capture_output=True,
                 env={**os.environ, "NUMBA_CACHE_DIR": cache},

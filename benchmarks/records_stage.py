@@ -1,4 +1,4 @@
-"""One stage in a process of its own, for `benchmarks/records.py`: its peak memory, or when it began and ended.
+"""One stage in a process of its own, for `benchmarks/records.py`: its peak memory, or started on request.
 
 python records_stage.py histogram|plan|write|verify FOLDER GROUP_SEQUENCES     prints the peak resident memory in MiB
 python records_stage.py write-shard RECORDS PLAN OUT K/N WORKERS               prints start and end in seconds
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 from gaudi_bert.common.progress import Reporter
@@ -39,14 +39,20 @@ def run_stage(stage: str, folder: Path, group_sequences: int) -> None:
 
 
 def write_shard(records: Path, planned: Path, packed: Path, shard: str, workers: int) -> None:
-    """Write a share of the groups; the kernels are loaded before the clock starts."""
-    from gaudi_bert.records import group, pack, shards  # noqa: F401
+    """Write a share of the groups, on request; the kernels are loaded before."""
+    from records_data import make_files
+
+    from gaudi_bert.config import PackingSettings
+    from gaudi_bert.stages.pack import pack
     from gaudi_bert.stages.write import write
 
+    with tempfile.TemporaryDirectory() as folder:
+        make_files(Path(folder) / "unpacked", 1, 64, seed=1)
+        pack(Path(folder) / "unpacked", Path(folder) / "out", PackingSettings(algorithm="spfhp"), reporter=QUIET)
+    print("ready", flush=True)
+    sys.stdin.readline()
     number, count = (int(part) for part in shard.split("/"))
-    started = time.time()
     write(records, planned, packed, shard=(number, count), reporter=QUIET, workers=workers)
-    print(started, time.time())
 
 
 if __name__ == "__main__":

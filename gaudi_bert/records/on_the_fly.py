@@ -13,6 +13,7 @@ is r, and what does not fill a batch on every rank is left out (it is another re
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -119,6 +120,16 @@ class OnTheFlyPacking:
                 if missing == 0:
                     yield rows[0] if len(rows) == 1 else _joined(rows)
                     rows, missing = [], self.batch_packs
+
+    def stream(self, batches_done: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Epoch after epoch without end, from the batch after the first `batches_done` ones of all.
+
+        Raises:
+            InputError: as `epoch`.
+        """
+        first_epoch, first_batch = divmod(batches_done, self.batches)
+        for number in itertools.count(first_epoch):
+            yield from self.epoch(number, first_batch if number == first_epoch else 0)
 
     def _loaded(
         self, epoch: int, order: np.ndarray, ends: np.ndarray, place: int, last: int

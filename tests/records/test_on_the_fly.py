@@ -91,6 +91,16 @@ def test_resuming_at_any_batch_gives_the_rest_of_the_epoch(case: PackingCase, re
         next(source.epoch(2, source.batches + 1))
 
 
+def test_the_stream_goes_on_from_epoch_to_epoch(case: PackingCase) -> None:
+    source = open_on_the_fly(case.records, case.plan, batch_packs=5)
+    wanted = [*source.epoch(0), *source.epoch(1), *source.epoch(2)]
+    for done in (0, 1, source.batches, source.batches + 3):
+        stream = source.stream(done)
+        for batch in wanted[done : done + source.batches + 2]:
+            found = next(stream)
+            assert all(np.array_equal(batch[name], found[name]) for name in batch)
+
+
 def test_what_cannot_work_is_refused(case: PackingCase) -> None:
     with pytest.raises(InputError, match="do not fill one batch of 1000"):
         open_on_the_fly(case.records, case.plan, batch_packs=1000)
