@@ -23,6 +23,8 @@ from gaudi_bert.packing.histogram import Histogram, merge_histograms
 
 __all__ = ["CountedRecords", "counted_records", "read_histograms"]
 
+MOST = 2**62  # of any whole number, so that sums fit int64
+
 
 @dataclass(frozen=True)
 class CountedRecords:
@@ -82,7 +84,7 @@ def counted_records(value: Any, source: str) -> CountedRecords:
         histogram = Histogram(value["max_sequence_length"], value["counts"])
         max_predictions = value.get("max_predictions")
         if max_predictions is not None:
-            _check_whole(max_predictions, "max_predictions", 1, histogram.max_sequence_length)
+            _check_whole(max_predictions, "max_predictions", 1, MOST)
         if value.get("files") is None:
             return CountedRecords(histogram, max_predictions, None, value.get("vocabulary"))
         if not isinstance(value["files"], list):
@@ -106,7 +108,7 @@ def _file_counts(entry: Any, max_sequence_length: int) -> FileCounts:
         raise InputError(f"an entry of `files` lacks one of {', '.join(needed)}; make the histogram again")
     name = entry["name"]
     for key in ("bytes", "crc32c", "sequences", "tokens"):
-        _check_whole(entry[key], f"{key} of {name}", 0, 2**62)
+        _check_whole(entry[key], f"{key} of {name}", 0, MOST)
     rows = _rows(entry["counts"], str(name), max_sequence_length)
     if int(rows[:, 2].sum()) != entry["sequences"]:
         raise InputError(f"the counts of {name} do not add up to its {entry['sequences']} sequences")
@@ -121,7 +123,7 @@ def _rows(counts: Any, name: str, max_sequence_length: int) -> np.ndarray:
         rows = np.zeros(0)
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
         raise InputError(f"the counts of {name} must be rows of whole numbers: [length, masked, sequences]")
-    limits = {"length": (1, max_sequence_length), "masked count": (0, max_sequence_length), "count": (0, 2**62)}
+    limits = {"length": (1, max_sequence_length), "masked count": (0, max_sequence_length), "count": (0, MOST)}
     for column, (what, (least, most)) in enumerate(limits.items()):
         outside = (rows[:, column] < least) | (rows[:, column] > most)
         if outside.any():

@@ -75,7 +75,7 @@ def test_counts_alone_are_enough(tmp_path: Path) -> None:
         ({"max_sequence_length": 3, "counts": [1, 1]}, "counts has 2 entries"),
         ({"max_sequence_length": 2, "counts": [1, -1]}, "counts holds -1 at length 2"),
         ({"max_sequence_length": 2, "counts": [1, True]}, "counts holds True at length 2"),
-        ({**content(ONE), "max_predictions": 0}, "max_predictions is 0; it must be a whole number from 1 to 4"),
+        ({**content(ONE), "max_predictions": 0}, "max_predictions is 0; it must be a whole number from 1"),
         ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 is counted 2 times in all, but 1 times in the files"),
         (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to its 5 sequences"),
         (content({**ONE, "bytes": -1}), "bytes of a.tfrecord is -1"),
