@@ -38,7 +38,8 @@ def missing_inputs(folder: WorkFolder, waiter: str) -> list[Path]:
             folder.train / "training.json" if waiter == "evaluate" or not folder.has_evaluation else folder.evaluation_result
         )
         return [] if done.exists() else [done]
-    return [path for name in folder.splits for path in _missing_of_split(folder, folder.split(name), waiter)]
+    missing = [path for name in folder.splits for path in _missing_of_split(folder, folder.split(name), waiter)]
+    return list(dict.fromkeys(missing))
 
 
 def _missing_of_split(folder: WorkFolder, paths: SplitPaths, waiter: str) -> list[Path]:

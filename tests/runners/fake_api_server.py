@@ -67,6 +67,7 @@ class FakeApiServer:
         self.logs: dict[str, list[str]] = {}
         self.log_drops: dict[str, int] = {}
         self.requests: list[tuple[str, str]] = []
+        self.verbs: set[tuple[str, str]] = set()
         self.token: str | None = None
         self.on_unauthorized: Callable[[], None] = lambda: None
         self.kinds_unknown: set[str] = set()
@@ -240,6 +241,7 @@ class Answers:
         name_asked = name or (self.body or {}).get("metadata", {}).get("name", "")
         with server.lock:
             server.requests.append((f"{self.method} {plural}", name_asked))
+            server.verbs.add((self._verb(name), f"{plural}/log" if log else plural))
         if log:
             self._log(str(name))
         elif self.method == "GET" and self.query.get("watch") in ("true", "True"):
@@ -249,6 +251,12 @@ class Answers:
         else:
             with server.lock:
                 self._one(kind, name_asked)
+
+    def _verb(self, name: str | None) -> str:
+        """What a Role calls this request."""
+        if self.method == "GET":
+            return "get" if name else "watch" if "watch" in self.query else "list"
+        return {"POST": "create", "PUT": "update", "DELETE": "delete"}[self.method]
 
     def _one(self, kind: str, name: str) -> None:
         known = (kind, name) in self.server.objects
