@@ -97,30 +97,38 @@ def budget_costs(packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], dep
 
 def _best_fit_in_both(counts: np.ndarray, histogram: Histogram, depth: int, masked_slots: int) -> Mixture:
     """Best fit decreasing on counts, as LPFHP, where a pack has room for tokens and room for masked positions."""
+    capacity = histogram.max_sequence_length
     result: Mixture = {}
     open_packs: dict[Strategy, int] = {}
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
         masked = histogram.masked_of(length)
         waiting = int(counts[length - 1])
-        by_room = sorted(open_packs, key=lambda pack: (histogram.max_sequence_length - sum(pack), pack))
-        for pack in [*by_room, ()]:
-            room = histogram.max_sequence_length - sum(pack)
+        tightest_first = sorted(open_packs, key=lambda pack: (capacity - sum(pack), pack))
+        for pack in [*tightest_first, ()]:
             masked_room = masked_slots - sum(map(histogram.masked_of, pack))
-            copies = min(room // length, depth - len(pack), masked_room // masked if masked else depth)
-            available = open_packs.get(pack, waiting)
-            while copies > 0 and waiting and available:
-                copies = min(copies, waiting)
-                moved = min(available, waiting // copies)
-                target = pack + (length,) * copies
-                if pack:
-                    open_packs[pack] -= moved
-                open_packs[target] = open_packs.get(target, 0) + moved
-                available -= moved if pack else 0
-                waiting -= moved * copies
-        open_packs = _close_full(open_packs, result, depth, histogram.max_sequence_length)
+            by_masked = masked_room // masked if masked else depth
+            copies = min((capacity - sum(pack)) // length, depth - len(pack), by_masked)
+            if copies > 0 and waiting:
+                waiting = _add_copies(open_packs, pack, length, copies, waiting)
+        open_packs = _close_full(open_packs, result, depth, capacity)
     for pack, count in open_packs.items():
         add_packs(result, pack, count)
     return result
+
+
+def _add_copies(open_packs: dict[Strategy, int], pack: Strategy, length: int, copies: int, waiting: int) -> int:
+    """Put `copies` sequences of `length` on each open pack like `pack`, or on new ones for (); returns how many are left."""
+    available = open_packs[pack] if pack else waiting
+    while waiting and available:
+        copies = min(copies, waiting)
+        moved = min(available, waiting // copies)
+        if pack:
+            open_packs[pack] -= moved
+            available -= moved
+        target = pack + (length,) * copies
+        open_packs[target] = open_packs.get(target, 0) + moved
+        waiting -= moved * copies
+    return waiting
 
 
 def _close_full(open_packs: dict[Strategy, int], result: Mixture, depth: int, capacity: int) -> dict[Strategy, int]:
