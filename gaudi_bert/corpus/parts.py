@@ -77,12 +77,16 @@ def write_section(
 def _deal(
     buffer: list[BlockExamples], handles: list[Any], dealt: np.ndarray, seed: int, section: Section, flush: int
 ) -> None:
-    frames = memoryview(b"".join(held.frames for held in buffer))
-    lengths = np.concatenate([held.lengths for held in buffer]) if buffer else np.zeros(0, dtype=np.int64)
-    stops = np.cumsum(lengths)
+    if not buffer:
+        return
+    views = [memoryview(held.frames) for held in buffer]
+    starts = np.concatenate([np.cumsum(held.lengths) - held.lengths for held in buffer])
+    lengths = np.concatenate([held.lengths for held in buffer])
+    holders = np.repeat(np.arange(len(buffer)), [len(held.lengths) for held in buffer])
     order = permutation(len(lengths), seed, f"order of {section.split}", section.number, flush)
-    first = int(dealt[:, 0].sum())
-    places = zip((stops - lengths)[order].tolist(), stops[order].tolist(), strict=True)
-    for turn, (start, stop) in enumerate(places, start=first):
-        handles[turn % len(handles)].write(frames[start:stop])
-        dealt[turn % len(handles)] += (1, stop - start)
+    files = (int(dealt[:, 0].sum()) + np.arange(len(order))) % len(handles)
+    dealt[:, 0] += np.bincount(files, minlength=len(handles))
+    np.add.at(dealt[:, 1], files, lengths[order])
+    for values in zip(files.tolist(), holders[order].tolist(), starts[order].tolist(), lengths[order].tolist(), strict=True):
+        file, holder, start, length = values
+        handles[file].write(views[holder][start : start + length])
