@@ -8,8 +8,8 @@
 Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`).
 Memory does not grow with the text: this process holds a shuffle buffer (64 MiB), a block for each worker and a few bytes a
 document; a worker holds one block of 2 Mi characters and its examples (seen: 0.4 GB for all in one process, 0.3 GB a worker;
-`benchmarks/prepare.py`). Every byte is a function of text and settings, whoever does the work: shard K of N makes the sections
-K, K + N, ..., and who ends last writes examples.json.
+`benchmarks/prepare.py`). Every byte is a function of text and settings, whoever does the work: shard K of N makes the
+sections K, K + N, ..., and who ends last writes examples.json.
 """
 
 from __future__ import annotations
