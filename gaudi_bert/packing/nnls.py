@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.packing.cholesky import append_column, remove_column, solve_factor
-from gaudi_bert.packing.compiled import kernel
+from gaudi_bert.packing.compiled import MINUS_INFINITY, kernel
 from gaudi_bert.packing.pricing import completion_values, power_chain, unwind
 
 __all__ = ["NnlsSolution", "solve_nnls"]
@@ -65,14 +65,14 @@ class ActiveSet(NamedTuple):
     scratch: np.ndarray  # float64 [K]
 
 
-def solve_nnls(target: np.ndarray, weights: np.ndarray, depth: int, *, additions: int = 4) -> NnlsSolution:
+def solve_nnls(target: np.ndarray, weights: np.ndarray, depth: int, *, additions: int = 2) -> NnlsSolution:
     """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that fill L slots exactly.
 
     Args:
         target: counts per length, [L] (index 0 is length 1), any numeric dtype.
         weights: float64 [L], positive residual weights.
         depth: most sequences in a pack, >= 1; L or more means no limit.
-        additions: columns that may enter in one round (4 to 8 is fastest).
+        additions: columns that may enter in one round; more of them save pricing and cost exchanges.
     """
     max_length = len(target)
     depth = max(1, min(depth, max_length))
@@ -81,7 +81,7 @@ def solve_nnls(target: np.ndarray, weights: np.ndarray, depth: int, *, additions
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _empty_set(max_length, depth)
     chain = power_chain(depth - 1, max_length)
-    size, rounds, residual = _run(counts, squared_weights, chain, depth, state, additions)
+    size, rounds, residual = _run(counts, squared_weights, chain, state, additions)
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
     return NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective, int(rounds))
@@ -110,7 +110,7 @@ def _strategy(state: ActiveSet, column: int) -> tuple[int, ...]:
 
 @kernel
 def _run(
-    counts: np.ndarray, squared_weights: np.ndarray, chain: np.ndarray, depth: int, state: ActiveSet, additions: int
+    counts: np.ndarray, squared_weights: np.ndarray, chain: np.ndarray, state: ActiveSet, additions: int
 ) -> tuple[int, int, np.ndarray]:
     """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds, residual [L + 1])."""
     top = counts.size - 1
@@ -126,7 +126,7 @@ def _run(
         completion = completion_values(chain, prices, table)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
-        entered = _enter_columns(values, threshold, chain, table, depth, counts, squared_weights, state, size, additions)
+        entered = _enter_columns(values, threshold, chain, table, counts, squared_weights, state, size, additions)
         if entered == size:
             break
         size = _restore_feasibility(state, entered)
@@ -143,7 +143,6 @@ def _enter_columns(
     threshold: float,
     chain: np.ndarray,
     table: np.ndarray,
-    depth: int,
     counts: np.ndarray,
     squared_weights: np.ndarray,
     state: ActiveSet,
@@ -151,55 +150,73 @@ def _enter_columns(
     additions: int,
 ) -> int:
     """Append the best columns with disjoint lengths, dearest first; returns the new number of columns."""
-    top = values.size - 1
-    items = np.zeros(top + 2, dtype=np.int64)
-    taken = np.zeros(top + 1, dtype=np.bool_)
-    before = size
-    for anchor in np.argsort(-values[1:]) + 1:
-        if values[anchor] <= threshold or size - before >= additions or size >= state.usage.size - 1:
+    limit = min(size + additions, state.usage.size - 1)
+    taken = np.zeros(values.size, dtype=np.bool_)
+    values[0] = MINUS_INFINITY
+    while size < limit:
+        anchor = np.argmax(values)
+        if values[anchor] <= threshold:
             break
-        if taken[anchor]:
-            continue
-        items[0] = anchor
-        found = unwind(chain, table, top - anchor, items, 1)
-        clash = False
-        for item in items[:found]:
-            clash = clash or taken[item]
-        if clash:
-            continue
-        for item in items[:found]:
-            taken[item] = True
-        if _append(items[:found], counts, squared_weights, state, size):
+        values[anchor] = MINUS_INFINITY
+        if _choose(anchor, chain, table, taken, state, size) and _append(counts, squared_weights, state, size):
             size += 1
     return size
 
 
 @kernel
-def _append(items: np.ndarray, counts: np.ndarray, squared_weights: np.ndarray, state: ActiveSet, size: int) -> bool:
-    """Write the column of `items` behind the passive ones and extend the factor; False if it depends on them."""
-    weighted = np.zeros(counts.size)
-    moment = 0.0
+def _choose(anchor: int, chain: np.ndarray, table: np.ndarray, taken: np.ndarray, state: ActiveSet, column: int) -> bool:
+    """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its lengths are."""
+    top = table.shape[1] - 1
+    items = np.empty(top + 2, dtype=np.int64)
+    items[0] = anchor
+    found = unwind(chain, table, top - anchor, items, 1)
+    for item in items[:found]:
+        if taken[item]:
+            return False
     distinct = 0
-    for item in items:
-        if weighted[item] == 0.0:
-            state.lengths[size, distinct] = item
-            state.copies[size, distinct] = 0.0
+    for item in items[:found]:
+        entry = 0
+        while entry < distinct and state.lengths[column, entry] != item:
+            entry += 1
+        if entry == distinct:
+            state.lengths[column, entry] = item
+            state.copies[column, entry] = 0.0
             distinct += 1
-        weighted[item] += squared_weights[item]
-        moment += squared_weights[item] * counts[item]
-    state.distinct[size] = distinct
-    diagonal = 0.0
-    for entry in range(distinct):
-        length = state.lengths[size, entry]
-        state.copies[size, entry] = np.rint(weighted[length] / squared_weights[length])
-        diagonal += state.copies[size, entry] * weighted[length]
-    state.usage[size] = 0.0
-    for column in range(size):
+        state.copies[column, entry] += 1.0
+        taken[item] = True
+    state.distinct[column] = distinct
+    state.usage[column] = 0.0
+    return True
+
+
+@kernel
+def _append(counts: np.ndarray, squared_weights: np.ndarray, state: ActiveSet, size: int) -> bool:
+    """Extend the factor by the column written behind the `size` passive ones; False if it depends on them."""
+    weighted = np.zeros(squared_weights.size)
+    diagonal, moment = 0.0, 0.0
+    for entry in range(state.distinct[size]):
+        length, copies = state.lengths[size, entry], state.copies[size, entry]
+        weighted[length] = squared_weights[length] * copies
+        diagonal += copies * weighted[length]
+        moment += weighted[length] * counts[length]
+    for other in range(size):
         product = 0.0
-        for entry in range(state.distinct[column]):
-            product += state.copies[column, entry] * weighted[state.lengths[column, entry]]
-        state.scratch[column] = product
+        for entry in range(state.distinct[other]):
+            product += state.copies[other, entry] * weighted[state.lengths[other, entry]]
+        state.scratch[other] = product
     return append_column(state.factor, size, state.scratch, diagonal, state.projected, moment)
+
+
+@kernel
+def _move(state: ActiveSet, source: int, target: int) -> None:
+    """Copy a column's lengths and usage to another place."""
+    distinct = state.distinct[source]
+    state.distinct[target] = distinct
+    state.usage[target] = state.usage[source]
+    state.solution[target] = state.solution[source]
+    for entry in range(distinct):
+        state.lengths[target, entry] = state.lengths[source, entry]
+        state.copies[target, entry] = state.copies[source, entry]
 
 
 @kernel
@@ -231,11 +248,7 @@ def _restore_feasibility(state: ActiveSet, size: int) -> int:
 def _drop(state: ActiveSet, size: int, gone: int) -> None:
     remove_column(state.factor, size, gone, state.projected, state.scratch)
     for column in range(gone, size - 1):
-        state.usage[column] = state.usage[column + 1]
-        state.solution[column] = state.solution[column + 1]
-        state.distinct[column] = state.distinct[column + 1]
-        state.lengths[column, :] = state.lengths[column + 1, :]
-        state.copies[column, :] = state.copies[column + 1, :]
+        _move(state, column + 1, column)
 
 
 @kernel

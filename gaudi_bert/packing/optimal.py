@@ -87,11 +87,12 @@ def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme) -> 
     """The programme with the depth limit, solved."""
     programme = Programme.limited(counts, depth)
     programme.relaxation = unlimited.relaxation
-    if not programme.generate(PATIENCE).closed:
-        enough = (
-            int(np.ceil(counts.sum() / unlimited.relaxation.bound)) + 1
-        )  # deeper packs are hardly ever needed, and cost time
-        solution = solve_nnls(counts, residual_weights(len(counts)), min(depth, enough), additions=8)
+    relaxation = programme.generate(PATIENCE)
+    if not relaxation.closed:
+        enough = int(np.ceil(counts.sum() / relaxation.bound)) + 1  # deeper packs are hardly ever needed, and cost time
+        solution = solve_nnls(counts, residual_weights(len(counts)), min(depth, enough))
+        programme = Programme(counts, depth)
+        programme.relaxation = relaxation
         programme.add(solution.strategies)
         programme.generate()
     return programme

@@ -51,50 +51,93 @@ def power_chain(max_items: int, max_total: int) -> np.ndarray:
 
 
 @kernel
+def _raise(result: np.ndarray, value: float, values: np.ndarray) -> None:
+    """result = max(result, value + values), elementwise."""
+    for place in range(result.size):
+        result[place] = max(result[place], value + values[place])
+
+
+@kernel
+def _raise_by_four(
+    result: np.ndarray, left: np.ndarray, one: np.ndarray, two: np.ndarray, three: np.ndarray, four: np.ndarray
+) -> None:
+    """result = max(result, left[0] + one, left[1] + two, left[2] + three, left[3] + four), elementwise."""
+    first, second, third, fourth = left[0], left[1], left[2], left[3]
+    for place in range(result.size):
+        best = max(result[place], first + one[place])
+        best = max(best, second + two[place])
+        best = max(best, third + three[place])
+        result[place] = max(best, fourth + four[place])
+
+
+@kernel
 def max_plus_square(values: np.ndarray, result: np.ndarray) -> None:
-    """result[t] = max over a <= t / 2 of values[a] + values[t - a]."""
+    """result[t] = max over a <= t / 2 of values[a] + values[t - a]; four parts a at a time over all totals."""
     size = values.size
-    mirrored = values[::-1].copy()
     for total in range(size):
-        shift = size - 1 - total
-        best = values[0] + mirrored[shift]
-        for part in range(1, total // 2 + 1):
-            value = values[part] + mirrored[shift + part]
-            if value > best:
-                best = value
-        result[total] = best
+        result[total] = values[0] + values[total]
+    largest = (size - 1) // 2
+    part = 1
+    while part + 3 <= largest:
+        start = 2 * part + 6  # from this total on all four parts take part
+        for extra in range(4):
+            for total in range(2 * (part + extra), min(start, size)):
+                result[total] = max(result[total], values[part + extra] + values[total - part - extra])
+        if start < size:
+            _raise_by_four(
+                result[start:],
+                values[part : part + 4],
+                values[start - part : size - part],
+                values[start - part - 1 : size - part - 1],
+                values[start - part - 2 : size - part - 2],
+                values[start - part - 3 : size - part - 3],
+            )
+        part += 4
+    for last in range(part, largest + 1):
+        _raise(result[2 * last :], values[last], values[last : size - last])
 
 
 @kernel
 def max_plus_product(left: np.ndarray, right: np.ndarray, result: np.ndarray) -> None:
     """result[t] = max over a <= t of left[a] + right[t - a]."""
     size = left.size
-    mirrored = right[::-1].copy()
     for total in range(size):
-        shift = size - 1 - total
-        best = left[0] + mirrored[shift]
-        for part in range(1, total + 1):
-            value = left[part] + mirrored[shift + part]
-            if value > best:
-                best = value
-        result[total] = best
+        result[total] = left[0] + right[total]
+    part = 1
+    while part + 3 < size:
+        start = part + 3
+        for extra in range(3):
+            for total in range(part + extra, start):
+                result[total] = max(result[total], left[part + extra] + right[total - part - extra])
+        _raise_by_four(
+            result[start:],
+            left[part : part + 4],
+            right[3 : size - part],
+            right[2 : size - part - 1],
+            right[1 : size - part - 2],
+            right[0 : size - part - 3],
+        )
+        part += 4
+    for last in range(part, size):
+        _raise(result[last:], left[last], right[: size - last])
 
 
 @kernel
 def max_plus_closure(values: np.ndarray, result: np.ndarray) -> None:
-    """result[t] = the best worth of any number of items that add up to t."""
+    """result[t] = the best worth of any number of items that add up to t.
+
+    Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An item that is
+    worth less than shorter ones of the same total is left out.
+    """
     size = values.size
-    mirrored = np.zeros_like(values)
+    result[:] = values
     result[0] = 0
-    for total in range(1, size):
-        shift = size - 1 - total
-        best = values[total]
-        for part in range(1, total // 2 + 1):
-            value = result[part] + mirrored[shift + part]
-            if value > best:
-                best = value
-        result[total] = best
-        mirrored[shift] = best
+    for item in range(1, size):
+        if values[item] < result[item]:
+            continue
+        for start in range(item, size, item):
+            stop = min(start + item, size)
+            _raise(result[start:stop], values[item], result[start - item : stop - item])
 
 
 @kernel
