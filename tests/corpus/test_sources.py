@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.corpus.python_docs import python_documents
 from gaudi_bert.corpus.sources import find_sources, source_identity
 
 
@@ -51,12 +50,3 @@ def test_identity_knows_the_bytes_and_no_path(folder: Path) -> None:
     identities = [source_identity(find_sources([str(path)], folder)[0]) for path in (one, same, other)]
     assert identities[0] == identities[1] != identities[2]
     assert identities[0]["bytes"] == 7
-
-
-def test_python_documentation_is_a_corpus_without_repeated_paragraphs() -> None:
-    documents = python_documents()
-    assert len(documents) > 60
-    assert sum(map(len, documents)) > 3000
-    long_sentences = [sentence for document in documents for sentence in document if len(sentence) > 150]
-    assert len(set(long_sentences)) > 0.99 * len(long_sentences)
-    assert not any(set(sentence) <= set("=*-~^+|# ") for document in documents for sentence in document)
