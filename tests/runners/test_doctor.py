@@ -33,7 +33,8 @@ HL_SMI = """
 """
 MODULES = "module_id, bus_id\n" + "".join(f"{number}, 0000:{number}3:00.0\n" for number in (3, 1, 0, 2, 6, 7, 4, 5))
 MEMINFO = "MemTotal: 1056293516 kB\nHugePages_Total:   48000\nHugePages_Free:    47900\nHugepagesize:       2048 kB\n"
-TCP = "  sl  local_address rem_address   st tx_queue\n   0: 00000000:0016 00000000:0000 0A 0\n   1: 0100007F:0BCE 00000000:0000 01 0\n"
+LISTENING = "   0: 00000000:0016 00000000:0000 0A\n"
+TCP = f"  sl  local_address rem_address   st\n{LISTENING}   1: 0100007F:0BCE 00000000:0000 01\n"
 SERVER = HostAnswers(
     hl_smi=HL_SMI,
     modules=MODULES,
