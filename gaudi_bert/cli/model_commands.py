@@ -28,6 +28,7 @@ def train(
     evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file for model and training settings.")] = None,
     set_: arguments.Set = None,
+    on_the_fly: Annotated[Path | None, typer.Option(help="A plan.json: DATA is unpacked, pack it while training.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run, train nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     overwrite: arguments.Overwrite = False,
@@ -46,6 +47,7 @@ def train(
         resume=resume,
         overwrite=overwrite,
         dry_run=dry_run,
+        on_the_fly=on_the_fly,
     )
     output.print_result(result, json, output.describe_any)
 

@@ -1,4 +1,4 @@
-"""Opening unpacked records and their plan as a source of batches that are packed while training."""
+"""Opening unpacked records and their plan, to be packed while they are read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gaudi_bert.records.on_the_fly import OnTheFlyPacking
+    from gaudi_bert.records.on_the_fly import OnTheFlyGroup, OnTheFlyPacking
+    from gaudi_bert.stages.plan_reader import WritePlan
+    from gaudi_bert.training.source import DataSource
 
-__all__ = ["open_on_the_fly"]
+__all__ = ["on_the_fly_source", "open_on_the_fly"]
 
 
 def open_on_the_fly(
@@ -21,7 +23,7 @@ def open_on_the_fly(
     world_size: int = 1,
     workers: int | None = None,
 ) -> OnTheFlyPacking:
-    """The records of a plan, to be packed on the fly.
+    """The records of a plan as numpy batches, for any trainer.
 
     Args:
         records: the RECORDS that the plan was made for.
@@ -34,14 +36,9 @@ def open_on_the_fly(
     Raises:
         InputError: the plan is not writable, or the files are not those of the plan.
     """
-    from gaudi_bert.records.files import list_record_files
-    from gaudi_bert.records.on_the_fly import OnTheFlyGroup, OnTheFlyPacking
-    from gaudi_bert.stages.plan_reader import read_plan
-    from gaudi_bert.stages.write import match_files
+    from gaudi_bert.records.on_the_fly import OnTheFlyPacking
 
-    content = read_plan(plan)
-    files = match_files(records, list_record_files(records), content)
-    groups = [OnTheFlyGroup(tuple(files[name] for name in group.files), group.strategies) for group in content.groups]
+    content, groups = _open(records, plan)
     return OnTheFlyPacking(
         groups,
         content.packed_schema,
@@ -51,3 +48,37 @@ def open_on_the_fly(
         world_size=world_size,
         workers=workers,
     )
+
+
+def on_the_fly_source(records: str | Path, plan: Path) -> DataSource:
+    """The records of a plan as a source of our trainer.
+
+    Raises:
+        InputError: as `open_on_the_fly`.
+    """
+    from gaudi_bert.training.source import DataSource
+
+    content, groups = _open(records, plan)
+    packs = sum(group.packs for group in groups)
+    return DataSource(
+        path=Path(records),
+        schema=content.packed_schema,
+        files=(),
+        packing_factor=sum(file.sequences for file in content.files) / packs,
+        vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
+        identity=content.sha256,
+        on_the_fly=tuple(groups),
+    )
+
+
+def _open(records: str | Path, plan: Path) -> tuple[WritePlan, list[OnTheFlyGroup]]:
+    """A plan, and its groups with their files where they are now."""
+    from gaudi_bert.records.files import list_record_files
+    from gaudi_bert.records.on_the_fly import OnTheFlyGroup
+    from gaudi_bert.stages.plan_reader import read_plan
+    from gaudi_bert.stages.write import match_files
+
+    content = read_plan(plan)
+    files = match_files(records, list_record_files(records), content)
+    groups = [OnTheFlyGroup(tuple(files[name] for name in group.files), group.strategies) for group in content.groups]
+    return content, groups

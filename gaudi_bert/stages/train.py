@@ -65,6 +65,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
+    on_the_fly: Path | None = None,
 ) -> dict[str, Any]:
     """Train a model.
 
@@ -77,6 +78,7 @@ def train(
         resume: go on from the newest whole checkpoint in `out`, if there is one.
         overwrite: remove a run of other settings, or one that could be resumed.
         dry_run: say what the run would be, write nothing.
+        on_the_fly: the plan.json by which `data`, unpacked records, is packed while training.
 
     Returns:
         How the run ended, as in `training.json`; with `skipped` true where it was finished already.
@@ -90,7 +92,7 @@ def train(
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
-    job = _plan_job(settings, data, evaluation_data, Path(out))
+    job = _plan_job(settings, data, evaluation_data, Path(out), on_the_fly)
     for line in _describe(job):
         reporter.say(line)
     if dry_run:
@@ -106,13 +108,16 @@ def train(
     return summary
 
 
-def _plan_job(settings: PipelineSettings, data: Path, evaluation_data: Path | None, out: Path) -> _Job:
+def _plan_job(
+    settings: PipelineSettings, data: Path, evaluation_data: Path | None, out: Path, on_the_fly: Path | None
+) -> _Job:
     """Open the data, settle the model and the batches; refuse what does not fit."""
+    from gaudi_bert.stages.on_the_fly import on_the_fly_source
     from gaudi_bert.training.distributed import connect
     from gaudi_bert.training.hyperparameters import plan_batches
     from gaudi_bert.training.source import check_fits, open_source
 
-    source = open_source(data)
+    source = open_source(data) if on_the_fly is None else on_the_fly_source(data, on_the_fly)
     evaluation_source = open_source(evaluation_data) if evaluation_data is not None else None
     config = model_config(settings, source)
     for each in (source, evaluation_source):

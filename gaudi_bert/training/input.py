@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,8 @@ from gaudi_bert.common.permutation import permutation, random_words
 from gaudi_bert.model.inputs import as_packed
 from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.framing import read_records
-from gaudi_bert.records.schema import RecordError, check_features
+from gaudi_bert.records.on_the_fly import OnTheFlyPacking
+from gaudi_bert.records.schema import PackedSchema, RecordError, check_features
 from gaudi_bert.training.checks import BatchLimits, check_values
 from gaudi_bert.training.source import DataSource, SourceFile
 
@@ -61,6 +63,9 @@ def training_batches(source: DataSource, limits: BatchLimits, batch_packs: int, 
         InputError: the files cannot be shared by `order.size` processes, or hold no record, or a record is damaged or does
             not fit (while iterating).
     """
+    if source.on_the_fly:
+        yield from _packed_on_the_fly(source, limits, batch_packs, order)
+        return
     files = source.share(order.rank, order.size)
     epoch_packs = _count_packs(files) if order.skip_packs or any(file.packs is None for file in files) else None
     if epoch_packs is None:
@@ -78,6 +83,23 @@ def training_batches(source: DataSource, limits: BatchLimits, batch_packs: int, 
     stream = tf.data.Dataset.range(first_epoch, 2**62).flat_map(epoch).skip(skip_in_epoch)
     stream = _parsed(stream.batch(batch_packs, drop_remainder=True), source, files, batch_packs)
     for batch, _ in _checked(stream, source, files, limits):
+        yield batch
+
+
+def _packed_on_the_fly(source: DataSource, limits: BatchLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+    """Batches of unpacked records that are packed as they are read, with another pairing each epoch."""
+    schema = cast(PackedSchema, source.schema)
+    packing = OnTheFlyPacking(
+        source.on_the_fly,
+        schema,
+        batch_packs=batch_packs,
+        seed=order.seed,
+        rank=order.rank,
+        world_size=order.size,
+    )
+    names = [f"{source.path}: a pack on the fly"] * batch_packs
+    for batch in packing.stream(order.skip_packs // batch_packs):
+        check_values(batch, limits, names)
         yield batch
 
 

@@ -1,4 +1,4 @@
-"""Where training and evaluation data comes from: a packed folder, or plain unpacked records.
+"""Where training and evaluation data comes from: a packed folder, plain unpacked records, or those packed on the fly.
 
 Every size of packed data is taken from its metadata; those of unpacked records from their first record. An unpacked sequence
 is fed to the model as a pack of one sequence, so both kinds go through the same graph. What does not fit the model is
@@ -19,6 +19,7 @@ from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.files import find_vocabulary, list_record_files
 from gaudi_bert.records.framing import RecordStream, read_records
 from gaudi_bert.records.metadata import METADATA_NAME, Metadata, read_metadata
+from gaudi_bert.records.on_the_fly import OnTheFlyGroup
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 
 __all__ = ["DataSource", "SourceFile", "check_fits", "open_source"]
@@ -50,6 +51,7 @@ class DataSource:
         packing_factor: sequences a record on average; 1 when unpacked.
         vocabulary_size: None where it is not recorded.
         identity: what distinguishes these records from others, for the settings of a run.
+        on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
     """
 
     path: Path
@@ -58,6 +60,7 @@ class DataSource:
     packing_factor: float
     vocabulary_size: int | None
     identity: str
+    on_the_fly: tuple[OnTheFlyGroup, ...] = ()
 
     @property
     def is_packed(self) -> bool:
@@ -72,6 +75,8 @@ class DataSource:
     @property
     def packs(self) -> int | None:
         """Records in all files; None where nothing says so."""
+        if self.on_the_fly:
+            return sum(group.packs for group in self.on_the_fly)
         counts = [file.packs for file in self.files if file.packs is not None]
         return sum(counts) if len(counts) == len(self.files) else None
 
