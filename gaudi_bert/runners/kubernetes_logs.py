@@ -75,14 +75,15 @@ class LogFollower:
                 log.thread.join(max(0.0, until - time.monotonic()))
 
     def _read(self, log: _Followed, pod: str, container: str, prefix: str) -> None:
-        since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if log.last_moment else None
+        shown_until = log.last_moment
+        since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
 
         def show() -> None:
             # A dropped log is taken up again by the next update; of a pod that is gone, its status tells what became of it.
             with suppress(ClusterError, StreamDroppedError):
                 for line in self._cluster.log_lines(pod, container, since):
                     moment, _, text = line.partition(" ")
-                    if moment > log.last_moment:
+                    if moment > shown_until:
                         log.last_moment = moment
                         self._reporter.say(prefix + text)
                 log.reached_end = True

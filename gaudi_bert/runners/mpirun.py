@@ -60,4 +60,7 @@ def training_command(
         command += ["--mca", "plm_rsh_args", ssh]
         for name in ("PATH", *(VENDOR_VARIABLES if resources.cards else ()), *variables):
             command += ["-x", name]
+    else:
+        # Otherwise mpirun allows no more processes than the machine has cores.
+        command += ["--host", f"localhost:{processes}"]
     return [*command, *stage_command]

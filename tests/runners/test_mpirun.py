@@ -23,7 +23,7 @@ def test_one_server_starts_a_process_a_card() -> None:
         *("/opt/mpi/bin/mpirun", "--allow-run-as-root", "--tag-output", "-np", "8"),
         *("--bind-to", "core", "--map-by", "socket:PE=6"),
     ]
-    assert command[9:] == STAGE
+    assert command[9:] == ["--host", "localhost:8", *STAGE]
     assert "-x" not in command
 
 

@@ -1,0 +1,84 @@
+"""The commands about clusters as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = str(Path(__file__).resolve().parent.parent.parent / "pipelines" / "demo.yaml")
+
+
+def gaudi_bert(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The command, on a machine without any cluster."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("KUBE")}
+    environment["KUBECONFIG"] = str(folder / "no-kubeconfig")
+    command = [sys.executable, "-m", "gaudi_bert", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", DEMO, "--on", "mars"], "--on mars: choose one of local, "),
+        (["run", DEMO, "--on", "kubernetes"], "no cluster: "),
+        (["run", DEMO, "--on", "kubernetes", "--overwrite"], "gaudi-bert k8s delete PIPELINE --data"),
+        (["run", DEMO, "--on", "kubernetes", "--shard", "0/2"], "resources.data_workers shares the stages out"),
+        (["run", DEMO, "--render", "out", "--set", "prepare.text=mine"], "prepare.text = mine: no such place"),
+        (["run", DEMO, "--shard", "0/2"], "--shard: give one stage that can be shared out"),
+        (["run", DEMO, "--shard", "0/2", "--stages", "plan"], "--shard: give one stage that can be shared out"),
+        (["run", DEMO, "--finish", "--stages", "plan"], "--finish: only `write` is finished"),
+        (["run", DEMO, "--finish", "--shard", "0/2", "--stages", "write"], "exclude each other"),
+        (["wait", DEMO, "--for", "packing"], "--for packing: no such stage"),
+        (["k8s", "status", DEMO], "no cluster: "),
+        (["k8s", "logs", DEMO], "no cluster: "),
+        (["k8s", "delete", DEMO], "no cluster: "),
+        (["doctor", "--cluster"], "no cluster: "),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = gaudi_bert(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_waiting_in_vain_fails_in_the_stated_time(tmp_path: Path) -> None:
+    done = gaudi_bert("wait", DEMO, "--for", "plan", "--timeout", "0.1", folder=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: work/demo/histogram.json and 1 more: not there after 0.1 s, so plan cannot start")
+
+
+def test_waiting_for_nothing_returns_at_once(tmp_path: Path) -> None:
+    done = gaudi_bert("wait", DEMO, "--for", "prepare", "--json", folder=tmp_path)
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == {"stage": "prepare", "waited_seconds": 0.0}
+
+
+def test_render_writes_what_kubectl_takes(tmp_path: Path) -> None:
+    done = gaudi_bert("run", DEMO, "--render", "out", "--stages", "plan,train", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "kubectl apply -k out/data" in done.stdout.splitlines()
+    assert (tmp_path / "out" / "training" / "train.yaml").exists()
+    again = gaudi_bert("run", DEMO, "--render", "out", "--stages", "plan,train", folder=tmp_path)
+    assert again.returncode == 0, "rendering into the same folder again is fine"
+
+
+def test_the_doctor_says_what_to_mend_on_a_machine_without_cards(tmp_path: Path) -> None:
+    fine = gaudi_bert("doctor", "--json", folder=tmp_path)
+    assert fine.returncode == 0
+    assert json.loads(fine.stdout)["ready"] is True
+    wanted = gaudi_bert("doctor", "--json", "--set", "resources.cards=8", folder=tmp_path)
+    if json.loads(wanted.stdout)["ready"]:
+        pytest.skip("THIS MACHINE HAS GAUDI CARDS: nothing to mend")
+    assert wanted.returncode == 1
+    findings = {finding["check"]: finding for finding in json.loads(wanted.stdout)["findings"]}
+    assert findings["driver"]["verdict"] == "mend"
+    assert "checks need mending" in wanted.stderr
