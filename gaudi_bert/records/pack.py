@@ -38,6 +38,7 @@ from gaudi_bert.records.unpacked_index import (
     MASKED_IDS,
     MASKED_IDS_BYTES,
     POSITIONS,
+    POSITIONS_BYTES,
     SEGMENTS,
 )
 
@@ -55,7 +56,7 @@ __all__ = [
 
 DONE, OUTPUT_FULL, TOO_MANY_TOKENS, TOO_MANY_MASKED, TOO_DEEP = range(5)
 _SLACK = 64  # words are stored whole, so up to 24 bytes after a key are touched before they get their value
-_PREFETCH_PACKS = 4
+_PREFETCH_PACKS = 8
 
 _FEATURES = 10
 _I, _MASK, _MASKED_I, _MASKED_P, _WEIGHTS, _LABELS, _STARTS, _REAL, _POSITIONS, _SEGMENTS = range(_FEATURES)
@@ -291,6 +292,12 @@ def _store_features(
     return _store_tokens(at, base, offsets, index, members, SEGMENTS, LENGTH, padding)
 
 
+@njit(inline="always")
+def _prefetch_range(at: int, size: int) -> None:
+    for line in range(0, size + 64, 64):
+        prefetch(at + line)
+
+
 @njit(**KERNEL_OPTIONS)
 def _encode(
     base: int,
@@ -314,9 +321,10 @@ def _encode(
         if pack + _PREFETCH_PACKS < last:
             for ahead in members[starts[pack + _PREFETCH_PACKS] : starts[pack + _PREFETCH_PACKS + 1]]:
                 payload = base + offsets[ahead]
-                stop = index[ahead, SEGMENTS]
-                for line in range(0, stop, 64):
-                    prefetch(payload + line)
+                _prefetch_range(payload + index[ahead, IDS], index[ahead, IDS_BYTES])
+                _prefetch_range(payload + index[ahead, SEGMENTS], index[ahead, LENGTH])
+                _prefetch_range(payload + index[ahead, POSITIONS], index[ahead, POSITIONS_BYTES])
+                _prefetch_range(payload + index[ahead, MASKED_IDS], index[ahead, MASKED_IDS_BYTES])
         mine = members[starts[pack] : starts[pack + 1]]
         status = _measure(base, offsets, index, mine, sizes, schema, scratch)
         if status != DONE:

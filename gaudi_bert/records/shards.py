@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from gaudi_bert.records.pack import TOO_DEEP, TOO_MANY_MASKED, TOO_MANY_TOKENS, 
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.unpacked_index import IDS_BYTES, LENGTH, MASKED, MASKED_IDS_BYTES
 
-__all__ = ["count_group_shards", "output_buffer", "shard_name", "write_shard"]
+__all__ = ["WRITERS_A_CORE", "count_group_shards", "output_buffer", "shard_name", "write_shard"]
 
+WRITERS_A_CORE = 4
 _BUFFER_BYTES = 4 << 20
 _REFUSALS = {
     TOO_MANY_TOKENS: "its sequences are longer than a row",
@@ -57,7 +59,13 @@ def count_group_shards(
 
 
 def write_shard(
-    path: Path, encoder: PackEncoder, first: int, last: int, out: np.ndarray, progress: Callable[[int], None]
+    path: Path,
+    encoder: PackEncoder,
+    first: int,
+    last: int,
+    out: np.ndarray,
+    slots: threading.Semaphore,
+    progress: Callable[[int], None],
 ) -> Shard:
     """Write packs `first` .. `last` - 1 to `path`.
 
@@ -66,6 +74,8 @@ def write_shard(
         encoder: of the group.
         first, last: which packs.
         out: from `output_buffer`.
+        slots: held while there is something to compute, and not while the disk is waited for: so a few more threads than
+            cores keep both busy.
         progress: called with the number of packs that were written.
 
     Raises:
@@ -73,7 +83,7 @@ def write_shard(
         FailedError: the file cannot be written.
     """
     pack, size, crc = first, 0, 0
-    with atomic_file(path) as handle:
+    with atomic_file(path) as handle, slots:
         while pack < last:
             status, following, count = encoder.encode(pack, last, out)
             if status in _REFUSALS:
@@ -82,4 +92,5 @@ def write_shard(
             crc, size = crc32c(out[:count], crc), size + count
             progress(following - pack)
             pack = following
+        handle.flush()
     return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc)

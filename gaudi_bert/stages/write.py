@@ -11,6 +11,7 @@ on a multiple of `shard_multiple` shards a group, and rank r of W reads the shar
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,8 +150,8 @@ def _write_group(
     from gaudi_bert.records.assign import assign_sequences, shard_bounds
     from gaudi_bert.records.group import read_group
     from gaudi_bert.records.pack import PackEncoder
-    from gaudi_bert.records.shards import count_group_shards, output_buffer, shard_name, write_shard
-    from gaudi_bert.records.threads import map_in_threads
+    from gaudi_bert.records.shards import WRITERS_A_CORE, count_group_shards, output_buffer, shard_name, write_shard
+    from gaudi_bert.records.threads import map_in_threads, worker_count
 
     planned = plan.groups[number]
     group = read_group(files, plan.unpacked_schema, buffer, workers, lambda count: task.advance(count / 2))
@@ -160,6 +161,8 @@ def _write_group(
     bounds = shard_bounds(planned.packs, shards, sum(earlier.packs for earlier in plan.groups[:number]))
     encoder = PackEncoder(schema, group.buffer, group.offsets, group.index, assignment.starts, assignment.members)
     share = sum(file.bytes for file in files) / planned.packs / 2
+    cores = worker_count(workers, shards)
+    slots = threading.Semaphore(cores)
     made = map_in_threads(
         lambda shard, output: write_shard(
             out / shard_name(number, shard),
@@ -167,10 +170,11 @@ def _write_group(
             int(bounds[shard]),
             int(bounds[shard + 1]),
             output,
+            slots,
             lambda packs: task.advance(packs * share),
         ),
         range(shards),
-        workers,
+        WRITERS_A_CORE * cores,
         lambda: output_buffer(schema),
     )
     write_json(

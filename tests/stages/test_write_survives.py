@@ -44,7 +44,8 @@ def test_writers_of_different_groups_share_a_folder(case: PackingCase, tmp_path:
     code = (
         "import sys; from pathlib import Path; from gaudi_bert.common.progress import Reporter;"
         "from gaudi_bert.stages.write import write;"
-        "write(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), shard=(int(sys.argv[4]), 3), reporter=Reporter(quiet=True))"
+        "write(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), shard=(int(sys.argv[4]), 3), "
+        "reporter=Reporter(quiet=True))"
     )
     arguments = [case.records, case.plan, tmp_path / "out"]
     writers = [subprocess.Popen([sys.executable, "-c", code, *arguments, str(number)]) for number in range(3)]
