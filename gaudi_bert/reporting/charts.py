@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from gaudi_bert.reporting.contents import MetricsLine
 from gaudi_bert.reporting.figures import percent
 from gaudi_bert.reporting.svg import Axis, Plot, round_ticks, short_number
 
@@ -156,7 +156,7 @@ def _row_of_strategy(plot: Plot, lengths: Sequence[int], slots: int, y: float, h
         )
 
 
-def curve_chart(metrics: Sequence[Mapping[str, Any]], name: str, title: str, baseline: float | None = None) -> str:
+def curve_chart(metrics: Sequence[MetricsLine], name: str, title: str, baseline: float | None = None) -> str:
     """A figure over the sequences seen, in training (line) and on held-out documents (dots).
 
     Args:
@@ -166,8 +166,7 @@ def curve_chart(metrics: Sequence[Mapping[str, Any]], name: str, title: str, bas
         baseline: a horizontal line, the accuracy without any learning.
     """
     train, held_out = (
-        [(line["sequences"], line[name]) for line in metrics if line["kind"] == kind and name in line]
-        for kind in ("train", "evaluation")
+        [(line.sequences, getattr(line, name)) for line in metrics if line.kind == kind] for kind in ("train", "evaluation")
     )
     values = [value for _, value in [*train, *held_out]] + ([baseline] if baseline is not None else [])
     sequences = [seen for seen, _ in [*train, *held_out]]

@@ -41,39 +41,32 @@ def render_page(inputs: ReportInputs) -> str:
     )
     pictures = {name: Markup(picture) for name, picture in _pictures(inputs).items()}
     return environment.get_template("report.html").render(
-        name=inputs.name,
+        inputs=inputs,
         cards=summary_cards(inputs),
         pictures=pictures,
         missing=_missing(inputs),
         results=_results(inputs),
         settings=_settings(inputs),
-        examples=inputs.get("examples"),
-        plan=inputs.get("plan"),
-        metadata=inputs.get("metadata"),
-        verification=inputs.get("verification"),
-        evaluation=inputs.get("evaluation"),
-        metrics=inputs.get("metrics"),
-        files=[(name, _FILES[key]) for key, name in NAMES.items() if inputs.get(key) is not None and key in _FILES],
+        files=[(NAMES[key], words) for key, words in _FILES.items() if getattr(inputs, key) is not None],
     )
 
 
 _FILES = {
     "examples": "what prepare made: splits, files, vocabulary",
-    "histogram": "sequences of each length, per file",
+    "histogram_file": "sequences of each length, per file",
     "plan": "which lengths share a pack, and the proven bound",
     "metadata": "the packed training records: sizes, shards, checksums",
     "verification": "the proof that every sequence is there once",
-    "evaluation_metadata": "the packed records held out",
     "metrics": "losses and accuracies during training, a line each",
     "evaluation": "losses and accuracies of the last checkpoint",
-    "train_settings": "the settings of the whole pipeline as they were used",
+    "pipeline": "the settings of the whole pipeline as they were used",
 }
 
 
 def summary_cards(inputs: ReportInputs) -> list[Card]:
     """The figures at the top of the page, as far as they are known."""
     cards: list[Card] = []
-    histogram, totals = inputs.histogram, _packed_totals(inputs)
+    histogram, totals = inputs.histogram, inputs.totals
     if histogram is not None:
         slots = histogram.max_sequence_length
         before = histogram.tokens / (histogram.sequences * slots)
@@ -81,10 +74,10 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
             cards.append(Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
             cards.append(Card("Efficiency", percent(before), "real tokens / slots, not packed yet"))
         else:
-            packs, bound = totals["packs"], totals["lower_bound"]
-            factor = f"{totals['packing_factor']:.3f}"
+            packs, bound = totals.packs, totals.lower_bound
+            factor = f"{totals.packing_factor:.3f}"
             cards.append(Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
-            after = percent(totals["efficiency"], 2)
+            after = percent(totals.efficiency, 2)
             cards.append(Card("Efficiency", after, f"real tokens / slots; {percent(before)} unpacked"))
             gap = packs - bound
             share = f"{percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
@@ -95,52 +88,51 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
                     share if gap else f"{bound:,} packs: proven optimal",
                 )
             )
-    if inputs.get("verification") is not None:
-        verified = inputs.get("verification").get("sequences")
-        cards.append(Card("Verified", "yes", f"each of {verified:,} sequences is there once, byte for byte"))
+    if inputs.verification is not None:
+        note = f"each of {inputs.verification.sequences:,} sequences is there once, byte for byte"
+        cards.append(Card("Verified", "yes", note))
     return cards + _learning_cards(inputs)
 
 
 def _learning_cards(inputs: ReportInputs) -> list[Card]:
-    evaluation = inputs.get("evaluation")
+    evaluation = inputs.evaluation
     if evaluation is None:
         return []
-    accuracy, baseline = evaluation["masked_lm_accuracy"], evaluation.get("unigram_baseline")
+    accuracy, baseline = evaluation.masked_lm_accuracy, evaluation.unigram_baseline
     note = "on held-out documents"
     if baseline:
         note = f"{accuracy / baseline:.1f} times the unigram baseline, {percent(baseline)}"
     return [
         Card("Masked-LM accuracy", percent(accuracy), note),
-        Card("Next-sentence accuracy", percent(evaluation["next_sentence_accuracy"]), "on held-out documents"),
+        Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), "on held-out documents"),
     ]
-
-
-def _packed_totals(inputs: ReportInputs) -> Mapping[str, Any] | None:
-    """Packs, bound, efficiency and packing factor: of what was written, or else of the plan."""
-    if inputs.get("metadata") is not None:
-        return inputs.get("metadata")
-    return inputs.get("plan")["totals"] if inputs.get("plan") is not None else None
 
 
 def _pictures(inputs: ReportInputs) -> dict[str, str]:
     pictures: dict[str, str] = {}
-    histogram, mixture, totals = inputs.histogram, inputs.mixture, _packed_totals(inputs)
+    histogram, mixture, totals = inputs.histogram, inputs.mixture, inputs.totals
     if histogram is not None:
-        pictures["fill"] = "".join(fill_charts(histogram.counts, _fills(histogram.max_sequence_length, mixture)))
-    if histogram is not None and totals is not None:
         slots = histogram.max_sequence_length
-        bound = totals["lower_bound"]
-        pictures["slots"] = slots_chart(histogram.sequences, totals["packs"], histogram.tokens, slots, bound)
+        pictures["fill"] = "".join(fill_charts(histogram.counts, _fills(slots, mixture)))
+        if totals is not None:
+            bound = totals.lower_bound
+            pictures["slots"] = slots_chart(histogram.sequences, totals.packs, histogram.tokens, slots, bound)
         if mixture:
             pictures["strategies"] = strategies_chart(mixture, slots)
-    metrics = inputs.get("metrics")
-    if metrics:
-        baseline = (inputs.get("evaluation") or {}).get("unigram_baseline")
-        pictures["masked_lm_loss"] = curve_chart(metrics, "masked_lm_loss", "Masked-LM loss")
-        pictures["masked_lm_accuracy"] = curve_chart(metrics, "masked_lm_accuracy", "Masked-LM accuracy", baseline)
-        pictures["next_sentence_loss"] = curve_chart(metrics, "next_sentence_loss", "Next-sentence loss")
-        pictures["next_sentence_accuracy"] = curve_chart(metrics, "next_sentence_accuracy", "Next-sentence accuracy")
+    if inputs.metrics:
+        baseline = inputs.evaluation.unigram_baseline if inputs.evaluation is not None else None
+        for name, title in _CURVES.items():
+            line = baseline if name == "masked_lm_accuracy" else None
+            pictures[name] = curve_chart(inputs.metrics, name, title, line)
     return pictures
+
+
+_CURVES = {
+    "masked_lm_loss": "Masked-LM loss",
+    "masked_lm_accuracy": "Masked-LM accuracy",
+    "next_sentence_loss": "Next-sentence loss",
+    "next_sentence_accuracy": "Next-sentence accuracy",
+}
 
 
 def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> np.ndarray | None:
@@ -155,20 +147,14 @@ def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> np.ndar
 
 def _missing(inputs: ReportInputs) -> list[str]:
     """What the page cannot show yet, and the stage that makes it."""
-    stages = {"histogram": "histogram", "plan": "plan", "metadata": "write", "verification": "verify"}
-    stages |= {"metrics": "train", "evaluation": "evaluate"}
-    known_by_metadata = inputs.get("metadata") is not None
-    return [
-        f"{NAMES[key]} (stage {stage})"
-        for key, stage in stages.items()
-        if not inputs.get(key) and not (key == "histogram" and known_by_metadata)
-    ]
+    stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
+    missing = [f"{NAMES[key]} (stage {stage})" for key, stage in stages.items() if not getattr(inputs, key)]
+    return missing if inputs.histogram is not None else [f"{NAMES['histogram_file']} (stage histogram)", *missing]
 
 
 def _results(inputs: ReportInputs) -> list[tuple[str, str, str]]:
     """Rows (name, training, held out) of the losses and accuracies at the end."""
-    metrics, evaluation = inputs.get("metrics") or [], inputs.get("evaluation") or {}
-    last: Mapping[str, Any] = next((line for line in reversed(metrics) if line["kind"] == "train"), {})
+    last = next((line for line in reversed(inputs.metrics or ()) if line.kind == "train"), None)
     names = {
         "masked_lm_loss": "masked-LM loss",
         "masked_lm_accuracy": "masked-LM accuracy",
@@ -178,7 +164,10 @@ def _results(inputs: ReportInputs) -> list[tuple[str, str, str]]:
         "sequences_per_second": "sequences per second",
         "tokens_per_second": "real tokens per second",
     }
-    rows = [(shown, _cell(last.get(name)), _cell(evaluation.get(name))) for name, shown in names.items()]
+    rows = [
+        (shown, _cell(getattr(last, name, None)), _cell(getattr(inputs.evaluation, name, None)))
+        for name, shown in names.items()
+    ]
     return [row for row in rows if row[1] or row[2]]
 
 
@@ -190,12 +179,11 @@ def _cell(value: float | None) -> str:
 
 def _settings(inputs: ReportInputs) -> list[tuple[str, list[tuple[str, str]]]]:
     """Tables (title, rows) of the settings: of the whole pipeline where training kept them, else of what there is."""
-    pipeline = inputs.get("train_settings")
-    if isinstance(pipeline, dict):
-        sections = {name: value for name, value in pipeline.items() if isinstance(value, dict)}
+    if inputs.pipeline is not None:
+        sections = {name: value for name, value in inputs.pipeline.items() if isinstance(value, dict)}
     else:
-        kept = {"prepare": inputs.get("prepare_settings"), "packing": inputs.get("plan_settings")}
-        sections = {name: value["settings"] for name, value in kept.items() if value is not None}
+        kept = {"prepare": inputs.prepare_settings, "packing": inputs.plan_settings}
+        sections = {name: value.settings for name, value in kept.items() if value is not None}
     return [(name, [(key, _written(value)) for key, value in rows.items()]) for name, rows in sections.items()]
 
 

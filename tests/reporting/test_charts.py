@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
+from gaudi_bert.reporting.contents import MetricsLine
 
 
 def words_in(picture: str) -> list[str]:
@@ -65,21 +66,28 @@ def test_the_most_used_strategies_come_first() -> None:
     assert "0 of 0 strategies" in words_in(strategies_chart({}, 10))[-1]
 
 
-def line(kind: str, sequences: int, **figures: float) -> dict[str, object]:
-    return {"kind": kind, "sequences": sequences, **figures}
+def line(kind: str, sequences: int, loss: float = 1.0, accuracy: float = 0.0) -> MetricsLine:
+    return MetricsLine(
+        kind=kind,  # type: ignore[arg-type]
+        sequences=sequences,
+        masked_lm_loss=loss,
+        masked_lm_accuracy=accuracy,
+        next_sentence_loss=0.0,
+        next_sentence_accuracy=0.0,
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_curves_of_few_and_of_no_reports(count: int) -> None:
     metrics = [line(kind, 10 * number, accuracy=0.1 * number) for number in range(count) for kind in ("train", "evaluation")]
-    picture = curve_chart(metrics, "accuracy", "Accuracy", 0.05)
+    picture = curve_chart(metrics, "masked_lm_accuracy", "Accuracy", 0.05)
     assert "unigram baseline, 5.0 %" in words_in(picture)
     assert ("held out" in words_in(picture)) == (count > 0)
     assert "nan" not in picture
 
 
 def test_a_loss_that_hardly_moved_is_shown_from_zero() -> None:
-    flat = curve_chart([line("train", 10, loss=0.70), line("train", 20, loss=0.69)], "loss", "Loss")
+    flat = curve_chart([line("train", 10, loss=0.70), line("train", 20, loss=0.69)], "masked_lm_loss", "Loss")
     assert "0" in words_in(flat)
-    moved = curve_chart([line("train", 10, loss=9.0), line("train", 20, loss=6.0)], "loss", "Loss")
+    moved = curve_chart([line("train", 10, loss=9.0), line("train", 20, loss=6.0)], "masked_lm_loss", "Loss")
     assert {"6", "7", "8", "9"} <= set(words_in(moved))

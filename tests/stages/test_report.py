@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
-from reference.report_workdir import write_workdir
+from reference.report_workdir import contents, write_workdir
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -24,16 +25,23 @@ def test_the_page_is_written_and_summed_up(tmp_path: Path) -> None:
     assert page.read_bytes() == before
 
 
+PLAN_OF_LONGER_ROWS = json.dumps({**contents()["plan.json"], "groups": [{"strategies": [[[7, 7], 3]]}]})
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("plan.json", "{", r"plan\.json: not a JSON file"),
         ("train/metrics.jsonl", '{"a": 1\n{"b": 2}\n', r"metrics\.jsonl: line 1 is not JSON"),
-        ("train/settings.yaml", "a: [", r"settings\.yaml: cannot read"),
+        ("train/settings.yaml", "a: [", r"settings\.yaml: not a YAML file"),
         ("plan.json", '{"groups": 5}', r"plan\.json: is not as this version writes it"),
         ("packed/train/metadata.json", "[]", r"metadata\.json: is not as this version writes it"),
         ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: is not as this version writes it"),
-        ("examples/examples.json", '{"splits": {}}', r"no `splits\.train\.text_documents`"),
+        ("examples/examples.json", '{"splits": {}}', r"examples\.json: is not as .* `vocabulary`: Field required"),
+        ("histogram.json", '{"max_sequence_length": 3, "counts": [1, -1, 0]}', r"histogram\.json: is not as .* `counts\.1`"),
+        ("histogram.json", '{"max_sequence_length": 3, "counts": [1]}', r"histogram\.json: .* 1 counts for lengths 1 to 3"),
+        ("train/evaluation.json", '{"masked_lm_loss": NaN}', r"evaluation\.json: is not as"),
+        ("plan.json", PLAN_OF_LONGER_ROWS, r"plan\.json: a pack of 14 tokens, the histogram's rows have 13"),
         ("verify.json", "{}", r"verify\.json: is not as this version writes it"),
     ],
 )
