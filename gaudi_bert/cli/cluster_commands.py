@@ -50,10 +50,10 @@ def wait(
 def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners import kubernetes_manage
-    from gaudi_bert.runners.kubernetes_client import connect
+    from gaudi_bert.runners.kubernetes_client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, set_)
-    found = kubernetes_manage.status(settings, connect(settings.kubernetes.namespace))
+    found = kubernetes_manage.status(settings, Cluster(settings.kubernetes.namespace))
     output.print_result(found, json, _describe_status)
 
 
@@ -74,10 +74,10 @@ def logs(
 ) -> None:
     """Show the logs of a pipeline's pods."""
     from gaudi_bert.runners import kubernetes_manage
-    from gaudi_bert.runners.kubernetes_client import connect
+    from gaudi_bert.runners.kubernetes_client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, set_)
-    kubernetes_manage.show_logs(settings, step, connect(settings.kubernetes.namespace), typer.echo)
+    kubernetes_manage.show_logs(settings, step, Cluster(settings.kubernetes.namespace), typer.echo)
 
 
 def delete(
@@ -88,10 +88,10 @@ def delete(
 ) -> None:
     """Remove all Jobs of a pipeline; its work folder stays, unless you say --data."""
     from gaudi_bert.runners import kubernetes_manage
-    from gaudi_bert.runners.kubernetes_client import connect
+    from gaudi_bert.runners.kubernetes_client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, set_)
-    removed = kubernetes_manage.delete(settings, connect(settings.kubernetes.namespace), data=data)
+    removed = kubernetes_manage.delete(settings, Cluster(settings.kubernetes.namespace), data=data)
     output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["nothing was there"])
 
 

@@ -26,6 +26,6 @@ def examine_cluster(settings: PipelineSettings) -> list[Finding]:
         InputError: there is no cluster.
     """
     from gaudi_bert.runners import doctor_cluster
-    from gaudi_bert.runners.kubernetes_client import connect
+    from gaudi_bert.runners.kubernetes_client import Cluster
 
-    return doctor_cluster.judge(doctor_cluster.look(connect(settings.kubernetes.namespace)), settings)
+    return doctor_cluster.judge(doctor_cluster.look(Cluster(settings.kubernetes.namespace)), settings)

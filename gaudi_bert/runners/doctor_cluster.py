@@ -11,7 +11,8 @@ from typing import Any
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.findings import Finding, fine, mend, warn
 from gaudi_bert.runners.images import image_reference
-from gaudi_bert.runners.kubernetes_client import Cluster, ClusterError
+from gaudi_bert.runners.kubernetes_client import Cluster
+from gaudi_bert.runners.kubernetes_connection import ClusterError
 from gaudi_bert.runners.pod_resources import CARD_RESOURCE, EFA_RESOURCE, quantity_value
 
 __all__ = ["ClusterAnswers", "judge", "look"]

@@ -51,30 +51,22 @@ def follow(
     Raises:
         FailedError: it failed, was removed, cannot start, or can only fail again; with the pod's reason and the remedy.
     """
-    kind, name = item["kind"], item["metadata"]["name"]
     logs = LogFollower(cluster, reporter)
-    waiting_since: float | None = None
-    said: str | None = None
+    patience = _Patience(start_seconds, reporter, clock)
     try:
         while True:
             round_started = clock()
-            current = cluster.read(kind, name)
-            if current is None:
-                raise FailedError(f"{kind} {name} was removed while it ran; run it again")
-            current.setdefault("kind", kind)
+            current = _read(cluster, item)
             pods = pods_of(cluster, current)
             logs.update(pods)
             problem = worst_problem(pods)
             outcome = job_outcome(current)
             if outcome is not None:
                 logs.finish(LOG_END_SECONDS)
-                _judge(kind, name, outcome, problem)
+                _judge(current, outcome, problem)
                 return
-            waiting_since = (waiting_since or clock()) if problem is not None and not problem.started else None
-            waited = clock() - waiting_since if waiting_since is not None else 0.0
-            if problem is not None and (problem.hopeless or waited >= start_seconds):
-                _give_up(cluster, current, problem, waited)
-            said = _say_once(reporter, said, problem, start_seconds)
+            if problem is not None and patience.is_over(problem):
+                _give_up(cluster, current, problem, patience.waited)
             _show_progress(reporter, current)
             cluster.wait_for_change(current, WATCH_SECONDS)
             if clock() - round_started < SHORTEST_ROUND_SECONDS:
@@ -83,9 +75,46 @@ def follow(
         logs.finish(0)
 
 
-def _judge(kind: str, name: str, outcome: str, problem: Problem | None) -> None:
+class _Patience:
+    """How long pods that cannot start are waited for; each new problem is said once."""
+
+    def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float]) -> None:
+        self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
+        self._waiting_since: float | None = None
+        self._said: str | None = None
+
+    @property
+    def waited(self) -> float:
+        """Seconds since pods began to wait."""
+        return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+
+    def is_over(self, problem: Problem) -> bool:
+        """Whether to give up because of `problem`."""
+        if problem.started:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = self._clock()
+        if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
+            return True
+        if str(problem) != self._said:
+            self._said = str(problem)
+            limit = "it is tried again" if problem.started else f"giving up after {human_seconds(self._start_seconds)}"
+            self._reporter.say(f"{problem} ({limit})")
+        return False
+
+
+def _read(cluster: Cluster, item: Json) -> Json:
+    """What `item` is now; answers about one object do not always name its kind."""
+    current = cluster.read(item["kind"], item["metadata"]["name"])
+    if current is None:
+        raise FailedError(f"{item['kind']} {item['metadata']['name']} was removed while it ran; run it again")
+    return {"kind": item["kind"], **current}
+
+
+def _judge(item: Json, outcome: str, problem: Problem | None) -> None:
     if outcome != "complete":
-        raise FailedError(f"{kind} {name} {outcome}; see `gaudi-bert k8s logs`" if problem is None else str(problem))
+        title = f"{item['kind']} {item['metadata']['name']}"
+        raise FailedError(f"{title} {outcome}; see `gaudi-bert k8s logs`" if problem is None else str(problem))
 
 
 def _give_up(cluster: Cluster, item: Json, problem: Problem, waited: float) -> None:
@@ -110,15 +139,6 @@ def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
         if problem is not None:
             problems.append(problem)
     return problems
-
-
-def _say_once(reporter: Reporter, said: str | None, problem: Problem | None, start_seconds: float) -> str | None:
-    """Say a problem when it is new; what was said last."""
-    if problem is None or str(problem) == said:
-        return said
-    limit = f" (giving up after {human_seconds(start_seconds)})" if not problem.started else " (it is tried again)"
-    reporter.say(f"{problem}{limit}")
-    return str(problem)
 
 
 def _show_progress(reporter: Reporter, item: Json) -> None:

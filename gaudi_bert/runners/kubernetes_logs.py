@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.runners.kubernetes_client import Cluster, ClusterError, StreamDroppedError
+from gaudi_bert.runners.kubernetes_client import Cluster
+from gaudi_bert.runners.kubernetes_connection import ClusterError, StreamDroppedError
 
 __all__ = ["LogFollower", "followed_container"]
 

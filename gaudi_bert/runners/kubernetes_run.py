@@ -17,7 +17,8 @@ from typing import Any
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.kubernetes_client import Cluster, ClusterError, connect
+from gaudi_bert.runners.kubernetes_client import Cluster
+from gaudi_bert.runners.kubernetes_connection import ClusterError
 from gaudi_bert.runners.kubernetes_follow import follow
 from gaudi_bert.runners.kubernetes_manifests import PIPELINE_LABEL, Manifests, render, steps_of
 from gaudi_bert.runners.kubernetes_reasons import job_outcome
@@ -42,7 +43,7 @@ def run_on_kubernetes(
         FailedError: a step failed or cannot start, with the reason and the remedy.
     """
     manifests = render(settings)
-    cluster = cluster or connect(settings.kubernetes.namespace)
+    cluster = cluster or Cluster(settings.kubernetes.namespace)
     cluster.check_namespace()
     work = _prepare_shared(cluster, settings, manifests)
     steps = {step: _signed(manifests.steps[step], manifests.shared, work) for step in steps_of(stages)}

@@ -10,7 +10,7 @@ import pytest
 from fake_api_server import FakeApiServer
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.runners.kubernetes_client import Cluster, connect
+from gaudi_bert.runners.kubernetes_client import Cluster
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiS
 @pytest.fixture
 def cluster(server: FakeApiServer) -> Cluster:
     """A client that does not wait between attempts."""
-    connected = connect("gaudi-bert")
-    connected._sleep = lambda seconds: None
+    connected = Cluster("gaudi-bert")
+    connected.connection.sleep = lambda seconds: None
     return connected
 
 

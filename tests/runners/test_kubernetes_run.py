@@ -25,7 +25,8 @@ from recorded import (
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, load_pipeline
-from gaudi_bert.runners.kubernetes_client import Cluster, ClusterError, connect
+from gaudi_bert.runners.kubernetes_client import Cluster
+from gaudi_bert.runners.kubernetes_connection import ClusterError
 from gaudi_bert.runners.kubernetes_run import DIGEST, run_on_kubernetes
 
 PLAN = ["plan"]
@@ -202,7 +203,7 @@ def test_a_conflict_at_the_same_moment_is_looked_at_again(
 def test_an_expired_token_is_read_again(
     server: FakeApiServer, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    connected = connect("gaudi-bert")
+    connected = Cluster("gaudi-bert")
     server.token = "second"
     server.on_unauthorized = lambda: (tmp_path / "kubeconfig").write_text(server.kubeconfig("second")) and None
     assert run_on_kubernetes(settings(), PLAN, reporter, connected) == {"plan": "done"}
@@ -262,7 +263,7 @@ def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(InputError, match=r"no cluster: .*set KUBECONFIG to your kubeconfig file"):
-        connect("gaudi-bert")
+        Cluster("gaudi-bert")
 
 
 def test_a_cluster_that_does_not_answer_is_told(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
