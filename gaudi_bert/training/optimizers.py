@@ -48,7 +48,8 @@ def clip_by_global_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tup
     Returns:
         The gradients and the norm before clipping, a float32 scalar (not finite when a gradient is not).
     """
-    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(gradient)) for gradient in gradients]))
+    # Not tf.add_n: it adds into whichever input's memory is free just then, so its order, and its last bit, vary.
+    norm = tf.sqrt(tf.reduce_sum(tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])))
     if clip_norm == 0:
         return list(gradients), norm
     factor = clip_norm / tf.maximum(norm, clip_norm)

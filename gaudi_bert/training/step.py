@@ -84,6 +84,7 @@ class TrainingStep:
         self._accumulated: list[tf.Variable] = []
         if accumulation_steps > 1:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
+        self._passes: list[tf.Graph] = []
         self._whole_update = tf.function(self._trace_whole_update, reduce_retracing=False)
         self._first = tf.function(self._trace_first, reduce_retracing=False)
         self._next = tf.function(self._trace_next, reduce_retracing=False)
@@ -117,6 +118,16 @@ class TrainingStep:
             sums = self._next(batch, seed, factors, sums)
         return self._finish(sums, scalars)
 
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph of the last forward and backward pass, once `run` has been called."""
+        return self._passes[-1]
+
+    @property
+    def graphs_traced(self) -> int:
+        """How many graphs of forward and backward passes have been built."""
+        return len(self._passes)
+
     def _dropout_seed(self, update: int, micro_batch: int) -> tf.Tensor:
         return tf.constant(dropout_seed(self._seed, update, micro_batch, self._communicator.rank))
 
@@ -124,6 +135,7 @@ class TrainingStep:
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The gradient of this micro-batch's share of the loss, and its eight sums."""
+        self._passes.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             outputs = self._model(batch, dropout_seed=seed if self._has_dropout else None)

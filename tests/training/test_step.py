@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,7 +25,7 @@ def make_model(dropout: float = 0.0) -> BertForPretraining:
     config = BertConfig(
         vocab_size=data.VOCABULARY,
         hidden_size=12,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=3,
         intermediate_size=20,
         max_position_embeddings=data.LENGTH,
@@ -64,10 +66,15 @@ def assert_same_gradients(one, other) -> None:
         assert np.linalg.norm(one[name] - gradient) <= allowed, name
 
 
+@functools.cache
+def big_batch(loss: str):
+    return one_update([packed_batch(PACKS)], loss)
+
+
 @pytest.mark.parametrize("loss", ["token", "sequence"])
-@pytest.mark.parametrize("parts", [2, 3, 12])
+@pytest.mark.parametrize("parts", [3, 12])
 def test_micro_batches_are_one_big_batch(loss, parts) -> None:
-    big, big_sums = one_update([packed_batch(PACKS)], loss)
+    big, big_sums = big_batch(loss)
     small, small_sums = one_update([packed_batch(PACKS[part::parts]) for part in range(parts)], loss)
     assert_same_gradients(small, big)
     np.testing.assert_allclose(small_sums, big_sums, rtol=1e-5)
@@ -75,8 +82,8 @@ def test_micro_batches_are_one_big_batch(loss, parts) -> None:
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
 def test_a_packed_update_is_the_unpacked_update(loss) -> None:
-    packed, packed_sums = one_update([packed_batch(PACKS[:5]), packed_batch(PACKS[5:10])], loss)
-    unpacked, unpacked_sums = one_update([unpacked_batch(PACKS[:10])], loss)
+    packed, packed_sums = big_batch(loss)
+    unpacked, unpacked_sums = one_update([unpacked_batch(PACKS)], loss)
     assert_same_gradients(packed, unpacked)
     np.testing.assert_allclose(packed_sums, unpacked_sums, rtol=1e-5)
 
@@ -123,3 +130,15 @@ def test_the_wrong_number_of_micro_batches_is_a_defect() -> None:
     step = TrainingStep(model, optimizer, Communicator(), loss="token", clip_norm=1.0, accumulation_steps=2, seed=3)
     with pytest.raises(ValueError, match="1 micro-batches given, 2 make an update"):
         step.run([packed_batch(PACKS)], 1, 1e-3)
+
+
+def test_the_graph_has_no_sum_whose_order_may_vary() -> None:
+    """`AddN` of three or more adds into whichever input's memory is free: its last bit differs from run to run."""
+    model = make_model(0.1)
+    optimizer = Optimizer(model.variables_by_name, TrainingSettings())
+    step = TrainingStep(model, optimizer, Communicator(), loss="token", clip_norm=1.0, accumulation_steps=1, seed=3)
+    for update in (1, 2, 3):
+        step.run([packed_batch(PACKS)], update, 1e-3)
+    assert step.graphs_traced == 1
+    sums = [operation for operation in step.graph.get_operations() if operation.type == "AddN"]
+    assert all(len(operation.inputs) == 2 for operation in sums)
