@@ -1,8 +1,8 @@
 """Every algorithm by name, and the one function that turns a histogram into a checked packing with its proven bound.
 
-`nnls`, the default, is the better of the iterative loop with its leftovers packed by best fit and LPFHP: least squares needs
-exact fills and is useless where padding cannot be avoided (depth 2), and there LPFHP is optimal or nearly so. What was used
-is said in `algorithm_used`. Solvers are imported when they are asked for, so packing on the fly by LPFHP needs no SciPy.
+`nnls`, the default, is the better of the iterative loop with its leftovers packed by best fit and LPFHP: least squares wants
+exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the optimum. What was used is said
+in `algorithm_used`. Solvers are imported when they are asked for, so packing on the fly by LPFHP needs no SciPy.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _nnls(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> So
 
     if leftovers == "complement":
         return Solved(iterative_nnls(counts, depth, leftovers="complement"), "iterative-nnls-complement")
-    loop = iterative_nnls(counts, depth, leftovers="best-fit")
     heuristic = pack_longest_first(counts, depth)
+    loop = iterative_nnls(counts, depth, leftovers="best-fit", enough=packs_of(heuristic))
     if packs_of(loop) <= packs_of(heuristic):
         return Solved(loop, "iterative-nnls")
     return Solved(heuristic, "lpfhp")

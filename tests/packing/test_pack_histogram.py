@@ -31,9 +31,23 @@ def test_the_default_is_never_worse_than_the_heuristic(name: str, depth: int | s
     assert solved.algorithm_used in ("iterative-nnls", "lpfhp")
 
 
+@given(histogram=small_histograms(16, 9), depth=st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_the_default_is_never_worse_on_any_histogram(histogram: Histogram, depth: int) -> None:
+    heuristic = packs_of(pack_longest_first(histogram.counts, depth))
+    assert packs_of(solve(histogram.counts, "nnls", depth).mixture) <= heuristic
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "above"),
+    [("wikipedia-512", 3, 6000), ("wikipedia-512", 4, 5), ("wikipedia-384", 3, 5), ("squad-384", 3, 200)],
+)
+def test_the_default_comes_near_the_bound(name: str, depth: int, above: int) -> None:
+    assert pack_histogram(published(name), "nnls", depth).gap <= above
+
+
 def test_the_default_says_what_it_used() -> None:
-    histogram = published("wikipedia-128")
-    assert pack_histogram(histogram, "nnls", 2).algorithm_used == "lpfhp"
+    assert pack_histogram(published("wikipedia-128"), "nnls", 3).algorithm_used == "lpfhp"
     assert pack_histogram(published("wikipedia-384"), "nnls", 3).algorithm_used == "iterative-nnls"
 
 
