@@ -67,12 +67,12 @@ def training_batches(source: DataSource, limits: BatchLimits, batch_packs: int, 
         yield from _packed_on_the_fly(source, limits, batch_packs, order)
         return
     files = source.share(order.rank, order.size)
-    epoch_packs = _count_packs(files) if order.skip_packs or any(file.packs is None for file in files) else None
-    if epoch_packs is None:
-        epoch_packs = sum(file.packs or 0 for file in files)
-    if epoch_packs == 0:
-        raise InputError(f"{source.path}: the share of process {order.rank} of {order.size} holds no packs; write more data")
-    first_epoch, skip_in_epoch = divmod(order.skip_packs, epoch_packs)
+    first_epoch, skip_in_epoch = 0, 0
+    if order.skip_packs or source.packs is not None:
+        epoch_packs = _count_packs(files)
+        if epoch_packs == 0:
+            raise InputError(f"{source.path}: process {order.rank} of {order.size} would get no packs; use fewer processes")
+        first_epoch, skip_in_epoch = divmod(order.skip_packs, epoch_packs)
 
     def epoch(number: tf.Tensor) -> tf.data.Dataset:
         key = tf.numpy_function(lambda e: _epoch_key(len(files), order, int(e)), [number], tf.int64)
