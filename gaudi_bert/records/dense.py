@@ -1,8 +1,8 @@
 """Packs as dense arrays straight from the unpacked bytes of a group (numba kernel).
 
-The same packs that `pack.PackEncoder` writes as records, as the matrices that a training step takes; nothing is encoded and
-decoded in between. The index of the scan says where each sequence's values lie and how many bytes they take, and the scan has
-checked them, so decoding cannot leave the buffer.
+The same packs that `pack.PackEncoder` writes as records, as the matrices that a training step takes; nothing
+is encoded and decoded in between. The index of the scan says where each sequence's values lie and how many
+bytes they take, and the scan has checked them, so decoding cannot leave the buffer.
 
 Letters of shapes: B packs of the batch, L max_sequence_length, Q masked_slots, S depth.
 """
@@ -65,8 +65,8 @@ def dense_packs(
     )
     if full >= 0:
         raise InputError(
-            f"pack {packs[full]} of its group does not fit into {schema.max_sequence_length} tokens, {schema.masked_slots} masked "
-            f"slots and {schema.depth} sequences; make the plan again from the histogram of these records"
+            f"pack {packs[full]} of its group does not fit into {schema.max_sequence_length} tokens, "
+            f"{schema.masked_slots} masked slots and {schema.depth} sequences; make the plan again from these records"
         )
     return features
 

@@ -51,7 +51,8 @@ def import_tables(
             named).
         FailedError: the files cannot be written.
     """
-    from gaudi_bert.records.adapters.tables import measure_tables, table_files
+    from gaudi_bert.records.adapters.arrow_files import table_files
+    from gaudi_bert.records.adapters.tables import measure_tables
 
     files = table_files(source)
     names = _names(files)

@@ -1,1 +1,2 @@
-"""Data of other tools: Hugging Face datasets, Parquet and Arrow tables, and the predecessor's packed folders."""
+"""Data of other tools: Hugging Face datasets, Parquet and Arrow tables, and the predecessor's packed
+folders."""

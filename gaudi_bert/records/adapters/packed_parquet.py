@@ -1,12 +1,13 @@
-"""Packed folders as Parquet, so that trainers without TFRecord (PyTorch, Hugging Face, JAX) can use the packing.
+"""Packed folders as Parquet, so that trainers without TFRecord (PyTorch, Hugging Face, JAX) can use the
+packing.
 
 One Parquet file a shard, one row a pack, with the names that Hugging Face models know:
 
-    input_ids, token_type_ids, position_ids   [L]   as in the packed record; positions restart at 0 in each sequence
-    sequence_ids                              [L]   1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
-    labels                                    [L]   the id that was masked, -100 elsewhere
-    sequence_starts, sequence_lengths         one for each sequence of the pack
-    next_sentence_labels                      one for each sequence of the pack
+    input_ids, token_type_ids, position_ids   [L]   as in the packed record; positions restart at 0 in each
+    sequence sequence_ids                              [L]   1..1 2..2 .. 0..0: two tokens may attend to each
+    other where it is equal labels                                    [L]   the id that was masked, -100
+    elsewhere sequence_starts, sequence_lengths         one for each sequence of the pack next_sentence_labels
+    one for each sequence of the pack
 
 The decoding is `decode_columns`; a few thousand packs are held at a time. pyarrow is imported inside.
 """
@@ -23,7 +24,8 @@ import numpy as np
 
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.records.adapters.tables import NOT_PREDICTED, require_pyarrow
+from gaudi_bert.records.adapters.arrow_files import require_pyarrow
+from gaudi_bert.records.adapters.tables import NOT_PREDICTED
 from gaudi_bert.records.columns import decode_columns
 from gaudi_bert.records.framing import read_records
 from gaudi_bert.records.metadata import Metadata, read_metadata

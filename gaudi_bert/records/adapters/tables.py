@@ -19,16 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.adapters.arrow_files import column_names, read_batches
 
-__all__ = ["TableSizes", "measure_tables", "read_examples", "require_pyarrow", "table_files"]
+__all__ = ["NOT_PREDICTED", "TableSizes", "measure_tables", "read_examples"]
 
-TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
-ROWS_A_BATCH = 1024
 NOT_PREDICTED = -100
 
 MASK_COLUMNS = ("attention_mask", "input_mask")
@@ -57,47 +55,6 @@ class Row:
     masked_lm_positions: np.ndarray
     masked_lm_ids: np.ndarray
     next_sentence_label: int
-
-
-def require_pyarrow() -> Any:
-    """The module pyarrow.
-
-    Raises:
-        InputError: it is not installed, or does not go with the numpy that is installed.
-    """
-    try:
-        import pyarrow
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"Parquet and Arrow need pyarrow ({reason}); install it: pip install 'gaudi-bert[parquet]'"
-        ) from error
-    return pyarrow
-
-
-def table_files(source: str | Path) -> list[Path]:
-    """The table files of `source` (one file, or a folder such as `Dataset.save_to_disk` writes), sorted by
-    name.
-
-    Raises:
-        InputError: there is none; or the folder holds splits, of which one must be chosen.
-    """
-    source = Path(source)
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
-        raise InputError(f"{source}: does not exist; pass a .parquet or .arrow file, or a folder of them")
-    files = [
-        path for path in source.iterdir() if path.suffix in TABLE_SUFFIXES and not path.name.startswith((".", "cache-"))
-    ]
-    if files:
-        return sorted(files)
-    splits = sorted(child.name for child in source.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
-    if splits:
-        raise InputError(
-            f"{source}: holds the splits {', '.join(splits)}; pass one of them, for example {source / splits[0]}"
-        )
-    raise InputError(f"{source}: holds no {', '.join(TABLE_SUFFIXES)} file; pass a folder of tables with a column input_ids")
 
 
 def measure_tables(files: list[Path]) -> TableSizes:
@@ -165,49 +122,14 @@ def read_rows(path: Path) -> Iterator[Row]:
     """
     used, _ = _columns(path)
     number = 0
-    for batch in _batches(path, used):
-        columns = {name: _Lists(path, name, batch.column(index)) for index, name in enumerate(batch.schema.names)}
-        for index in range(batch.num_rows):
+    for columns in read_batches(path, used):
+        for index in range(columns["input_ids"].rows):
             cells = {name: lists.row(index, number) for name, lists in columns.items()}
             try:
                 yield _row(cells)
             except ValueError as error:
                 raise InputError(f"{path}: row {number}: {error}") from error
             number += 1
-
-
-class _Lists:
-    """A column of lists (or of plain numbers, as lists of one) as numpy slices, without a Python object for
-    each value."""
-
-    def __init__(self, path: Path, name: str, column: Any) -> None:
-        pyarrow = require_pyarrow()
-        types = pyarrow.types
-        self.path, self.name, self.column = path, name, column
-        is_list = types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)
-        value_type = column.type.value_type if is_list else column.type
-        if not (types.is_integer(value_type) or types.is_floating(value_type) or types.is_boolean(value_type)):
-            raise InputError(f"{path}: column {name} holds {column.type}; it must hold lists of whole numbers")
-        if types.is_fixed_size_list(column.type):
-            column = column.cast(pyarrow.list_(value_type))
-        values = column.values if is_list else column
-        self.has_nulls = column.null_count > 0
-        self.values_have_nulls = values.null_count > 0
-        self.values = values.to_numpy(zero_copy_only=False)
-        self.offsets = column.offsets.to_numpy() if is_list else np.arange(len(column) + 1)
-
-    def row(self, index: int, number: int) -> np.ndarray:
-        """The values of row `index` of this batch, which is row `number` of the file."""
-        if self.has_nulls and not self.column[index].is_valid:
-            raise InputError(f"{self.path}: row {number}: {self.name} is null; fill it, or leave the row out")
-        values = self.values[self.offsets[index] : self.offsets[index + 1]]
-        if values.dtype.kind == "f":
-            if not np.array_equal(values, np.rint(values)):
-                reason = "holds a null" if self.values_have_nulls else "holds numbers that are not whole"
-                raise InputError(f"{self.path}: row {number}: {self.name} {reason}; it must hold whole numbers")
-        elif values.dtype.kind not in "iub":
-            raise InputError(f"{self.path}: row {number}: {self.name} holds a null; it must hold whole numbers")
-        return values.astype(np.int64)
 
 
 def _row(cells: Mapping[str, np.ndarray]) -> Row:
@@ -268,8 +190,9 @@ def _masked(cells: Mapping[str, np.ndarray], length: int, size: int) -> tuple[np
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if "masked_lm_ids" not in cells:
         raise ValueError("has masked_lm_positions, but the table has no column masked_lm_ids")
-    positions, ids, weights = (cells.get(name) for name in MASKED_COLUMNS)
-    if positions is None or ids is None or positions.size != ids.size:
+    positions, ids = cells["masked_lm_positions"], cells["masked_lm_ids"]
+    weights = cells.get("masked_lm_weights")
+    if positions.size != ids.size:
         raise ValueError("masked_lm_positions and masked_lm_ids differ in number")
     masked = positions.size if weights is None else _prefix_length(weights, positions.size)
     return positions[:masked], ids[:masked]
@@ -277,63 +200,8 @@ def _masked(cells: Mapping[str, np.ndarray], length: int, size: int) -> tuple[np
 
 def _columns(path: Path) -> tuple[list[str], list[str]]:
     """The columns of a table that are read, and those that are not."""
-    names = list(_schema(path).names)
+    names = column_names(path)
     if "input_ids" not in names:
         raise InputError(f"{path}: has no column input_ids (it has {', '.join(names)}); tokenise the text first")
     known = ("input_ids", "labels", *MASK_COLUMNS, *SEGMENT_COLUMNS, *LABEL_COLUMNS, *MASKED_COLUMNS)
     return [name for name in names if name in known], [name for name in names if name not in known]
-
-
-def _is_parquet(path: Path) -> bool:
-    with path.open("rb") as handle:
-        return handle.read(4) == b"PAR1"
-
-
-def _open_arrow(pyarrow: Any, source: Any) -> Any:
-    """A reader of an Arrow file or, as Hugging Face datasets writes, an Arrow stream."""
-    if source.read(6) == b"ARROW1":
-        source.seek(0)
-        return pyarrow.ipc.open_file(source)
-    source.seek(0)
-    return pyarrow.ipc.open_stream(source)
-
-
-def _schema(path: Path) -> Any:
-    pyarrow = require_pyarrow()
-    try:
-        if _is_parquet(path):
-            from pyarrow import parquet
-
-            return parquet.read_schema(path)
-        with pyarrow.OSFile(str(path)) as source:
-            return _open_arrow(pyarrow, source).schema
-    except (OSError, pyarrow.ArrowException) as error:
-        raise _not_a_table(path, error) from error
-
-
-def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
-    """Record batches of `columns`, at most ROWS_A_BATCH rows each."""
-    pyarrow = require_pyarrow()
-    try:
-        if _is_parquet(path):
-            from pyarrow import parquet
-
-            with parquet.ParquetFile(path) as table:
-                yield from table.iter_batches(batch_size=ROWS_A_BATCH, columns=columns, use_threads=False)
-            return
-        with pyarrow.memory_map(str(path)) as source:
-            reader = _open_arrow(pyarrow, source)
-            stored = (
-                (reader.get_batch(index) for index in range(reader.num_record_batches))
-                if hasattr(reader, "num_record_batches")
-                else reader
-            )
-            for batch in stored:
-                for start in range(0, batch.num_rows, ROWS_A_BATCH):
-                    yield batch.select(columns).slice(start, ROWS_A_BATCH)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise _not_a_table(path, error) from error
-
-
-def _not_a_table(path: Path, error: Exception) -> InputError:
-    return InputError(f"{path}: cannot be read as a Parquet or Arrow table: {' '.join(str(error).split())}; write it again")
