@@ -84,6 +84,7 @@ class Engine:
         from gaudi_bert.records.group import buffer_bytes, read_group
         from gaudi_bert.records.pack import PackEncoder
         from gaudi_bert.records.shards import output_buffer
+        from gaudi_bert.records.unpacked_index import INDEX_COLUMNS
         from gaudi_bert.stages.plan_reader import read_plan
         from gaudi_bert.stages.write import match_files
 
@@ -98,6 +99,10 @@ class Engine:
             self.plan.packed_schema, self.buffer, self.group.offsets, self.group.index, dealt.starts, dealt.members
         )
         self.out = output_buffer(self.plan.packed_schema)
+        self.raw = [np.fromfile(file.path, np.uint8) for file in self.files]
+        self.raw_offsets = [np.empty(file.sequences, np.int64) for file in self.files]
+        self.raw_index = np.empty((max(file.sequences for file in self.files), INDEX_COLUMNS), np.int32)
+        self.scan_in_memory()
 
     def read_and_scan(self) -> None:
         """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
@@ -113,13 +118,11 @@ class Engine:
 
     def scan_in_memory(self) -> None:
         """The same without reading: the bytes are in memory already."""
-        from gaudi_bert.records.scan import FRONT_BYTES, UnpackedFormat
+        from gaudi_bert.records.scan import UnpackedFormat
 
-        form = UnpackedFormat(self.plan.unpacked_schema, self.group.offsets, self.group.index, whole=True)
-        end = 0
-        for file in self.files:
-            start, end = end + FRONT_BYTES, end + FRONT_BYTES + file.bytes
-            form.take(self.buffer, start, end)
+        for raw, offsets in zip(self.raw, self.raw_offsets, strict=True):
+            form = UnpackedFormat(self.plan.unpacked_schema, offsets, self.raw_index[: offsets.size])
+            form.take(raw, 0, raw.size)
 
     def encode(self) -> None:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""
@@ -139,11 +142,16 @@ class Engine:
         """The unpacked records of the first packs."""
         starts, members = self.assignment.starts, self.assignment.members
         packs = [members[starts[pack] : starts[pack + 1]] for pack in range(count)]
-        return [[self._payload(int(self.group.offsets[member])) for member in pack] for pack in packs]
+        return [[self._payload(int(member)) for member in pack] for pack in packs]
 
-    def _payload(self, offset: int) -> bytes:
-        size = int(self.buffer[offset - 12 : offset - 4].view("<u8")[0])
-        return self.buffer[offset : offset + size].tobytes()
+    def _payload(self, member: int) -> bytes:
+        number = 0
+        while member >= self.raw_offsets[number].size:
+            member -= self.raw_offsets[number].size
+            number += 1
+        raw, offset = self.raw[number], int(self.raw_offsets[number][member])
+        size = int(raw[offset - 12 : offset - 4].view("<u8")[0])
+        return raw[offset : offset + size].tobytes()
 
 
 def passes(folder: Path, rounds: int) -> None:

@@ -1,4 +1,4 @@
-"""A group of files in memory: read once, from front to back, checked and indexed on the way."""
+"""A group of files in memory: read once, from front to back, checked, indexed and stripped of its padding on the way."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import numpy as np
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.framing import RecordStream
-from gaudi_bert.records.scan import FRONT_BYTES, RecordScan, UnpackedFormat
+from gaudi_bert.records.scan import RecordScan, UnpackedFormat
 from gaudi_bert.records.schema import UnpackedSchema
-from gaudi_bert.records.threads import map_in_threads
+from gaudi_bert.records.threads import map_files
 from gaudi_bert.records.unpacked_index import INDEX_COLUMNS, LENGTH
 
 __all__ = ["GroupFile", "GroupIndex", "buffer_bytes", "read_group"]
-
-_SLACK = 64
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,11 @@ class GroupFile:
 
 @dataclass(frozen=True)
 class GroupIndex:
-    """The records of a group.
+    """The sequences of a group, without padding.
 
     Attributes:
-        buffer: uint8, the bytes of all files.
-        offsets: int64 [sequences], where each record's payload starts in the buffer.
+        buffer: uint8, the real values of all sequences.
+        offsets: int64 [sequences], where each sequence starts in the buffer.
         index: int32 [sequences, INDEX_COLUMNS], see `unpacked_index`.
     """
 
@@ -52,8 +50,8 @@ class GroupIndex:
 
 
 def buffer_bytes(files: Sequence[GroupFile]) -> int:
-    """The bytes of a buffer that holds these files uncompressed."""
-    return sum(FRONT_BYTES + uncompressed_bytes(file) for file in files) + _SLACK
+    """A bound on the bytes of a buffer for these files; what is not needed of it is never touched, so it costs nothing."""
+    return sum(uncompressed_bytes(file) for file in files)
 
 
 def uncompressed_bytes(file: GroupFile) -> int:
@@ -74,7 +72,7 @@ def read_group(
     workers: int | None,
     progress: Callable[[int], None],
 ) -> GroupIndex:
-    """Read the files of a group into `buffer` and index them.
+    """Read the files of a group, index them, and keep their real values in `buffer`.
 
     Args:
         files: in the order in which they lie in the buffer.
@@ -91,19 +89,19 @@ def read_group(
     index = np.empty((sequences, INDEX_COLUMNS), np.int32)
     tasks, start, row = [], 0, 0
     for file in files:
-        size = FRONT_BYTES + uncompressed_bytes(file)
+        size = uncompressed_bytes(file)
         tasks.append((file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
-    def read(task: tuple[GroupFile, tuple[int, int], slice], _: np.ndarray) -> None:
+    def read(task: tuple[GroupFile, tuple[int, int], slice], pieces: np.ndarray) -> None:
         file, region, rows = task
-        form = UnpackedFormat(schema, offsets[rows], index[rows], whole=True)
-        scan = RecordScan(file.path, form, buffer, region, progress)
+        form = UnpackedFormat(schema, offsets[rows], index[rows], (buffer, *region))
+        scan = RecordScan(file.path, form, pieces, progress)
         for _piece in scan.pieces():
             pass
         _check_same(file, scan, form)
 
-    map_in_threads(read, tasks, workers, lambda: buffer)
+    map_files(read, tasks, workers)
     return GroupIndex(buffer, offsets, index)
 
 

@@ -292,12 +292,6 @@ def _store_features(
     return _store_tokens(at, base, offsets, index, members, SEGMENTS, LENGTH, padding)
 
 
-@njit(inline="always")
-def _prefetch_range(at: int, size: int) -> None:
-    for line in range(0, size + 64, 64):
-        prefetch(at + line)
-
-
 @njit(**KERNEL_OPTIONS)
 def _encode(
     base: int,
@@ -321,10 +315,8 @@ def _encode(
         if pack + _PREFETCH_PACKS < last:
             for ahead in members[starts[pack + _PREFETCH_PACKS] : starts[pack + _PREFETCH_PACKS + 1]]:
                 payload = base + offsets[ahead]
-                _prefetch_range(payload + index[ahead, IDS], index[ahead, IDS_BYTES])
-                _prefetch_range(payload + index[ahead, SEGMENTS], index[ahead, LENGTH])
-                _prefetch_range(payload + index[ahead, POSITIONS], index[ahead, POSITIONS_BYTES])
-                _prefetch_range(payload + index[ahead, MASKED_IDS], index[ahead, MASKED_IDS_BYTES])
+                for line in range(0, index[ahead, POSITIONS] + index[ahead, POSITIONS_BYTES], 64):
+                    prefetch(payload + line)
         mine = members[starts[pack] : starts[pack + 1]]
         status = _measure(base, offsets, index, mine, sizes, schema, scratch)
         if status != DONE:

@@ -29,11 +29,16 @@ from gaudi_bert.records.unpacked_index import (
     BAD_BYTES,
     BAD_LENGTH,
     FULL,
+    IDS_BYTES,
     INDEX_COLUMNS,
+    LENGTH,
+    MASKED_IDS_BYTES,
     MORE,
+    POSITIONS_BYTES,
     TOO_LONG,
     UNUSUAL,
     append_frames,
+    compact_rows,
     scan_unpacked,
 )
 from gaudi_bert.records.wire import feature_keys, work_space
@@ -51,7 +56,6 @@ __all__ = [
 
 PIECE_BYTES = 1 << 20
 FRONT_BYTES = 16
-_SLACK = 64
 _MOST_GROWTH = 4
 _REFUSALS = {
     BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
@@ -84,7 +88,7 @@ class RecordFormat(Protocol):
 
 def scan_buffer() -> np.ndarray:
     """A buffer for scans in constant memory: one a thread."""
-    return np.zeros(FRONT_BYTES + PIECE_BYTES + MAX_RECORD_BYTES + _SLACK, np.uint8)
+    return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
 
 
 class UnpackedFormat:
@@ -93,14 +97,23 @@ class UnpackedFormat:
     Args:
         schema: the sizes that every record must have.
         offsets: int64 [rows], index: int32 [rows, INDEX_COLUMNS]: filled from the front.
-        whole: keep all rows of the file (a group); otherwise the rows are those of the last piece (constant
-            memory).
+        arena: None: the rows are those of the last piece, and point into the buffer of the scan (constant memory).
+            (array, first position, end): the rows are those of the whole file, and their real values are copied to the
+            array, where they stay (a group).
     """
 
-    def __init__(self, schema: UnpackedSchema, offsets: np.ndarray, index: np.ndarray, whole: bool = False) -> None:
-        self.schema, self.offsets, self.index, self.whole = schema, offsets, index, whole
+    def __init__(
+        self,
+        schema: UnpackedSchema,
+        offsets: np.ndarray,
+        index: np.ndarray,
+        arena: tuple[np.ndarray, int, int] | None = None,
+    ) -> None:
+        self.schema, self.offsets, self.index = schema, offsets, index
         self.records = 0
         self.rows = 0
+        self._arena = arena
+        self._arena_position = arena[1] if arena is not None else 0
         self._keys = feature_keys(schema.features)
         self._spans = work_space(schema.features)
 
@@ -112,19 +125,33 @@ class UnpackedFormat:
 
     def start_piece(self) -> None:
         """As `RecordFormat.start_piece`: forget the rows of the last piece."""
-        if not self.whole:
+        if self._arena is None:
             self.rows = 0
 
     def take(self, buffer: np.ndarray, position: int, filled: int) -> tuple[int, int]:
         """As `RecordFormat.take`."""
         sizes = (self.schema.max_sequence_length, self.schema.max_predictions)
         arrays = (address_of(array) for array in (self._keys, self._spans, self.offsets, self.index))
-        status, position, rows = scan_unpacked(
-            address_of(buffer), position, filled, self.rows, self.offsets.size, *sizes, *arrays
+        first = self.rows
+        status, position, self.rows = scan_unpacked(
+            address_of(buffer), position, filled, first, self.offsets.size, *sizes, *arrays
         )
-        self.records += rows - self.rows
-        self.rows = rows
+        self.records += self.rows - first
+        if self._arena is not None:
+            self._compact(buffer, first)
         return status, position
+
+    def _compact(self, buffer: np.ndarray, first: int) -> None:
+        """Copy the rows from `first` on to the arena."""
+        if self._arena is None:
+            return
+        array, _, end = self._arena
+        columns = (IDS_BYTES, LENGTH, MASKED_IDS_BYTES, POSITIONS_BYTES)
+        needed = int(self.index[first : self.rows, columns].sum(dtype=np.int64))
+        if self._arena_position + needed > end:
+            raise ValueError(f"an arena of {end} bytes is too small for {needed} more")
+        addresses = (address_of(self.offsets), address_of(self.index), address_of(array))
+        self._arena_position = compact_rows(address_of(buffer), first, self.rows, *addresses, self._arena_position)
 
     def canonical(self, payload: bytes) -> bytes:
         """As `RecordFormat.canonical`."""
@@ -137,9 +164,7 @@ class RecordScan:
     Args:
         path: the file.
         form: what to do with its records.
-        buffer: uint8; with `region`, only buffer[region[0] : region[1]] is used.
-        region: where the whole file goes (a group), FRONT_BYTES larger than the file; its records begin after
-            these. None: constant memory, the buffer is from `scan_buffer`.
+        buffer: uint8, from `scan_buffer` (a smaller one will do for a file that fits into it).
         progress: called with the bytes of the file that were read.
     """
 
@@ -148,10 +173,9 @@ class RecordScan:
         path: Path,
         form: RecordFormat,
         buffer: np.ndarray,
-        region: tuple[int, int] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        self.path, self.form, self.buffer, self.region = path, form, buffer, region
+        self.path, self.form, self.buffer = path, form, buffer
         self._progress = progress
         self.file_bytes = 0
         self.file_crc32c = 0
@@ -164,20 +188,18 @@ class RecordScan:
             InputError: file, record, offset and reason of what is refused.
             FailedError: the file cannot be read.
         """
-        start, end = self.region if self.region is not None else (0, self.buffer.size - _SLACK)
-        start += FRONT_BYTES
-        position = filled = start
+        start = position = filled = FRONT_BYTES
         before = -start  # position in the stream = position in the buffer + before
         view = self.buffer.data
         with RecordStream(self.path) as stream:
             while True:
                 self.form.start_piece()
-                if self.region is None and filled > start:
+                if filled > start:
                     rest = filled - position
                     self.buffer[start : start + rest] = self.buffer[position:filled].copy()
                     before += position - start
                     position, filled = start, start + rest
-                count = stream.read_into(view[filled : min(filled + PIECE_BYTES, end)])
+                count = stream.read_into(view[filled : filled + PIECE_BYTES])
                 if self._progress is not None:
                     self._progress(stream.file_bytes - self.file_bytes)
                 self.file_bytes = stream.file_bytes

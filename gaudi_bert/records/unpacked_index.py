@@ -10,7 +10,16 @@ from __future__ import annotations
 from numba import njit
 
 from gaudi_bert.records.crc32c import append_crc, crc32c_kernel, crc_of_word, mask_crc
-from gaudi_bert.records.memory import KERNEL_OPTIONS, load_u8, load_u32, load_word, store_u32, store_word, word_at
+from gaudi_bert.records.memory import (
+    KERNEL_OPTIONS,
+    copy_bytes,
+    load_u8,
+    load_u32,
+    load_word,
+    store_u32,
+    store_word,
+    word_at,
+)
 from gaudi_bert.records.schema import MAX_RECORD_BYTES
 from gaudi_bert.records.values import count_leading_ones, count_unit_floats, real_bytes, scan_positions
 from gaudi_bert.records.wire import locate_features
@@ -35,6 +44,7 @@ __all__ = [
     "TOO_LONG",
     "UNUSUAL",
     "append_frames",
+    "compact_rows",
     "next_record",
     "scan_unpacked",
 ]
@@ -45,6 +55,8 @@ _ROW_BYTES = 4 * INDEX_COLUMNS
 LENGTH, MASKED, LABEL, IDS, IDS_BYTES, SEGMENTS, POSITIONS, POSITIONS_BYTES, MASKED_IDS, MASKED_IDS_BYTES = range(
     INDEX_COLUMNS
 )
+
+# A sequence that was compacted holds its token ids, segments, masked ids and masked positions, one after the other.
 
 # What a record is, and why a scan stopped: MORE of it must be read, the index is FULL, or the kernel refuses it.
 MORE, GOOD, FULL, BAD_LENGTH, BAD_BYTES, TOO_LONG, UNUSUAL = range(7)
@@ -182,3 +194,38 @@ def scan_unpacked(
         store_word(offsets + 8 * row, position + 12)
         position += size + 16
         row += 1
+
+
+@njit(**KERNEL_OPTIONS)
+def compact_rows(base: int, first: int, last: int, offsets: int, index: int, arena: int, at: int) -> int:
+    """Copy the real values of some index rows into an arena, from position `at` on, and let the rows point there.
+
+    Args:
+        base: address of the buffer that the rows point into.
+        first, last: which rows.
+        offsets, index: as in `scan_unpacked`.
+        arena: address of the arena; it does not overlap the buffer.
+        at: the first free position in it.
+
+    Returns:
+        The next free position.
+    """
+    for number in range(first, last):
+        row = index + _ROW_BYTES * number
+        payload = base + load_word(offsets + 8 * number)
+        target = arena + at
+        length, ids_size = load_u32(row + 4 * LENGTH), load_u32(row + 4 * IDS_BYTES)
+        masked_size, positions_size = load_u32(row + 4 * MASKED_IDS_BYTES), load_u32(row + 4 * POSITIONS_BYTES)
+        copy_bytes(target, payload + load_u32(row + 4 * IDS), ids_size)
+        copy_bytes(target + ids_size, payload + load_u32(row + 4 * SEGMENTS), length)
+        masked_at = ids_size + length
+        copy_bytes(target + masked_at, payload + load_u32(row + 4 * MASKED_IDS), masked_size)
+        positions_at = masked_at + masked_size
+        copy_bytes(target + positions_at, payload + load_u32(row + 4 * POSITIONS), positions_size)
+        store_u32(row + 4 * IDS, 0)
+        store_u32(row + 4 * SEGMENTS, ids_size)
+        store_u32(row + 4 * MASKED_IDS, masked_at)
+        store_u32(row + 4 * POSITIONS, positions_at)
+        store_word(offsets + 8 * number, at)
+        at += positions_at + positions_size
+    return at

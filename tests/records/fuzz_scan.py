@@ -29,7 +29,7 @@ from reference.records_wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
-from gaudi_bert.records.unpacked_index import INDEX_COLUMNS, LABEL, LENGTH, MASKED
+from gaudi_bert.records.unpacked_index import LABEL, LENGTH, MASKED
 
 PAGE = mmap.PAGESIZE
 MOST_DATA = 16 * PAGE
@@ -108,22 +108,14 @@ def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
     return good, (None if bad_offset is None else len(payloads)), bad_offset
 
 
-def scan(path: Path, data: bytes, guarded: np.ndarray | None, piece_buffer: np.ndarray) -> tuple[list[dict], RecordScan]:
-    """All records of a file, as features, through the scan of a group (guarded) or in constant memory."""
+def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
+    """All records of a file, as features."""
     schema, _ = unpacked_schema(path)
+    form = UnpackedFormat.for_pieces(schema)
+    run = RecordScan(path, form, memory)
     found = []
-    if guarded is not None:
-        rows = len(data) // 16 + 1
-        form = UnpackedFormat(schema, np.empty(rows, np.int64), np.empty((rows, INDEX_COLUMNS), np.int32), whole=True)
-        run = RecordScan(path, form, guarded, (0, guarded.size))
-        for _ in run.pieces():
-            pass
-        found = rows_of(form, guarded)
-    else:
-        form = UnpackedFormat.for_pieces(schema)
-        run = RecordScan(path, form, piece_buffer)
-        for _ in run.pieces():
-            found += rows_of(form, piece_buffer)
+    for _ in run.pieces():
+        found += rows_of(form, memory)
     return found, run
 
 
@@ -146,9 +138,9 @@ def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.n
     path.write_bytes(mutant.data)
     good, bad_number, bad_offset = expectation(mutant.data)
     outcomes = set()
-    for memory in (guarded.of(FRONT_BYTES + len(mutant.data), mutant.number % 2 == 0), None):
+    for memory in (guarded.of(FRONT_BYTES + len(mutant.data), mutant.number % 2 == 0), piece_buffer):
         try:
-            found, run = scan(path, mutant.data, memory, piece_buffer)
+            found, run = scan(path, memory)
         except InputError as error:
             message = str(error)
             assert message.startswith(str(path)), message

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reference.records_pack import pack_sequences
-from reference.records_wire import FLOAT_KEYS, example, frame, random_sequence, unframe
+from reference.records_wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.group import GroupFile, buffer_bytes, read_group
 from gaudi_bert.records.memory import address_of
 from gaudi_bert.records.pack import (
     OUTPUT_FULL,
@@ -22,9 +23,7 @@ from gaudi_bert.records.pack import (
     position_bytes,
     position_table,
 )
-from gaudi_bert.records.scan import FRONT_BYTES, RecordScan, UnpackedFormat
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
-from gaudi_bert.records.unpacked_index import INDEX_COLUMNS
 
 
 def oracle(features: dict[str, list]) -> bytes:
@@ -48,12 +47,9 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> tuple
         rng.shuffle(order)
         data += frame(example(sequence, order))
     path.write_bytes(data)
-    buffer = np.zeros(FRONT_BYTES + len(data), np.uint8)
-    offsets, index = np.empty(len(sequences), np.int64), np.empty((len(sequences), INDEX_COLUMNS), np.int32)
-    form = UnpackedFormat(schema, offsets, index, whole=True)
-    for _ in RecordScan(path, form, buffer, (0, buffer.size)).pieces():
-        pass
-    return buffer, offsets, index
+    file = GroupFile("part", path, len(data), crc32c(data), len(sequences))
+    group = read_group([file], schema, np.zeros(buffer_bytes([file]), np.uint8), 1, lambda _count: None)
+    return group.buffer, group.offsets, group.index
 
 
 def of_length(rng: random.Random, length: int, max_sequence_length: int, max_predictions: int, ids: int = 30522) -> dict:
