@@ -236,6 +236,7 @@ class KubernetesSettings(Settings):
         None, description="an existing claim for the work folder, instead of a new one"
     )
     data_claim: KubernetesName | None = Field(None, description="an existing claim with text or records, read-only at /data")
+    user: int = Field(1000, ge=1, description="user and group of all pods that need not be root; they must be able to write")
     node_selector: dict[str, str] = Field({}, description="labels of the nodes that train")
     efa: int = Field(0, ge=0, le=16, description="EFA network devices a worker (AWS); implies the node's network")
     network_interface: str = Field(

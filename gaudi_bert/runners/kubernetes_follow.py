@@ -7,22 +7,34 @@ object is read again a little earlier. So nothing that happens between two watch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes_client import Cluster
 from gaudi_bert.runners.kubernetes_logs import LogFollower
-from gaudi_bert.runners.kubernetes_reasons import Problem, claim_problem, job_outcome, worst_problem
+from gaudi_bert.runners.kubernetes_manifests import pod_specs
+from gaudi_bert.runners.kubernetes_reasons import (
+    Problem,
+    claim_problem,
+    job_outcome,
+    last_warning,
+    no_pods_problem,
+    worst_problem,
+)
 
-__all__ = ["follow", "pods_of"]
+__all__ = ["TakenAwayError", "follow", "pods_of"]
 
 Json = dict[str, Any]
 
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
 LOG_END_SECONDS = 10
+
+
+class TakenAwayError(FailedError):
+    """The cluster took the pods away more often than their Job may try; the same Job may be submitted again."""
 
 
 def pods_of(cluster: Cluster, item: Json) -> list[Json]:
@@ -50,6 +62,7 @@ def follow(
 
     Raises:
         FailedError: it failed, was removed, cannot start, or can only fail again; with the pod's reason and the remedy.
+        TakenAwayError: it failed because the cluster took its pods away.
     """
     logs = LogFollower(cluster, reporter)
     patience = _Patience(start_seconds, reporter, clock)
@@ -59,14 +72,14 @@ def follow(
             current = _read(cluster, item)
             pods = pods_of(cluster, current)
             logs.update(pods)
-            problem = worst_problem(pods)
+            problem = worst_problem(pods) if pods else no_pods_problem(current)
             outcome = job_outcome(current)
             if outcome is not None:
                 logs.finish(LOG_END_SECONDS)
                 _judge(current, outcome, problem)
                 return
             if problem is not None and patience.is_over(problem):
-                _give_up(cluster, current, problem, patience.waited)
+                _give_up(cluster, current, pods, problem, patience.waited)
             _show_progress(reporter, current)
             cluster.wait_for_change(current, WATCH_SECONDS)
             if clock() - round_started < SHORTEST_ROUND_SECONDS:
@@ -96,7 +109,7 @@ class _Patience:
             self._waiting_since = self._clock()
         if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
             return True
-        if str(problem) != self._said:
+        if str(problem) != self._said and not problem.ordinary:
             self._said = str(problem)
             limit = "it is tried again" if problem.started else f"giving up after {human_seconds(self._start_seconds)}"
             self._reporter.say(f"{problem} ({limit})")
@@ -112,24 +125,30 @@ def _read(cluster: Cluster, item: Json) -> Json:
 
 
 def _judge(item: Json, outcome: str, problem: Problem | None) -> None:
-    if outcome != "complete":
-        title = f"{item['kind']} {item['metadata']['name']}"
-        raise FailedError(f"{title} {outcome}; see `gaudi-bert k8s logs`" if problem is None else str(problem))
+    if outcome == "complete":
+        return
+    if problem is None or problem.ordinary:
+        raise FailedError(f"{item['kind']} {item['metadata']['name']} {outcome}; see `gaudi-bert k8s logs`")
+    raise TakenAwayError(str(problem)) if problem.taken_away else FailedError(str(problem))
 
 
-def _give_up(cluster: Cluster, item: Json, problem: Problem, waited: float) -> None:
+def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Problem, waited: float) -> None:
     """Remove what only holds resources, and say why."""
+    reason, remedy = problem.reason, problem.remedy
     claims = [] if problem.started else _claim_problems(cluster, item)
-    told = claims[0] if claims and "laim" in problem.reason else problem
+    if claims and (problem.ordinary or "laim" in reason):
+        reason, remedy = claims[0].reason, claims[0].remedy
+    elif problem.ordinary:
+        names = [item["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
+        warnings = [warning for name in names if (warning := last_warning(cluster.events(name)))]
+        reason += f": {warnings[-1]}" if warnings else ""
     cluster.delete(item["kind"], item["metadata"]["name"])
     after = f" after {human_seconds(waited)}" if waited >= 1 else ""
-    raise FailedError(f"{told.reason}{after} ({item['kind']} {item['metadata']['name']} was removed); {told.remedy}")
+    raise FailedError(f"{reason}{after} ({item['kind']} {item['metadata']['name']} was removed); {remedy}")
 
 
 def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
     """What keeps the volumes of `item` from being bound."""
-    from gaudi_bert.runners.kubernetes_manifests import pod_specs
-
     volumes = [volume for spec in pod_specs(item) for volume in spec.get("volumes") or ()]
     names = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
     problems = []

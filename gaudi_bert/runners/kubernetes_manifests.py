@@ -177,6 +177,8 @@ def _fill_pod(settings: PipelineSettings, spec: dict[str, Any]) -> None:
     """What all pods take from the pipeline: account, volumes, images, how long to wait."""
     kubernetes, images = settings.kubernetes, settings.images
     spec["serviceAccountName"] = f"{settings.name}-{spec['serviceAccountName']}"
+    if spec["securityContext"].get("runAsNonRoot"):
+        spec["securityContext"] |= dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), kubernetes.user)
     if images.pull_secret:
         spec["imagePullSecrets"] = [{"name": images.pull_secret}]
     for volume in spec["volumes"]:

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Problem", "claim_problem", "job_outcome", "pod_problem", "worst_problem"]
+__all__ = [
+    "Problem",
+    "claim_problem",
+    "job_outcome",
+    "last_warning",
+    "no_pods_problem",
+    "pod_problem",
+    "worst_problem",
+]
 
 Answer = Mapping[str, Any]
 
@@ -35,6 +43,7 @@ _SCARCE = {
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 # What a registry says where trying again cannot help.
 _NO_SUCH_IMAGE = re.compile(r"not found|manifest unknown|denied|unauthorized|no such|invalid", re.IGNORECASE)
+_DESCRIBE = "see `kubectl describe pod`"
 _SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 
@@ -47,12 +56,16 @@ class Problem:
         remedy: what to do, one line.
         hopeless: whether waiting or trying again cannot help.
         started: whether the pod's containers ran at all.
+        ordinary: whether every pod is so for a while, so that only its length is a problem.
+        taken_away: whether the cluster took the pod away, so that the same work may simply be submitted again.
     """
 
     reason: str
     remedy: str
     hopeless: bool = False
     started: bool = True
+    ordinary: bool = False
+    taken_away: bool = False
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.remedy}"
@@ -86,18 +99,41 @@ def pod_problem(pod: Answer) -> Problem | None:
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             message = _one_line(condition.get("message", ""))
             remedies = [remedy for sign, remedy in _SCARCE.items() if sign in message]
-            remedy = remedies[0] if remedies else "see `kubectl describe pod`"
+            remedy = remedies[0] if remedies else _DESCRIBE
             return Problem(f"pod {_name(pod)} is Unschedulable: {message}", remedy, started=False)
     if status.get("phase") == "Failed":
         return Problem(f"pod {_name(pod)} failed: {_one_line(status.get('message', 'no reason given'))}", "run it again")
-    return None
+    return _slow_start(pod)
+
+
+def no_pods_problem(item: Answer) -> Problem:
+    """A Job for which no pod has been made yet."""
+    remedy = "see that the MPI operator runs" if item["kind"] == "MPIJob" else "see `kubectl describe job`"
+    return Problem(f"{item['kind']} {_name(item)} has no pods", remedy, started=False, ordinary=True)
+
+
+def last_warning(events: Sequence[Answer]) -> str:
+    """The newest warning that the cluster noted, or an empty text."""
+    said = [_one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
+    return said[-1] if said else ""
+
+
+def _slow_start(pod: Answer) -> Problem | None:
+    """A pod that has its node, but none of whose containers runs yet: volumes and images are being brought."""
+    status = pod.get("status", {})
+    states = [container.get("state") or {} for container in _container_statuses(status)]
+    if status.get("phase") != "Pending" or any("running" in state for state in states):
+        return None
+    reasons = {state["waiting"].get("reason", "") for state in states if "waiting" in state}
+    shown = ", ".join(sorted(filter(None, reasons))) or "not scheduled"
+    return Problem(f"pod {_name(pod)} does not start ({shown})", _DESCRIBE, started=False, ordinary=True)
 
 
 def worst_problem(pods: Sequence[Answer]) -> Problem | None:
     """The problem to tell of several pods': a hopeless one first, then one of a pod that ran, the newest first."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
     problems = [problem for problem in map(pod_problem, newest_first) if problem is not None]
-    return min(problems, key=lambda problem: (not problem.hopeless, not problem.started), default=None)
+    return min(problems, key=lambda problem: (not problem.hopeless, problem.ordinary, not problem.started), default=None)
 
 
 def claim_problem(claim: Answer, events: Sequence[Answer]) -> Problem | None:
@@ -105,11 +141,11 @@ def claim_problem(claim: Answer, events: Sequence[Answer]) -> Problem | None:
     phase = claim.get("status", {}).get("phase")
     if phase == "Bound":
         return None
-    said = [_one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
+    said = last_warning(events)
     wanted = claim["spec"].get("storageClassName") or "the default class"
     modes = ", ".join(claim["spec"].get("accessModes") or ())
     reason = f"volume claim {_name(claim)} is {phase or 'Pending'}, not Bound ({wanted}, {modes})"
-    reason += f": {said[-1]}" if said else ""
+    reason += f": {said}" if said else ""
     remedy = "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
     return Problem(reason, remedy, started=False)
 
@@ -126,7 +162,7 @@ def _container_problem(pod: Answer, status: Answer) -> Problem | None:
         return Problem(said, remedy, hopeless, started=False)
     if waiting.get("reason") in _SETUP_REASONS and not (status.get("lastState") or {}).get("terminated"):
         message = _one_line(waiting.get("message", ""))
-        return Problem(f"{where}: {waiting['reason']}: {message}", "see `kubectl describe pod`", started=False)
+        return Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
     if not ended and waiting.get("reason") == "CrashLoopBackOff":
         ended = status["lastState"]["terminated"]
     if not ended or ended.get("exitCode") == 0:
@@ -158,11 +194,12 @@ def _eviction(pod: Answer) -> Problem | None:
     remedy = "run it again: it goes on where it stopped"
     if status.get("reason") in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):
         message = _one_line(status.get("message", ""))
-        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", remedy)
+        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", remedy, taken_away=True)
     for condition in status.get("conditions") or ():
         if condition["type"] == "DisruptionTarget" and condition.get("status") == "True":
             message = _one_line(condition.get("message", ""))
-            return Problem(f"pod {_name(pod)} was taken away ({condition.get('reason')}): {message}", remedy)
+            reason = f"pod {_name(pod)} was taken away ({condition.get('reason')}): {message}"
+            return Problem(reason, remedy, taken_away=True)
     return None
 
 

@@ -19,7 +19,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes_client import Cluster
 from gaudi_bert.runners.kubernetes_connection import ClusterError
-from gaudi_bert.runners.kubernetes_follow import follow
+from gaudi_bert.runners.kubernetes_follow import TakenAwayError, follow
 from gaudi_bert.runners.kubernetes_manifests import PIPELINE_LABEL, Manifests, render, steps_of
 from gaudi_bert.runners.kubernetes_reasons import job_outcome
 from gaudi_bert.runners.kustomize import Manifest
@@ -28,6 +28,8 @@ __all__ = ["DIGEST", "run_on_kubernetes"]
 
 DIGEST = "gaudi-bert/manifest-sha256"
 REMOVAL_SECONDS = 120
+# How often a step is submitted again that the cluster took away more often than its Job may try.
+RESUBMISSIONS = 3
 
 
 def run_on_kubernetes(
@@ -52,12 +54,27 @@ def run_on_kubernetes(
     summary = {}
     for step, item in steps.items():
         reporter.say(f"--- {step}: {item['kind']} {item['metadata']['name']} in namespace {cluster.namespace}")
-        if _submit(cluster, item, reporter):
-            follow(cluster, item, reporter, settings.kubernetes.start_seconds)
-            summary[step] = "done"
-        else:
-            summary[step] = "skipped"
+        try:
+            summary[step] = _run_step(cluster, item, reporter, settings.kubernetes.start_seconds)
+        except KeyboardInterrupt:
+            reporter.say("what was submitted goes on; run the same command to follow it, or stop it: gaudi-bert k8s delete")
+            raise
     return summary
+
+
+def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_seconds: float) -> str:
+    """Submit a step and follow it; where the cluster takes it away, submit it again."""
+    for attempt in range(RESUBMISSIONS + 1):
+        if not _submit(cluster, item, reporter):
+            return "skipped"
+        try:
+            follow(cluster, item, reporter, start_seconds)
+            return "done"
+        except TakenAwayError as error:
+            if attempt == RESUBMISSIONS:
+                raise
+            reporter.say(f"{error.args[0]}: submitting it again")
+    raise AssertionError("unreachable")
 
 
 def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> str:

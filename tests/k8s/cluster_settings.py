@@ -19,7 +19,7 @@ VARIANTS: dict[str, list[str]] = {
     "cards, mpijob and EFA": [*CARDS, *MPIJOB, "kubernetes.efa=4"],
     "two cards": [*CARDS, "resources.cards=2", "resources.workers=3"],
     "shared out": ["resources.data_workers=7", "kubernetes.access_mode=ReadWriteMany", "kubernetes.storage_class=nfs"],
-    "own claims": ["kubernetes.work_claim=ours", "kubernetes.data_claim=corpus"],
+    "own claims": ["kubernetes.user=4711", "kubernetes.work_claim=ours", "kubernetes.data_claim=corpus"],
     "environment": [*CARDS, *MPIJOB, "resources.environment={LOG_LEVEL_ALL: '3'}", "resources.cores_per_process=6"],
     "registry": ["images.registry=registry.example:5000/team", "images.tag=v1", "images.pull_secret=mine"],
     "nodes": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from manifest_checks import check_manifests
-from pod_checks import amount, containers
+from pod_checks import amount, check_pod, containers
 from schema_checks import VERSIONS, check_schema
 
 from gaudi_bert import __version__
@@ -18,6 +18,7 @@ from gaudi_bert.runners.kubernetes_manifests import render
 
 Json = dict[str, Any]
 
+KINDS = ("ServiceAccount", "ConfigMap", "PersistentVolumeClaim")
 MPIJOB = ["resources.workers=2"]
 DL1 = ["kubernetes.efa=4", "resources.training={cpu: '95', memory: 690Gi}", "resources.hugepages_2Mi=42000Mi"]
 # Each overlay and what it sets beyond its pipeline file.
@@ -105,3 +106,20 @@ def test_the_cpu_overlay_runs_the_demo(repository: Path) -> None:
     overlay = overlay_settings(repository, "cpu")
     for part in ("prepare", "packing", "model", "training", "images"):
         assert getattr(overlay, part) == getattr(demo, part), f"copy `{part}` of pipelines/demo.yaml to k8s/overlays/cpu"
+
+
+def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_than_a_role(
+    repository: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    pytest.importorskip("kubernetes_validate")
+    objects = kustomize(repository / "k8s" / "in-cluster")
+    for version in VERSIONS:
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
+    assert {item["kind"] for item in objects} == {"ServiceAccount", "Role", "RoleBinding", "ConfigMap", "Job"}
+    job = next(item for item in objects if item["kind"] == "Job")
+    references = {kind: {item["metadata"]["name"] for item in objects if item["kind"] == kind} for kind in KINDS}
+    problems = list(check_pod("runner", job["spec"]["template"]["spec"], references))
+    assert problems == ["runner: mounts a token that it does not need"], "this pod alone needs its token"
+    role = next(item for item in objects if item["kind"] == "Role")
+    assert not any("*" in text for rule in role["rules"] for text in (*rule["resources"], *rule["verbs"]))
+    assert not any("secrets" in rule["resources"] for rule in role["rules"])

@@ -10,9 +10,30 @@ from recorded import evicted, failed, image_missing, pod, preempted, running, su
 from gaudi_bert.runners.kubernetes_reasons import claim_problem, job_outcome, pod_problem, worst_problem
 
 
-@pytest.mark.parametrize("state", [running("p"), succeeded("p"), pod("p", "Pending")])
-def test_a_pod_that_waits_runs_or_succeeded_has_no_problem(state: dict[str, Any]) -> None:
+@pytest.mark.parametrize("state", [running("p"), succeeded("p")])
+def test_a_pod_that_runs_or_succeeded_has_no_problem(state: dict[str, Any]) -> None:
     assert pod_problem(state) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (pod("p", "Pending"), "not scheduled"),
+        (pod("p", "Pending", waiting={"reason": "PodInitializing"}), "PodInitializing"),
+    ],
+)
+def test_a_pod_that_is_about_to_start_is_only_a_problem_in_the_long_run(state: dict[str, Any], said: str) -> None:
+    problem = pod_problem(state)
+    assert problem is not None
+    assert problem.ordinary
+    assert not problem.started
+    assert said in problem.reason
+
+
+def test_a_pod_that_waits_for_its_inputs_is_no_problem() -> None:
+    waits = pod("p", "Pending", waiting={"reason": "PodInitializing"})
+    waits["status"]["initContainerStatuses"] = [{"name": "wait", "image": "x", "state": {"running": {}}}]
+    assert pod_problem(waits) is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from recorded import (
     failed,
     gave_up,
     image_missing,
+    pod,
     preempted,
     running,
     succeeded,
@@ -110,8 +111,6 @@ def test_another_run_in_the_same_work_folder_is_left_alone(
             [gave_up(failed("p", 137, reason="OOMKilled"))],
             "OOMKilled: it needed more memory than its limit of 2Gi; raise resources.data.memory_limit",
         ),
-        ([gave_up(evicted("p"))], r"pod p was taken away \(Evicted\): The node was low on resource: memory.; run it again"),
-        ([gave_up(preempted("p"))], r"pod p was taken away \(PreemptionByScheduler\)"),
         ([gave_up()], "BackoffLimitExceeded: Job has reached the specified backoff limit"),
         (
             [active(unschedulable("p", "0/3 nodes are available: 3 Insufficient habana.ai/gaudi."))],
@@ -130,7 +129,7 @@ def test_another_run_in_the_same_work_folder_is_left_alone(
             r"exit code 2: error: packing.depth: 0 is too small .*correct the pipeline file",
         ),
     ],
-    ids=["exit", "oom", "evicted", "preempted", "no pod left", "cards", "image slowly", "no image", "bad input"],
+    ids=["exit", "oom", "no pod left", "cards", "image slowly", "no image", "bad input"],
 )
 def test_a_failure_is_told_with_its_reason_and_remedy(
     states: list[State], said_why: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
@@ -139,6 +138,55 @@ def test_a_failure_is_told_with_its_reason_and_remedy(
     with pytest.raises(FailedError, match=said_why):
         run_on_kubernetes(settings(), ["plan", "write"], reporter, cluster)
     assert server.created("Job") == ["demo-plan"], "nothing is submitted after a failure"
+
+
+@pytest.mark.parametrize("taken", [evicted("p"), preempted("p")], ids=["evicted", "preempted"])
+def test_a_step_that_the_cluster_takes_away_is_submitted_again(
+    taken: dict[str, Any], server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    lost = [active(), gave_up(taken), gave_up(taken)]
+    server.script("demo-plan", *lost, *lost, active(running("q")), complete(succeeded("q")))
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert server.created("Job") == ["demo-plan"] * 3
+
+
+def test_a_step_that_is_always_taken_away_ends_the_run(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+    server.script("demo-plan", gave_up(evicted("p")))
+    with pytest.raises(FailedError, match=r"pod p was taken away \(Evicted\): The node was low on .*; run it again"):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    assert server.created("Job") == ["demo-plan"] * 4
+
+
+@pytest.mark.parametrize("about", ["demo-plan", "p"])
+def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(
+    about: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.objects["PersistentVolumeClaim", "demo-work"] = {
+        "metadata": {"name": "demo-work", "uid": "1"},
+        "spec": {},
+        "status": {"phase": "Bound"},
+    }
+    creating = pod("p", "Pending", waiting={"reason": "ContainerCreating"})
+    server.script("demo-plan", active(*([creating] if about == "p" else [])))
+    message = "MountVolume.SetUp failed" if about == "p" else "exceeded quota: team"
+    event = {"metadata": {"name": "e"}, "involvedObject": {"name": about}, "type": "Warning", "message": message}
+    server.put("Event", event)
+    with pytest.raises(FailedError, match=f"{message} after .*Job demo-plan was removed"):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+
+
+def test_an_interrupt_leaves_the_job_running_and_says_so(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    server.script("demo-plan", active(running("p")))
+    monkeypatch.setattr(cluster, "wait_for_change", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    assert ("Job", "demo-plan") in server.objects
+    assert "what was submitted goes on" in said.getvalue()
 
 
 def test_a_pod_that_is_evicted_and_replaced_does_not_end_the_run(
