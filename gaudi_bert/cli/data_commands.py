@@ -117,15 +117,22 @@ def write(
     out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
     shard: arguments.Shard = None,
     finish: Annotated[bool, typer.Option("--finish", help="Check all groups and write the metadata.")] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Write the packs as Parquet too, in OUT/parquet/.")] = False,
+    predecessor_metadata: Annotated[
+        bool, typer.Option("--predecessor-metadata", help="Also write OUT_metadata.json, for Habana's trainer.")
+    ] = False,
     workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Write the packed TFRecords of a plan."""
+    from gaudi_bert.stages.packed_copies import packed_copies
     from gaudi_bert.stages.write import write as run
 
     if finish and shard is not None:
         raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
+    if shard is not None and (parquet or predecessor_metadata):
+        raise InputError("--parquet and --predecessor-metadata need the whole folder; give them with --finish")
     result = run(
         records,
         plan,
@@ -136,6 +143,8 @@ def write(
         overwrite=overwrite,
         workers=workers,
     )
+    copies = packed_copies(out, plan, parquet=parquet, predecessor_metadata=predecessor_metadata, reporter=Reporter())
+    result = {**result, **copies}
     output.print_result(
         result, json, output.describe_packing if "packs" in result and "gap" in result else output.describe_any
     )

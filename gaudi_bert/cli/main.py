@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import cluster_commands, data_commands, model_commands, pipeline_commands
+from gaudi_bert.cli import cluster_commands, data_commands, exchange_commands, model_commands, pipeline_commands
 from gaudi_bert.common.errors import GaudiBertError
 
 __all__ = ["main"]
@@ -27,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 data_commands.register(app)
+exchange_commands.register(app)
 model_commands.register(app)
 pipeline_commands.register(app)
 cluster_commands.register(app)

@@ -1,0 +1,44 @@
+"""What a packed folder can be given besides its TFRecords, for other trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.progress import Reporter
+
+__all__ = ["packed_copies"]
+
+
+def packed_copies(
+    packed: Path, plan: Path, *, parquet: bool, predecessor_metadata: bool, reporter: Reporter
+) -> dict[str, Any]:
+    """Write the packs as Parquet too (in `<packed>/parquet/`), or the metadata file that the predecessor's trainer reads.
+
+    Args:
+        packed: a finished packed folder.
+        plan: the plan.json it was written from.
+        parquet: write one Parquet file a shard.
+        predecessor_metadata: write `<packed>_metadata.json` beside the folder.
+        reporter: where progress goes.
+
+    Returns:
+        `parquet` and `predecessor_metadata`: what was written, as far as it was asked for.
+
+    Raises:
+        InputError: the folder is not finished, pyarrow is missing, or the predecessor's trainer could not read the packs.
+        FailedError: a file cannot be written.
+    """
+    written: dict[str, Any] = {}
+    if parquet:
+        from gaudi_bert.records.adapters.packed_parquet import write_packed_parquet
+
+        result = write_packed_parquet(packed, reporter=reporter)
+        written["parquet"] = result["folder"]
+        reporter.say(f"{result['folder']}: {result['packs']:,} packs in {result['files']} Parquet files")
+    if predecessor_metadata:
+        from gaudi_bert.records.predecessor import write_predecessor_metadata
+
+        written["predecessor_metadata"] = str(write_predecessor_metadata(packed, plan))
+        reporter.say(f"{written['predecessor_metadata']}: the metadata for the predecessor's trainer")
+    return written
