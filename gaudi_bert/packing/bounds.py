@@ -18,8 +18,9 @@ __all__ = ["certify", "lower_bound", "prove_bound", "simple_certificate"]
 
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
-BUDGET = 10
-"""Simplex iterations for each length that occurs, for a bound that has to be quick."""
+QUICK_ITERATIONS = 3500
+QUICK_ITERATIONS_PER_LENGTH = 3
+"""Simplex iterations that a bound which has to be quick may take: the larger of the two."""
 
 
 def lower_bound(counts: np.ndarray, depth: int) -> int:
@@ -38,12 +39,13 @@ def prove_bound(counts: np.ndarray, depth: int) -> Certificate:
     if depth == 1 or not counts.any():
         return best
     programme = Programme.unlimited(counts)
-    programme.generate(BUDGET)
+    iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(programme.lengths))
+    programme.generate(iterations)
     best = max(best, certify(programme, depth), key=lambda certificate: certificate.bound)
     if depth < programme.deepest:
         limited = Programme.limited(counts, depth)
         limited.relaxation = programme.relaxation
-        limited.generate(BUDGET)
+        limited.generate(iterations)
         best = max(best, certify(limited, depth), key=lambda certificate: certificate.bound)
     return best
 

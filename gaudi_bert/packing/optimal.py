@@ -29,7 +29,7 @@ from gaudi_bert.packing.settle import settle_slots
 __all__ = ["Optimum", "pack_optimally"]
 
 ATTEMPTS = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
-PATIENCE = 5
+PATIENCE = 4
 """Simplex iterations for each length before the NNLS is asked for strategies."""
 
 
@@ -87,7 +87,7 @@ def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme) -> 
     """The programme with the depth limit, solved."""
     programme = Programme.limited(counts, depth)
     programme.relaxation = unlimited.relaxation
-    relaxation = programme.generate(PATIENCE)
+    relaxation = programme.generate(PATIENCE * len(programme.lengths))
     if not relaxation.closed:
         enough = int(np.ceil(counts.sum() / relaxation.bound)) + 1  # deeper packs are hardly ever needed, and cost time
         solution = solve_nnls(counts, residual_weights(len(counts)), min(depth, enough))

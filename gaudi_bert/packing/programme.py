@@ -58,13 +58,13 @@ class Programme:
         kept = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in shrunk)
         self.master.add(strategy for strategy in kept if strategy)
 
-    def generate(self, iterations_per_length: float = np.inf) -> Relaxation:
+    def generate(self, max_iterations: float = np.inf) -> Relaxation:
         """Column generation, on from the relaxation so far, until it is closed or the simplex has had its iterations."""
         self.relaxation = generate_columns(
             self.master,
             self.pricer,
             self.demand.astype(np.float64),
             self.relaxation,
-            max_iterations=iterations_per_length * len(self.lengths),
+            max_iterations=max_iterations,
         )
         return self.relaxation
