@@ -111,7 +111,7 @@ def probe_leaks(model: BertForPretraining, packed: Mapping[str, np.ndarray], cho
     """
     placed = split_packs(packed)
     per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))
-    is_chosen = [each.number - 1 == chosen % per_pack[each.pack] for each in placed]
+    is_chosen = [each.number - 1 == chosen % int(per_pack[each.pack]) for each in placed]
     changed_ids = packed["input_ids"].copy()
     for each, changes in zip(placed, is_chosen, strict=True):
         if changes:

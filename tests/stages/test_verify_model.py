@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def test_random_weights_on_random_sequences():
     assert result["leak_comparisons"] > result["sequences"]
     assert result["hidden_states"] < 1e-5
     assert result["gradient"] < 1e-5
+    assert json.loads(json.dumps(result)) == result
     assert "leak probe" in stream.getvalue()
     assert verify_model(checkpoint=None, data=None, reporter=QUIET) == result
 
