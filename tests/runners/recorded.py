@@ -8,16 +8,27 @@ from fake_api_server import State
 
 Json = dict[str, Any]
 
+IMAGE = "gaudi-bert-data:0.1.0"
+GAUDI_NODE = {"habana.ai/gaudi": "8", "hugepages_2Mi": "96000Mi", "vpc.amazonaws.com/efa": "4"}
+STORAGE_CLASS = {"metadata": {"name": "nfs", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
+
+
+def node(name: str, **allocatable: str) -> Json:
+    """A node with our images and these resources; `hugepages_2Mi` is hugepages-2Mi."""
+    images = [{"names": [f"docker.io/library/gaudi-bert-{kind}:0.1.0"]} for kind in ("data", "train-cpu")]
+    amounts = {key.replace("hugepages_", "hugepages-"): value for key, value in allocatable.items()}
+    return {"metadata": {"name": name}, "status": {"allocatable": amounts, "images": images}}
+
 
 def pod(
     name: str, phase: str, container: str = "plan", *, waiting: Json | None = None, ended: Json | None = None, **status: Any
 ) -> Json:
     state = {"waiting": waiting} if waiting else {"terminated": ended} if ended else {"running": {}}
     started = phase != "Pending" or waiting
-    statuses = [{"name": container, "image": "gaudi-bert-data:0.1.0", "state": state}] if started else []
+    statuses = [{"name": container, "image": IMAGE, "state": state}] if started else []
     return {
         "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"containers": [{"name": container, "resources": {"limits": {"memory": "2Gi"}}}]},
+        "spec": {"containers": [{"name": container, "image": IMAGE, "resources": {"limits": {"memory": "2Gi"}}}]},
         "status": {"phase": phase, "containerStatuses": statuses, **status},
     }
 
@@ -46,7 +57,7 @@ def image_missing(name: str, message: str, reason: str = "ErrImagePull") -> Json
 def evicted(name: str) -> Json:
     return {
         "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "spec": {"containers": [{"name": "plan"}]},
+        "spec": {"containers": [{"name": "plan", "image": IMAGE}]},
         "status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
     }
 

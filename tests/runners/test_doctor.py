@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_api_server import FakeApiServer
+from recorded import GAUDI_NODE, STORAGE_CLASS, node
 
 from gaudi_bert.config import PipelineSettings, load_pipeline
 from gaudi_bert.runners import doctor_cluster, doctor_host
@@ -103,21 +104,13 @@ def test_this_machine_can_be_asked() -> None:
     assert all(finding.remedy for finding in findings if finding.verdict != "ok")
 
 
-def node(name: str, **allocatable: str) -> dict[str, Any]:
-    images = [{"names": [f"docker.io/library/gaudi-bert-{kind}:0.1.0"]} for kind in ("data", "train-cpu")]
-    amounts = {key.replace("_", "-") if "huge" in key else key: value for key, value in allocatable.items()}
-    return {"metadata": {"name": name}, "status": {"allocatable": amounts, "images": images}}
-
-
-GAUDI = {"habana.ai/gaudi": "8", "hugepages_2Mi": "96000Mi", "vpc.amazonaws.com/efa": "4"}
-STORAGE = {"metadata": {"name": "nfs", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
 CLUSTER = ClusterAnswers(
     version=(1, 25),
     namespace={"metadata": {"name": "gaudi-bert"}},
-    nodes=[node("a", **GAUDI), node("b", **GAUDI)],
+    nodes=[node("a", **GAUDI_NODE), node("b", **GAUDI_NODE)],
     plugin_pods=[{"metadata": {"name": "habanalabs-device-plugin-x"}, "status": {"phase": "Running"}}],
     mpi_operator="mpioperator/mpi-operator:0.6.0",
-    storage_classes=[STORAGE],
+    storage_classes=[STORAGE_CLASS],
 )
 EFA = load_pipeline(
     None,
@@ -168,9 +161,9 @@ def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
 @pytest.mark.parametrize(
     ("nodes", "settings", "check", "said"),
     [
-        ([node("a", **GAUDI)], EFA, "cards", "1 of 1 nodes have 8 habana.ai/gaudi (the most is 8), 2 needed"),
-        ([node("a", **{**GAUDI, "habana.ai/gaudi": "4"})], CARDS, "cards", "0 of 1 nodes have 8"),
-        ([node("a", **{**GAUDI, "hugepages_2Mi": "35202Mi"})], CARDS, "huge pages", "0 of 1 nodes"),
+        ([node("a", **GAUDI_NODE)], EFA, "cards", "1 of 1 nodes have 8 habana.ai/gaudi (the most is 8), 2 needed"),
+        ([node("a", **{**GAUDI_NODE, "habana.ai/gaudi": "4"})], CARDS, "cards", "0 of 1 nodes have 8"),
+        ([node("a", **{**GAUDI_NODE, "hugepages_2Mi": "35202Mi"})], CARDS, "huge pages", "0 of 1 nodes"),
         ([node("a", **{"habana.ai/gaudi": "8"})] * 2, EFA, "EFA", "install the EFA device plugin"),
     ],
 )
@@ -211,7 +204,7 @@ def test_a_cluster_can_be_asked(server: FakeApiServer, cluster: Cluster) -> None
     server.version = {"major": "1", "minor": "25+"}
     for item in CLUSTER.nodes or ():
         server.put("Node", item)
-    server.put("StorageClass", STORAGE)
+    server.put("StorageClass", STORAGE_CLASS)
     plugin = {
         "metadata": {"name": "habanalabs-device-plugin-x", "labels": {}},
         "spec": {"containers": [{"image": "vault/docker-k8s-device-plugin:1.14.0"}]},

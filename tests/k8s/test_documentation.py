@@ -1,0 +1,79 @@
+"""Every command of docs/kubernetes.md: those of gaudi-bert are run against a fake cluster, those of kubectl are built."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runners"))
+
+from fake_api_server import FakeApiServer
+from recorded import GAUDI_NODE, STORAGE_CLASS, active, node, running
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder that looks like the checkout, with the page's own pipeline file."""
+    for name in ("k8s", "pipelines"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    pipeline = next(block for language, block in BLOCKS if language == "yaml")
+    (tmp_path / "wiki.yaml").write_text(pipeline)
+    return tmp_path
+
+
+@pytest.fixture
+def cluster_environment(tmp_path: Path) -> Any:
+    pytest.importorskip("kubernetes")
+    with FakeApiServer() as server:
+        server.put("PersistentVolumeClaim", {"metadata": {"name": "corpus"}, "status": {"phase": "Bound"}})
+        server.put("StorageClass", STORAGE_CLASS)
+        for name in ("a", "b"):
+            server.put("Node", node(name, **GAUDI_NODE))
+        for name, image in (("habanalabs-device-plugin", "device-plugin:1.14.0"), ("operator", "mpi-operator:0.6.0")):
+            pod = running(name)
+            pod["spec"]["containers"][0]["image"] = image
+            pod["metadata"]["labels"] = {}
+            server.put("Pod", pod)
+        server.put("Job", {"metadata": {"name": "demo-write"}, "status": {"active": 1}})
+        server.script("demo-write", active(running("write-0")))
+        server.advance("Job", "demo-write")
+        server.logs["write-0"] = ["2026-01-01T00:00:00Z writing"]
+        del server.scripts["demo-write"]
+        (tmp_path / "kubeconfig").write_text(server.kubeconfig())
+        yield {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("gaudi-bert")])
+def test_a_command_of_the_page_works(command: str, clone: Path, cluster_environment: dict[str, str]) -> None:
+    words = [sys.executable, "-m", "gaudi_bert", *shlex.split(command)[1:]]
+    done = subprocess.run(
+        words, cwd=clone, env=cluster_environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_folder_that_the_page_applies_can_be_built(clone: Path, kustomize: Callable[[Path], list[Any]]) -> None:
+    for command in COMMANDS:
+        if "--render" in command:
+            words = [sys.executable, "-m", "gaudi_bert", *shlex.split(command)[1:]]
+            subprocess.run(words, cwd=clone, check=True, capture_output=True)
+        if command.startswith("kubectl apply -k "):
+            assert kustomize((clone / command.split()[-1]).resolve())
+
+
+def test_the_page_has_no_other_commands() -> None:
+    known = ("gaudi-bert ", "kubectl apply -k ", "kubectl create namespace ")
+    assert [command for command in COMMANDS if not command.startswith(known)] == []
