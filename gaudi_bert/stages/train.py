@@ -6,6 +6,7 @@ function of), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, and, written last
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,18 +94,22 @@ def train(
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     job = _plan_job(settings, data, evaluation_data, Path(out), on_the_fly)
+    first = job.communicator.is_first
+    reporter = reporter if first else Reporter(quiet=True)
     for line in _describe(job):
         reporter.say(line)
     if dry_run:
         return {"dry_run": True, **_plan_as_json(job)}
     device = open_device(settings.training.device, settings.training.precision, settings.training.threads)
-    with exclusive_lock(job.out, str(out)):
-        if _is_finished(job, resume, overwrite):
+    # Files are the business of the first process alone; the others hear of what it found.
+    with exclusive_lock(job.out, str(out)) if first else nullcontext():
+        if job.communicator.any_true(first and _is_finished(job, resume, overwrite)):
             reporter.say(f"{out}: already trained with these settings, nothing to do")
             return {**read_json(job.out / "training.json"), "skipped": True}
         reporter.say(f"train: on {device.description}")
         summary = _summary(_train(_set_up(job, device, reporter)), job.plan)
-        write_json(job.out / "training.json", summary)
+        if first:
+            write_json(job.out / "training.json", summary)
     return summary
 
 
@@ -238,14 +243,16 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
 
 def _train(run: TrainingRun) -> Outcome:
     """Start or resume, and train to the end."""
-    from gaudi_bert.training.loop import TrainingLoop
-    from gaudi_bert.training.resume import load_weights, resume_run
+    from gaudi_bert.training.loop import Progress, TrainingLoop
+    from gaudi_bert.training.resume import load_weights, resume_run, share_state
 
-    progress = resume_run(run.checkpoints, run.model, run.optimizer, run.communicator.size, run.reporter.say)
-    if progress.update == 0 and run.settings.init_checkpoint is not None:
-        load_weights(run.settings.init_checkpoint, run.model)
-        run.reporter.say(f"train: starts from the weights of {run.settings.init_checkpoint}")
-    run.communicator.broadcast(list(run.model.variables_by_name.values()))
+    progress = Progress()
+    if run.communicator.is_first:
+        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.communicator.size, run.reporter.say)
+        if progress.update == 0 and run.settings.init_checkpoint is not None:
+            load_weights(run.settings.init_checkpoint, run.model)
+            run.reporter.say(f"train: starts from the weights of {run.settings.init_checkpoint}")
+    progress = share_state(progress, run.model, run.optimizer, run.communicator)
     return TrainingLoop(run, progress).run()
 
 

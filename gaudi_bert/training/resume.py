@@ -1,12 +1,14 @@
 """Take up a run where its newest whole checkpoint left it, or start one from the weights of another.
 
-A run may go on with another number of processes: the position in the data is then the same number of packs in total, and the
-order from there on is another one, which is said.
+The first process reads the checkpoint, the others are given what it read, so the folder need not be shared. A run may go
+on with another number of processes: the position in the data is then the same number of packs in total, and the order from
+there on is another one, which is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,11 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, read_newest
+from gaudi_bert.training.distributed import Communicator
 from gaudi_bert.training.loop import Progress
 from gaudi_bert.training.optimizers import Optimizer
 
-__all__ = ["load_weights", "resume_run"]
+__all__ = ["load_weights", "resume_run", "share_state"]
 
 
 def resume_run(
@@ -49,6 +52,15 @@ def resume_run(
         )
     say(f"train: goes on after update {checkpoint.update}")
     return Progress(checkpoint.update, packs, progress["sequences"], progress["tokens"])
+
+
+def share_state(progress: Progress, model: BertForPretraining, optimizer: Optimizer, communicator: Communicator) -> Progress:
+    """Give every process the first one's model, optimiser and progress; the others' are replaced."""
+    first = communicator.is_first
+    shared = communicator.sum_array(np.array(astuple(progress) if first else astuple(Progress()), np.float64))
+    states = (model.variables_by_name, optimizer.first_moments, optimizer.second_moments)
+    communicator.broadcast([variable for state in states for variable in state.values()])
+    return Progress(*(int(value) for value in shared))
 
 
 def load_weights(path: Path | str, model: BertForPretraining) -> Checkpoint:

@@ -10,9 +10,10 @@ from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
+from gaudi_bert.training.distributed import Communicator
 from gaudi_bert.training.loop import Progress
 from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.resume import load_weights, resume_run
+from gaudi_bert.training.resume import load_weights, resume_run, share_state
 
 
 def make(seed: int, **changes) -> tuple[BertForPretraining, Optimizer]:
@@ -82,3 +83,25 @@ def test_weights_alone_leave_the_moments_at_zero(tmp_path) -> None:
     for name, value in stored.variables.items():
         np.testing.assert_array_equal(model.variables_by_name[name].numpy(), value)
         assert not optimizer.first_moments[name].numpy().any()
+
+
+class SecondOfTwo(Communicator):
+    """Process 1 beside a process 0 that has `progress`, and whose every variable is 7."""
+
+    progress = (5, 30, 80, 900)
+
+    def sum_array(self, values):
+        return np.asarray(values) + self.progress
+
+    def broadcast(self, variables) -> None:
+        for variable in variables:
+            variable.assign(7 * np.ones(variable.shape))
+
+
+def test_the_other_processes_are_given_the_state_of_the_first() -> None:
+    model, optimizer = make(2)
+    own = Progress(99, 99, 99, 99)
+    assert share_state(own, model, optimizer, SecondOfTwo(rank=1, size=2)) == Progress(5, 30, 80, 900)
+    for variables in (model.variables_by_name, optimizer.first_moments, optimizer.second_moments):
+        assert all((variable.numpy() == 7).all() for variable in variables.values())
+    assert share_state(own, model, optimizer, Communicator()) == own
