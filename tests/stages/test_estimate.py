@@ -38,6 +38,13 @@ def test_a_table_over_depths_and_algorithms(tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
 
 
+def test_records_are_counted_first(shared_data: Path) -> None:
+    folder = shared_data / "wiki-sample" / "tfrecord-512"
+    result = estimate(folder, depths=["2"], algorithms=["lpfhp"], reporter=QUIET)
+    assert (result["sequences"], result["tokens"], result["max_sequence_length"]) == (4192, 1_692_664, 512)
+    assert (result["rows"][0]["packs"], result["rows"][0]["gap"]) == (3463, 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -1,0 +1,118 @@
+"""How fast the solvers are: the NNLS beside `scipy.optimize.nnls` in the same run, the whole loop, and packs of 8192.
+
+Called by `packing.py --parts speed`. Each figure is the median of repeats that alternate between what is compared; times are
+of this process on one thread (set OMP_NUM_THREADS=1), the compiler's time excluded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import scipy
+from packing import load, print_table
+from scipy.optimize import nnls
+
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.nnls import solve_nnls
+from gaudi_bert.packing.nnlshp import residual_weights
+from gaudi_bert.packing.pack import depth_of, pack_histogram, solve
+
+__all__ = ["print_speed"]
+
+REPEATS = 3
+LONG = 8192
+
+
+def print_speed() -> None:
+    """Print the three tables."""
+    print_table(
+        f"One weighted NNLS at depth 3, beside scipy.optimize.nnls {scipy.__version__}",
+        ("histogram", "columns", "scipy s", "ours s", "ratio", "relative difference of the objective"),
+        (nnls_row(name) for name in ("squad-384", "wikipedia-512")),
+    )
+    print_table(
+        "The default (`nnls`: the whole loop) and `optimal`, seconds",
+        ("histogram", "depth", "nnls", "optimal"),
+        (loop_row(name, depth) for name in ("wikipedia-512", "wikipedia-1024", "wikipedia-2048") for depth in (3, 4, "max")),
+    )
+    print_table(
+        f"Length {LONG}, lognormal lengths, seed 0",
+        ("data", "sequences", "depth", "packs", "proven bound", "above it %", "seconds"),
+        (row for name, histogram in long_histograms() for row in long_rows(name, histogram)),
+    )
+
+
+def nnls_row(name: str) -> Sequence[Any]:
+    """One solve against SciPy's on the written-out matrix."""
+    histogram = load(name)
+    weights = residual_weights(histogram.max_sequence_length)
+    matrix = depth_3_matrix(histogram.max_sequence_length) * weights[:, None]
+    target = histogram.counts * weights
+    ours, theirs = [], []
+    for _ in range(REPEATS):
+        seconds, solution = timed(partial(solve_nnls, histogram.counts, weights, 3))
+        ours.append(seconds)
+        seconds, (_, norm) = timed(partial(nnls, matrix, target))
+        theirs.append(seconds)
+    difference = abs(solution.objective - norm) / norm
+    ratio = median(theirs) / median(ours)
+    return name, matrix.shape[1], f"{median(theirs):.2f}", f"{median(ours):.4f}", f"{ratio:.0f} x", f"{difference:.1e}"
+
+
+def depth_3_matrix(capacity: int) -> np.ndarray:
+    """Every strategy of up to three lengths that fills a pack exactly, as a column: float64 [capacity, strategies]."""
+    shortest, middle = np.meshgrid(np.arange(capacity), np.arange(capacity), indexing="ij")
+    longest = capacity - shortest - middle
+    keep = (shortest <= middle) & (middle <= longest)
+    matrix = np.zeros((capacity + 1, int(keep.sum())))
+    for lengths in (shortest[keep], middle[keep], longest[keep]):
+        np.add.at(matrix, (lengths, np.arange(matrix.shape[1])), 1.0)
+    return matrix[1:]
+
+
+def loop_row(name: str, depth: int | str) -> Sequence[Any]:
+    """Medians of the whole algorithms, bounds included where the algorithm needs them."""
+    histogram = load(name)
+    most = depth_of(depth, histogram.max_sequence_length)
+    seconds = {
+        algorithm: median(timed(partial(solve, histogram.counts, algorithm, most))[0] for _ in range(REPEATS))
+        for algorithm in ("nnls", "optimal")
+    }
+    return name, depth, f"{seconds['nnls']:.2f}", f"{seconds['optimal']:.2f}"
+
+
+def long_histograms() -> Iterable[tuple[str, Histogram]]:
+    """Lognormal lengths up to 8192: a million sequences, and a hundred times as many."""
+    for name, typical, sigma in (("sft", 600, 1.1), ("long", 2000, 1.0)):
+        lengths = np.random.default_rng(0).lognormal(np.log(typical), sigma, 1_000_000)
+        counts = np.bincount(np.clip(lengths, 1, LONG).astype(np.int64), minlength=LONG + 1)[1:]
+        yield name, Histogram(LONG, counts)
+        yield f"{name} x 100", Histogram(LONG, 100 * counts)
+
+
+def long_rows(name: str, histogram: Histogram) -> Iterable[Sequence[Any]]:
+    """`optimal` at several depths."""
+    for depth in (4, 8, 16, "max"):
+        seconds, packing = timed(partial(pack_histogram, histogram, "optimal", depth))
+        above = f"{100 * packing.gap / packing.lower_bound:.5f}"
+        yield (
+            name,
+            f"{histogram.sequences:,}",
+            depth,
+            f"{packing.packs:,}",
+            f"{packing.lower_bound:,}",
+            above,
+            f"{seconds:.1f}",
+        )
+
+
+def timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds and result."""
+    started = time.perf_counter()
+    result = function()
+    return time.perf_counter() - started, result
