@@ -81,7 +81,7 @@ def estimate_packing(
         histogram: the sequences, at least one.
         algorithm: one of `ESTIMATE_ALGORITHMS`.
         depth: most sequences a pack, or "max".
-        lower_bound: what is proven at this depth.
+        lower_bound: what is proven at this depth; an algorithm that proves more itself says so.
         seed: of `greedy`.
 
     Raises:
@@ -101,6 +101,8 @@ def estimate_packing(
             solved = solve(histogram.counts, algorithm, most, seed=seed)
             packs, used = sum(solved.mixture.values()), solved.algorithm_used
             depth_used, strategies_used = max(map(len, solved.mixture)), len(solved.mixture)
+            if lower_bound is not None and solved.certificate is not None:
+                lower_bound = max(lower_bound, solved.certificate.bound)
         slots = packs * histogram.max_sequence_length
     return Estimate(
         algorithm,

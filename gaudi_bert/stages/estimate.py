@@ -6,7 +6,7 @@ import difflib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,7 @@ __all__ = ["estimate"]
 
 Result = TypeVar("Result")
 
-STRATEGY_FREE = ("none", "greedy", "greedy+1", "greedy+2", "sort")
+WITHOUT_DEPTH = ("none", "greedy", "greedy+1", "greedy+2", "sort")
 """Algorithms to which a depth says nothing (`none`, `sort`) or that the paper runs without one (greedy): shown once."""
 
 
@@ -61,6 +61,7 @@ def estimate(
     else:
         histogram = _count(source, reporter)
     rows = _compare(histogram, wanted_depths, names, reporter)
+    packed = [row for row in rows if row["algorithm"] != "sort"]
     result = {
         "source": str(source),
         "max_sequence_length": histogram.max_sequence_length,
@@ -69,7 +70,7 @@ def estimate(
         "token_bound": histogram.token_bound,
         "rows": rows,
         "length_scan": _scan(histogram, wanted_depths[-1]),
-        "unpadding": _unpadding(histogram, max(row["packing_factor"] for row in rows if row["algorithm"] != "sort")),
+        "unpadding": _unpadding(histogram, max(row["packing_factor"] for row in packed) if packed else 1.0),
     }
     if picture is not None:
         usual = PackingSettings().depth
@@ -118,20 +119,29 @@ def _compare(
     from gaudi_bert.packing.estimate import estimate_packing
     from gaudi_bert.packing.pack import depth_of
 
-    most = [depth_of(depth, histogram.max_sequence_length) for depth in depths]
-    jobs = [(name, depth) for name in algorithms for depth in (depths if name not in STRATEGY_FREE else _one_depth(name))]
-    rows = []
-    with reporter.task("estimate", len(depths) + len(jobs), "packings") as task:
+    def number(depth: str | int) -> int:
+        return depth_of(depth, histogram.max_sequence_length)
+
+    jobs = [(name, depth) for name in algorithms for depth in (depths if name not in WITHOUT_DEPTH else _one_depth(name))]
+    limits = sorted({number(depth) for _, depth in jobs})
+    measured = []
+    with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
-        for limit in sorted({1, histogram.max_sequence_length, *most}):
+        for limit in limits:
             bounds[limit] = lower_bound(histogram.counts, limit)
             task.advance()
         _warm_up(algorithms)
         for name, depth in jobs:
-            bound = bounds[depth_of(depth, histogram.max_sequence_length)]
-            row, seconds, memory = _measured(partial(estimate_packing, histogram, name, depth, bound))
-            rows.append({**asdict(row), "gap": row.gap, "seconds": round(seconds, 4), "memory_bytes": memory})
+            row, seconds, memory = _measured(partial(estimate_packing, histogram, name, depth, bounds[number(depth)]))
+            measured.append((row, seconds, memory))
+            bounds[number(depth)] = max(bounds[number(depth)], row.lower_bound or 0)
             task.advance()
+    # The best proof found at a depth holds for every row of that depth, those before it too.
+    rows = []
+    for row, seconds, memory in measured:
+        if row.lower_bound is not None:
+            row = replace(row, lower_bound=bounds[number(row.depth)])
+        rows.append({**asdict(row), "gap": row.gap, "seconds": round(seconds, 4), "memory_bytes": memory})
     return rows
 
 

@@ -38,6 +38,11 @@ def test_a_table_over_depths_and_algorithms(tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
 
 
+def test_sorted_batches_alone() -> None:
+    result = estimate(SQUAD, depths=["max"], algorithms=["sort"], reporter=QUIET)
+    assert [row["gap"] for row in result["rows"]] == [None]
+
+
 def test_records_are_counted_first(shared_data: Path) -> None:
     folder = shared_data / "wiki-sample" / "tfrecord-512"
     result = estimate(folder, depths=["2"], algorithms=["lpfhp"], reporter=QUIET)
