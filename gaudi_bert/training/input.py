@@ -186,9 +186,11 @@ def _checked(
         except (tf.errors.OpError, UnicodeDecodeError) as error:  # the latter where TensorFlow quotes the bytes it refuses
             raise _explained(error, source, files) from error
         if not source.is_packed:
-            features = as_packed(features)
+            with tf.device("/CPU:0"):
+                features = as_packed(features)
         batch = {name: value.numpy() for name, value in features.items()}
-        records = [f"{files[number].path}: record {index}" for number, index in zip(numbers, indices, strict=True)]
+        places = zip(numbers.numpy(), indices.numpy(), strict=True)
+        records = [f"{files[number].path}: record {index}" for number, index in places]
         check_values(batch, limits, records)
         yield batch, len(records)
 
