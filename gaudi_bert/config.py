@@ -201,6 +201,7 @@ class ResourceSettings(Settings):
     workers: int = Field(1, ge=1, le=1024, description="containers that train together")
     cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards a worker, one process each; 0: CPU, one process")
     data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count and write side by side")
+    data_processes: int = Field(2, ge=1, le=1024, description="processes or threads of each of them; each takes memory")
     data: PodResources = PodResources(memory_limit="2Gi")
     training: PodResources = PodResources(cpu="200m", memory="1Gi", memory_limit="4Gi")
     hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages a training worker, e.g. 95000Mi for 8 Gaudi2 cards")

@@ -28,6 +28,7 @@ class RunRequest:
     work: Path
     shard: tuple[int, int] | None
     finish: bool
+    workers: int | None
     overwrite: bool
     json: bool
 
@@ -49,6 +50,7 @@ def _run_local(request: RunRequest) -> None:
         overwrite=request.overwrite,
         shard=request.shard,
         finish=request.finish,
+        workers=request.workers,
     )
     describe = _describe_run if request.shard is None else _describe_shard
     output.print_result(run_stages(local, request.stages), request.json, describe)
@@ -62,8 +64,10 @@ def _run_kubernetes(request: RunRequest) -> None:
             "--overwrite: not on a cluster, where pods would remove one another's files; "
             "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
         )
-    if request.shard is not None or request.finish:
-        raise InputError("--shard and --finish: on a cluster, resources.data_workers shares the stages out")
+    if request.shard is not None or request.finish or request.workers is not None:
+        raise InputError(
+            "--shard, --finish and --workers: on a cluster, resources.data_workers and resources.data_processes say this"
+        )
     result = run_on_kubernetes(request.settings, request.stages, Reporter())
     output.print_result(result, request.json, output.describe_any)
 
@@ -92,6 +96,7 @@ def run(
     work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
     shard: arguments.Shard = None,
     finish: Annotated[bool, typer.Option("--finish", help="Put together what all shards of `write` made.")] = False,
+    workers: arguments.Workers = None,
     render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder, run nothing.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings and stages, do nothing.")] = False,
     overwrite: arguments.Overwrite = False,
@@ -111,7 +116,7 @@ def run(
     if render is not None:
         _render(settings, names, render, json)
         return
-    request = RunRequest(settings, names, pipeline, work, arguments.parse_shard(shard), finish, overwrite, json)
+    request = RunRequest(settings, names, pipeline, work, arguments.parse_shard(shard), finish, workers, overwrite, json)
     RUNNERS[on](request)
 
 

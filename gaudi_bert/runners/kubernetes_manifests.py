@@ -27,6 +27,8 @@ PIPELINE_LABEL = "app.kubernetes.io/instance"
 # The Jobs of each stage, in order. `write` is finished by a Job of its own, when all its pods are done.
 STEPS: dict[str, tuple[str, ...]] = {stage: (stage,) for stage in STAGES} | {"write": ("write", "write-finish")}
 _INDEXED = ("prepare", "histogram", "write")
+# ... and those that use several processes in each pod: as many as its memory is meant for, however many cores the node has.
+_PARALLEL = (*_INDEXED, "verify")
 _DATA_FOLDER = "/data"
 # Paths that mean the same inside every container.
 _MOUNTED = (_DATA_FOLDER, "/work")
@@ -158,6 +160,8 @@ def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
         item["spec"]["ttlSecondsAfterFinished"] = settings.kubernetes.keep_seconds
     if step in _INDEXED:
         _share_out(item, settings.resources.data_workers)
+    if step in _PARALLEL:
+        _set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
     if item["kind"] == "MPIJob":
         _fill_mpijob(settings, item)
     elif step == "train":
@@ -197,13 +201,18 @@ def _fill_pod(settings: PipelineSettings, spec: dict[str, Any]) -> None:
         if kubernetes.data_claim and "volumeMounts" in container:
             container["volumeMounts"].append({"name": "data", "mountPath": _DATA_FOLDER, "readOnly": True})
         if container["name"] == "wait":
-            container["command"][-1] = str(kubernetes.wait_seconds)
+            _set_option(container, "--timeout", str(kubernetes.wait_seconds))
 
 
 def _share_out(item: Manifest, pods: int) -> None:
     """Let `pods` pods do an indexed step, each its part."""
     item["spec"]["completions"] = item["spec"]["parallelism"] = pods
-    next(pod_specs(item))["containers"][0]["command"][-1] = f"$(JOB_COMPLETION_INDEX)/{pods}"
+    _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
+
+
+def _set_option(container: dict[str, Any], option: str, value: str) -> None:
+    command = container["command"]
+    command[command.index(option) + 1] = value
 
 
 def _stage_command(command: Sequence[str]) -> list[str]:

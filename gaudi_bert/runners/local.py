@@ -40,6 +40,7 @@ class LocalRun:
         overwrite: make again what other settings made.
         shard: (K, N): part K of N of one of the stages that many machines share (prepare, histogram, write).
         finish: `write` only: put together what all shards wrote.
+        workers: processes or threads of prepare, histogram, write and verify; None for one a core.
     """
 
     settings: PipelineSettings
@@ -49,6 +50,7 @@ class LocalRun:
     overwrite: bool = False
     shard: tuple[int, int] | None = None
     finish: bool = False
+    workers: int | None = None
 
     @property
     def folder(self) -> WorkFolder:
@@ -116,6 +118,7 @@ def _prepare(run: LocalRun) -> Summary:
         shard=run.shard,
         reporter=run.reporter,
         overwrite=run.overwrite,
+        workers=run.workers,
     )
 
 
@@ -130,7 +133,9 @@ def _histogram(run: LocalRun) -> Summary:
                 run.reporter.say(f"{paths.records}: nothing to do, there are fewer files than shards")
                 return {"files": 0}
             out = histogram_part(out, shard)
-        return histogram(paths.records, out, shard=shard, reporter=run.reporter, overwrite=run.overwrite)
+        return histogram(
+            paths.records, out, shard=shard, reporter=run.reporter, overwrite=run.overwrite, workers=run.workers
+        )
 
     return _each_split(run, make)
 
@@ -160,6 +165,7 @@ def _write(run: LocalRun) -> Summary:
             finish=run.finish,
             reporter=run.reporter,
             overwrite=run.overwrite,
+            workers=run.workers,
         )
 
     return _each_split(run, make)
@@ -178,7 +184,7 @@ def _verify(run: LocalRun) -> Summary:
         if begin_artefact(paths.verification, paths.verification, signature, overwrite=True):
             run.reporter.say(f"{paths.packed}: already verified, nothing to do")
             return {**read_json(paths.verification), "skipped": True}
-        summary = verify(paths.records, paths.packed, reporter=run.reporter)
+        summary = verify(paths.records, paths.packed, reporter=run.reporter, workers=run.workers)
         write_json(paths.verification, summary)
         return summary
 

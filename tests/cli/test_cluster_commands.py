@@ -27,7 +27,10 @@ def gaudi_bert(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
         (["run", DEMO, "--on", "mars"], "--on mars: choose one of local, "),
         (["run", DEMO, "--on", "kubernetes"], "no cluster: "),
         (["run", DEMO, "--on", "kubernetes", "--overwrite"], "gaudi-bert k8s delete PIPELINE --data"),
-        (["run", DEMO, "--on", "kubernetes", "--shard", "0/2"], "resources.data_workers shares the stages out"),
+        (
+            ["run", DEMO, "--on", "kubernetes", "--shard", "0/2"],
+            "data_workers and resources.data_processes say this",
+        ),
         (["run", DEMO, "--render", "out", "--set", "prepare.text=mine"], "prepare.text = mine: no such place"),
         (["run", DEMO, "--shard", "0/2"], "--shard: give one stage that can be shared out"),
         (["run", DEMO, "--shard", "0/2", "--stages", "plan"], "--shard: give one stage that can be shared out"),

@@ -12,6 +12,7 @@ Json = dict[str, Any]
 
 STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify", "train", "evaluate", "report")
 INDEXED = ("prepare", "histogram", "write")
+PARALLEL = (*INDEXED, "verify")
 CLUSTER_WIDE = ("Namespace",)
 
 
@@ -85,10 +86,12 @@ def _indexes(spec: Json, pod: Json, step: str) -> Iterator[str]:
             yield "is shared out, but not Indexed"
         if spec.get("completions") != spec.get("parallelism"):
             yield f"completions {spec.get('completions')}, parallelism {spec.get('parallelism')}"
-        if not command.endswith(wanted):
+        if wanted not in command:
             yield f"its pods do not say `{wanted}`"
     elif "JOB_COMPLETION_INDEX" in command or spec.get("completionMode"):
         yield "is Indexed, but not shared out"
+    if step in PARALLEL and not re.search(r"--workers [1-9]", command):
+        yield "uses as many processes as the node has cores, whatever its memory limit"
     if step not in command and step != "write-finish":
         yield f"does not run the stage {step}"
 
