@@ -197,4 +197,4 @@ def test_every_manifest_is_plain_yaml_without_duplicate_keys(repository: Path) -
 
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     for path in (repository / "k8s").rglob("*.yaml"):
-        yaml.load(path.read_text(), Strict)
+        list(yaml.load_all(path.read_text(), Strict))
