@@ -111,6 +111,7 @@ def test_heavy_imports_happen_late_or_in_their_room() -> None:
     [
         ("gaudi_bert.cli", ["numpy", "numba", "scipy", "highspy", "tensorflow", "matplotlib", "pyarrow", "tokenizers"]),
         ("gaudi_bert.runners.local", ["numba", "scipy", "highspy", "tensorflow", "matplotlib", "pyarrow", "tokenizers"]),
+        ("gaudi_bert.runners.kubernetes_run", ["kubernetes", "numpy", "tensorflow", "docker"]),
         ("gaudi_bert.stages.train", ["scipy", "highspy", "docker", "kubernetes"]),
         ("gaudi_bert.stages.write", ["tensorflow", "matplotlib", "tokenizers"]),
         ("gaudi_bert.stages.prepare", ["tensorflow", "matplotlib"]),
