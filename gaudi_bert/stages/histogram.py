@@ -90,7 +90,8 @@ def _vocabulary_info(path: Path | None) -> dict[str, Any] | None:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
-    return {"size": len(data.decode("utf-8", "replace").splitlines()), "sha256": hashlib.sha256(data).hexdigest()}
+    # One token a line, and only a newline ends it: tokens may hold other characters that Unicode counts as line breaks.
+    return {"size": len(data.removesuffix(b"\n").split(b"\n")), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchema:

@@ -122,7 +122,7 @@ def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Pat
 
 def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
     write_files(tmp_path / "train", [5], 16, 3)
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n", encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nwo\u2028rd\x85\n", encoding="utf-8", newline="\n")
     histogram(tmp_path / "train", tmp_path / "histogram.json", reporter=QUIET)
     vocabulary = json.loads((tmp_path / "histogram.json").read_text())["vocabulary"]
     assert vocabulary["size"] == 3
