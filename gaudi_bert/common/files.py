@@ -25,6 +25,7 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
     """Turn an `OSError` while doing `action` on `path` into one line with its remedy.
 
     Raises:
+        InputError: `path` does not exist.
         FailedError: disk full, no permission, read-only folder, or any other refusal by the operating system.
     """
     remedies = {
@@ -39,7 +40,8 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         remedy = remedies.get(error.errno or 0, "see the reason given by the operating system")
-        raise FailedError(f"{path}: cannot {action}: {reason}; {remedy}") from error
+        kind = InputError if error.errno == errno.ENOENT else FailedError
+        raise kind(f"{path}: cannot {action}: {reason}; {remedy}") from error
 
 
 @contextmanager
