@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from records.packing_case import PackingCase, make_case
 
-from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.write import write
@@ -132,6 +132,6 @@ def test_a_file_that_vanishes_midway_is_said(case: PackingCase, tmp_path: Path, 
         return size
 
     monkeypatch.setattr(group, "uncompressed_bytes", vanish)
-    with pytest.raises(FailedError, match=r"part-\d: cannot read: No such file or directory"):
+    with pytest.raises(InputError, match=r"part-\d: cannot read: No such file or directory"):
         write(records, case.plan, tmp_path / "out", reporter=QUIET)
     assert not looks_finished(tmp_path / "out")
