@@ -43,7 +43,7 @@ def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | np.n
             raise TypeError(f"feature `{name}` is of type {values.dtype}; integers or floating-point numbers are wanted")
         values_list = _field(1, data) if data else b""
         entries.append(_field(1, _field(1, name.encode("utf-8")) + _field(2, _field(kind, values_list))))
-    return _field(1, b"".join(entries))
+    return _field(1, b"".join(entries)) if entries else b""
 
 
 def decode_example(payload: bytes | memoryview) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ from gaudi_bert.records.unpacked_index import IDS_BYTES, LENGTH, MASKED, MASKED_
 __all__ = ["WRITERS_A_CORE", "count_group_shards", "output_buffer", "shard_name", "write_shard"]
 
 WRITERS_A_CORE = 4
-_BUFFER_BYTES = 4 << 20
+_BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
 _REFUSALS = {
     TOO_MANY_TOKENS: "its sequences are longer than a row",
     TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",

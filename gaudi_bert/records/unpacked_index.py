@@ -16,6 +16,7 @@ from gaudi_bert.records.memory import (
     load_u8,
     load_u32,
     load_word,
+    prefetch,
     store_u32,
     store_word,
     word_at,
@@ -83,6 +84,8 @@ def next_record(start: int, end: int) -> tuple[int, int]:
     if size + 16 > end - start:
         return MORE, size
     payload = start + 12
+    for line in range(size, 2 * size, 64):  # the next record comes from memory while this one is looked at
+        prefetch(payload + line)
     if mask_crc(crc32c_kernel(payload, size, 0)) != load_u32(payload + size):
         return BAD_BYTES, size
     return GOOD, size

@@ -1,0 +1,100 @@
+"""Encoding and decoding of tf.train.Example against TensorFlow's protobuf; malformed bytes are refused."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.records_wire import example, field, random_sequence, split_list, unpacked_list, varint
+
+from gaudi_bert.records.example import decode_example, encode_example
+from gaudi_bert.records.schema import RecordError
+
+
+def tensorflows(features: dict) -> bytes:
+    tensorflow = pytest.importorskip("tensorflow")
+    message = tensorflow.train.Example()
+    for name, values in features.items():
+        array = np.asarray(values)
+        if array.dtype.kind == "f":
+            message.features.feature[name].float_list.value.extend(array.tolist())
+        else:
+            message.features.feature[name].int64_list.value.extend(array.tolist())
+    return message.SerializeToString(deterministic=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    features=st.dictionaries(
+        st.text(max_size=12),
+        st.one_of(
+            st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30),
+            st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30),
+        ),
+        max_size=6,
+    )
+)
+def test_encoding_is_tensorflows_and_decodes_to_itself(features: dict) -> None:
+    payload = encode_example(features)
+    assert payload == tensorflows(features)
+    decoded = decode_example(payload)
+    assert sorted(decoded) == sorted(features)
+    for name, values in features.items():
+        assert decoded[name].tolist() == np.asarray(values, decoded[name].dtype).tolist()
+
+
+def test_numpy_arrays_of_any_integer_type_and_booleans() -> None:
+    for dtype in (np.int64, np.int32, np.uint8, bool):
+        values = np.array([0, 1, 1, 0], dtype=dtype)
+        assert encode_example({"mask": values}) == encode_example({"mask": [0, 1, 1, 0]})
+    assert encode_example({"w": np.array([1, 0.5])}) == encode_example({"w": np.array([1, 0.5], np.float32)})
+    with pytest.raises(TypeError, match="`text`"):
+        encode_example({"text": np.array(["a"])})
+
+
+def test_every_legal_encoding_decodes_the_same() -> None:
+    sequence = random_sequence(random.Random(2), 20, 4)
+    usual = decode_example(example(sequence))
+    order = list(sequence)[::-1]
+    unknown = field(7, b"ignored") + varint(9 << 3) + varint(5)
+    for payload in (
+        example(sequence, order),
+        example(sequence, encode=unpacked_list),
+        example(sequence, encode=split_list),
+        example(sequence, extra=unknown) + unknown,
+        example({name: [1] for name in sequence}) + example(sequence),
+    ):
+        decoded = decode_example(payload)
+        for name, values in usual.items():
+            assert np.array_equal(decoded[name], values)
+            assert decoded[name].dtype == values.dtype
+
+
+def test_bytes_and_empty_features() -> None:
+    entry = field(1, field(1, b"text") + field(2, field(1, field(1, b"one") + field(1, b"two"))))
+    nothing = field(1, field(1, b"nothing") + field(2, b""))
+    decoded = decode_example(field(1, entry + nothing))
+    assert decoded["text"].tolist() == [b"one", b"two"]
+    assert decoded["nothing"].size == 0
+    assert decode_example(b"") == {}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x0a",
+        b"\x0a\x05abc",
+        b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x07abc",
+        b"\x00\x01",
+        field(1, field(1, field(1, b"\xff\xfe") + field(2, b""))),
+        field(1, field(1, field(1, b"w") + field(2, field(2, field(1, b"\x00\x00\x00"))))),
+        field(1, field(1, field(1, b"i") + field(2, field(3, field(1, b"\x80"))))),
+    ],
+)
+def test_malformed_bytes_are_refused(payload: bytes) -> None:
+    with pytest.raises(RecordError, match=r"not a tf\.train\.Example"):
+        decode_example(payload)

@@ -1,0 +1,107 @@
+"""The checks on values, eight bytes at a time, against one value at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.records_wire import varint
+
+from gaudi_bert.records import values as kernels
+from gaudi_bert.records.memory import address_of
+
+BEFORE = b"\x0a\x7fheader..\x7f"  # a field is preceded by its head, whose last byte is below 128
+
+
+def on_bytes(kernel, data: bytes, *arguments: int) -> int:
+    memory = np.frombuffer(BEFORE + data, np.uint8).copy()
+    return int(kernel(address_of(memory, len(BEFORE)), len(data), *arguments))
+
+
+def decoded(data: bytes) -> list[tuple[int, int]] | None:
+    """(value, bytes) of the varints in `data`; None where the last is cut short."""
+    numbers, at = [], 0
+    while at < len(data):
+        value = size = 0
+        while True:
+            if at + size >= len(data):
+                return None
+            byte = data[at + size]
+            value |= (byte & 127) << (7 * size)
+            size += 1
+            if byte < 128:
+                break
+        numbers.append((value, size))
+        at += size
+    return numbers
+
+
+def expected_prefix(data: bytes, values: int, real: int, most: int) -> int:
+    numbers = decoded(data)
+    if numbers is None or len(numbers) != values:
+        return -1
+    canonical = all(len(varint(value)) == size for value, size in numbers[:real])
+    in_range = all(value <= most for value, _ in numbers[:real])
+    zeros = all((value, size) == (0, 1) for value, size in numbers[real:])
+    return sum(size for _, size in numbers[:real]) if canonical and in_range and zeros else -1
+
+
+numbers_of_any_size = st.one_of(
+    st.integers(0, 3), st.integers(120, 136), st.integers(16380, 16390), st.integers(2**21 - 3, 2**21 + 3)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    real=st.lists(numbers_of_any_size, max_size=40),
+    padding=st.integers(0, 20),
+    extra=st.integers(0, 2),
+    wrong_count=st.integers(-1, 1),
+)
+def test_real_bytes(real: list[int], padding: int, extra: int, wrong_count: int) -> None:
+    parts = [varint(value) for value in real]
+    if parts and extra:
+        parts[len(parts) // 2] = varint(real[len(parts) // 2], extra_bytes=extra)
+    data = b"".join(parts) + bytes(padding)
+    values, count = len(real) + padding, max(0, len(real) + wrong_count)
+    if count <= values:
+        assert on_bytes(kernels.real_bytes, data, values, count) == expected_prefix(data, values, count, 2**21 - 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    length=st.one_of(st.integers(1, 300), st.integers(8000, 8192)),
+    data=st.data(),
+    padding=st.integers(0, 20),
+)
+def test_scan_positions(length: int, data: st.DataObject, padding: int) -> None:
+    near = st.one_of(st.integers(0, length), st.integers(max(0, length - 2), length + 2), st.integers(0, 20_000))
+    inside = st.integers(0, length - 1)
+    real = data.draw(st.lists(data.draw(st.sampled_from([inside, inside, near])), max_size=40))
+    overlong = data.draw(st.integers(0, 8)) == 0
+    parts = [varint(value, extra_bytes=overlong and place == 1) for place, value in enumerate(real)]
+    encoded = b"".join(parts) + bytes(padding)
+    found = on_bytes(kernels.scan_positions, encoded, len(real) + padding, len(real), length)
+    assert found == expected_prefix(encoded, len(real) + padding, len(real), length - 1)
+
+
+@pytest.mark.parametrize("size", [*range(1, 40), 512, 8191])
+def test_masks_and_zeros(size: int) -> None:
+    rng = np.random.default_rng(size)
+    for ones in {0, 1, size // 2, size - 1, size}:
+        mask = bytes([1] * ones + [0] * (size - ones))
+        assert on_bytes(kernels.count_leading_ones, mask) == ones
+        assert on_bytes(kernels.is_zero, mask) == (ones == 0)
+        assert on_bytes(kernels.all_bytes_are, mask, 1) == (ones == size)
+        floats = np.frombuffer(mask, np.uint8).astype("<f4").tobytes()
+        assert on_bytes(kernels.count_unit_floats, floats) == ones
+        for _ in range(5):
+            place = int(rng.integers(size))
+            wrong = bytearray(mask)
+            wrong[place] ^= int(rng.choice([1, 2, 3, 128]))
+            still = next((n for n in range(size + 1) if bytes(wrong) == bytes([1] * n + [0] * (size - n))), -1)
+            assert on_bytes(kernels.count_leading_ones, bytes(wrong)) == still
+            wrong_floats = bytearray(floats)
+            wrong_floats[4 * place + int(rng.integers(4))] ^= 1 << int(rng.integers(8))
+            assert on_bytes(kernels.count_unit_floats, bytes(wrong_floats)) == -1
