@@ -94,9 +94,7 @@ def groups(folder: Path, rounds: int) -> None:
     everything = Histogram(LENGTH, np.array(json.loads(HISTOGRAM.read_text(encoding="utf-8"))["counts"]))
     drawn = [draw_lengths(GROUP_SEQUENCES, SEED + number) for number in range(GROUPS_PACKED)]
     parts = [Histogram(LENGTH, np.bincount(lengths - 1, minlength=LENGTH)) for lengths in drawn]
-    print(
-        f"\n{GROUPS_PACKED} groups of {GROUP_SEQUENCES:,} against all {everything.sequences:,} sequences at once, depth {DEPTH}"
-    )
+    print(f"\n{GROUPS_PACKED} groups of {GROUP_SEQUENCES:,} against all {everything.sequences:,} at once, depth {DEPTH}")
     for algorithm in ("nnls", "optimal"):
         whole = 100 * everything.tokens / (LENGTH * pack_histogram(everything, algorithm, DEPTH).packs)
         packs, seconds = 0, []
@@ -105,9 +103,8 @@ def groups(folder: Path, rounds: int) -> None:
             packs += pack_histogram(part, algorithm, DEPTH).packs
             seconds.append(time.perf_counter() - started)
         share = 100 * sum(part.tokens for part in parts) / (LENGTH * packs)
-        print(
-            f"  {algorithm}: efficiency {whole:.4f} % at once, {share:.4f} % in groups: {whole - share:.4f} points lost, goal 0.1"
-        )
+        lost = f"{whole - share:.4f} points lost, goal at most 0.1"
+        print(f"  {algorithm}: efficiency {whole:.4f} % at once, {share:.4f} % in groups: {lost}")
         show(f"{algorithm}: plan of one group", seconds, "s")
 
 
