@@ -56,7 +56,7 @@ check: setup-test
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 bench: setup-test
-	$(BIN)/python -m benchmarks
+	for part in packing records prepare training; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 clean:
 	rm -rf .venv $(WORK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
