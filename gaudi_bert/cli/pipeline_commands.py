@@ -110,8 +110,7 @@ def run(
     settings = arguments.pipeline_settings(pipeline, set_)
     names = plan_stages([name.strip() for name in stages.split(",") if name.strip()])
     if dry_run:
-        planned = {"stages": names, "work": str(work / settings.name), "settings": settings.model_dump(mode="json")}
-        output.print_result(planned, json, _describe_dry_run)
+        _show_dry_run(settings, names, work, pipeline.parent, json)
         return
     if render is not None:
         _render(settings, names, render, json)
@@ -120,11 +119,24 @@ def run(
     RUNNERS[on](request)
 
 
-def _describe_dry_run(planned: Mapping[str, Any]) -> list[str]:
+def _show_dry_run(settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path, json: bool) -> None:
+    from gaudi_bert.runners.outlook import look_ahead
+
+    outlook = look_ahead(settings, stages, work, pipeline_folder)
+    planned = {
+        "stages": list(stages),
+        "work": str(work / settings.name),
+        "outlook": [step.as_json() for step in outlook],
+        "settings": settings.model_dump(mode="json"),
+    }
+    output.print_result(planned, json, lambda value: _describe_dry_run(value, [str(step) for step in outlook]))
+
+
+def _describe_dry_run(planned: Mapping[str, Any], steps: Sequence[str]) -> list[str]:
     import yaml
 
     settings = yaml.safe_dump(planned["settings"], sort_keys=False, default_flow_style=None)
-    return [f"stages: {', '.join(planned['stages'])}", f"work folder: {planned['work']}", *settings.splitlines()]
+    return [f"work folder: {planned['work']}", *steps, "", *settings.splitlines()]
 
 
 def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
