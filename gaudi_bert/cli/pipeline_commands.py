@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
     """Add these commands to `app`."""
     app.command()(run)
     app.command()(report)
+    app.command()(settings)
 
 
 def _run_local(request: RunRequest) -> None:
@@ -182,3 +183,11 @@ def report(
     from gaudi_bert.stages.report import report as make
 
     output.print_result(make(workdir, reporter=Reporter()), json, output.describe_any)
+
+
+def settings() -> None:
+    """Print every key of a pipeline file: what it may be, its default, what it means."""
+    from gaudi_bert.cli.settings_reference import settings_page
+
+    for line in settings_page():
+        typer.echo(line)
