@@ -27,8 +27,8 @@ def settings_page() -> list[str]:
     lines = [
         "# Every key of a pipeline file",
         "",
-        "All keys are optional. `--set packing.depth=4` changes one on the command line. A wrong key or value is refused with",
-        "the nearest right one. This page is `gaudi-bert settings`.",
+        "All keys are optional. `--set packing.depth=4` changes one on the command line. A wrong key or value is refused",
+        "with the nearest right one. This page is `gaudi-bert settings`.",
         "",
         *_table(PipelineSettings, ""),
     ]

@@ -32,7 +32,7 @@ def test_every_key_is_there_once_and_can_be_set_to_its_default() -> None:
 
 def test_limits_and_choices_are_shown() -> None:
     rows = {line.split("`")[1]: line for line in settings_page() if line.startswith("| `")}
-    assert "whole number, >= 1 and <= 1024 | `1` |" in rows["resources.workers"]
+    assert "whole number, >= 1 and <= 1,024 | `1` |" in rows["resources.workers"]
     assert "`job`" in rows["kubernetes.training"]
     assert "`max`" in rows["packing.depth"]
     assert "`2Gi`" in rows["resources.data.memory_limit"]
