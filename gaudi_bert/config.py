@@ -20,6 +20,7 @@ from gaudi_bert.common.errors import InputError
 __all__ = [
     "ALGORITHMS",
     "STAGES",
+    "DockerSettings",
     "ImageSettings",
     "KubernetesSettings",
     "ModelSettings",
@@ -248,6 +249,20 @@ class KubernetesSettings(Settings):
     keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
 
 
+class DockerSettings(Settings):
+    """How a pipeline runs in containers of one machine. What is for Gaudi applies only to stages with cards."""
+
+    cpus: float | None = Field(None, gt=0, description="cores of one container at the most; default: all")
+    runtime: str = Field(
+        "habana", pattern=r"^[a-z0-9._-]+$", description="Gaudi: the container runtime that brings the cards"
+    )
+    visible_devices: str = Field("all", pattern=r"^(all|\d+(,\d+)*)$", description="Gaudi: HABANA_VISIBLE_DEVICES")
+    host_network: bool = Field(False, description="Gaudi: use the host's network, as the vendor's own examples do")
+    unlimited_memory_lock: bool = Field(
+        False, description="Gaudi: --ulimit memlock=-1, where the driver asks for it and the host allows it"
+    )
+
+
 class PipelineSettings(Settings):
     """A pipeline file, whole."""
 
@@ -258,6 +273,7 @@ class PipelineSettings(Settings):
     training: TrainingSettings = TrainingSettings()
     images: ImageSettings = ImageSettings()
     resources: ResourceSettings = ResourceSettings()
+    docker: DockerSettings = DockerSettings()
     kubernetes: KubernetesSettings = KubernetesSettings()
 
     @property

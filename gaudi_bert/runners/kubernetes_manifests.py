@@ -19,6 +19,7 @@ from gaudi_bert.config import STAGES, PipelineSettings
 from gaudi_bert.runners.images import image_reference
 from gaudi_bert.runners.kustomize import Manifest, build
 from gaudi_bert.runners.mpirun import EFA_SSH_PORT, SSH_PORT, training_command
+from gaudi_bert.runners.named_paths import named_paths
 from gaudi_bert.runners.pod_resources import evaluation_resources, pod_resources, training_resources
 
 __all__ = ["PIPELINE_LABEL", "STEPS", "Manifests", "pod_specs", "render", "steps_of"]
@@ -98,7 +99,7 @@ def _components(settings: PipelineSettings) -> list[str]:
 
 
 def _check_paths(settings: PipelineSettings) -> None:
-    for key, path in _named_paths(settings):
+    for key, path in named_paths(settings):
         if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED):
             raise InputError(
                 f"{key} = {path}: no such place in a container; put it on a volume, name that volume's claim in "
@@ -106,21 +107,6 @@ def _check_paths(settings: PipelineSettings) -> None:
             )
         if PurePosixPath(path).is_relative_to(_DATA_FOLDER) and not settings.kubernetes.data_claim:
             raise InputError(f"{key} = {path}: needs a volume at {_DATA_FOLDER}; name its claim in kubernetes.data_claim")
-
-
-def _named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
-    """The keys of the pipeline file that name files which have to be there already, and what they name."""
-    prepare = settings.prepare
-    if prepare.records is None:
-        texts = (prepare.text,) if isinstance(prepare.text, str) else prepare.text or ()
-        yield from (("prepare.text", text) for text in texts if text != "python-docs")
-    single = {
-        "prepare.records": prepare.records,
-        "prepare.evaluation_records": prepare.evaluation_records,
-        "prepare.vocab": prepare.vocab,
-        "training.init_checkpoint": settings.training.init_checkpoint,
-    }
-    yield from ((key, path) for key, path in single.items() if path is not None)
 
 
 def _configuration(settings: PipelineSettings) -> Manifest:

@@ -1,0 +1,65 @@
+# The training image for CPUs: train and evaluate, alone or with others (Horovod over Gloo or Open MPI; sshd for an MPIJob).
+#   docker build --file docker/train-cpu.Dockerfile --tag gaudi-bert-train-cpu .        (or: make images)
+# BASE_IMAGE is any Debian 12 or Ubuntu 22.04. Optional BuildKit secrets: ca_bundle, pip_conf (docker/pip-install.sh).
+ARG BASE_IMAGE=debian:12.11-slim
+
+# Host keys of sshd are made by each container when it starts: no image holds any.
+FROM ${BASE_IMAGE} AS base
+ARG DEBIAN_FRONTEND=noninteractive
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends \
+      ca-certificates openmpi-bin openssh-client openssh-server python3 python3-venv \
+ && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /etc/ssh/ssh_host_* \
+ && mkdir -p /run/sshd
+ENV PATH=/opt/venv/bin:$PATH
+
+FROM base AS requirements
+COPY docker/requirements.py pyproject.toml /src/
+RUN python3 /src/requirements.py --extras cpu --without highspy,jinja2,matplotlib,scipy,tokenizers >/requirements.txt
+
+FROM base AS build
+ARG DEBIAN_FRONTEND=noninteractive
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ libopenmpi-dev make python3-dev \
+ && rm -rf /var/lib/apt/lists/* \
+ && python3 -m venv /opt/venv
+COPY docker/pip-install.sh /usr/local/bin/pip-install
+COPY constraints.txt /
+COPY --from=requirements /requirements.txt /
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=cache,target=/root/.cache/pip \
+    pip-install --constraint /constraints.txt --requirement /requirements.txt
+# Horovod has no wheels: it is built against this TensorFlow, by the last setuptools that it works with.
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=cache,target=/root/.cache/pip \
+    pip-install --target /horovod-build setuptools==69.5.1 wheel==0.45.1 cmake==3.31.10 \
+ && PYTHONPATH=/horovod-build PATH=/horovod-build/bin:$PATH \
+    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+    pip-install --constraint /constraints.txt --no-build-isolation horovod \
+ && rm -rf /horovod-build
+COPY . /src
+WORKDIR /src
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=type=cache,target=/root/.cache/pip \
+    PIP_CONSTRAINT=/constraints.txt pip-install --no-deps .
+# Kernels are compiled here, for every processor that has AVX2, and not again by each container.
+ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/gaudi-bert/kernels
+WORKDIR /tmp
+RUN python3 /src/docker/compile_kernels.py records \
+ && cp /src/docker/kernel_cache.py /src/docker/kernel_cache.pth /opt/venv/lib/python3*/site-packages/ \
+ && find /opt/venv -type d -name tests -prune -exec rm -rf {} + \
+ && python3 -m pip uninstall --quiet --yes pip
+
+FROM base
+ARG VERSION=unknown
+LABEL org.opencontainers.image.title="gaudi-bert-train-cpu" \
+      org.opencontainers.image.description="Trains BERT on packed data, on CPUs" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+RUN useradd --uid 1000 --no-create-home --home-dir /tmp gaudi-bert \
+ && install -d -o gaudi-bert -g gaudi-bert /work
+COPY --from=build /opt /opt
+ENV HOME=/tmp NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/gaudi-bert/kernels
+# An MPIJob runs it as root instead, because its sshd must be.
+USER 1000:1000
+WORKDIR /work
+HEALTHCHECK --interval=5m --timeout=1m CMD ["gaudi-bert", "--version"]
+ENTRYPOINT ["gaudi-bert"]
+CMD ["--help"]

@@ -1,0 +1,34 @@
+# The training image for Gaudi: the vendor's image of software 1.14.0 (TensorFlow 2.15.0, Python 3.10, Horovod, Open MPI, sshd)
+# and this project on top. The vendor's TensorFlow and Horovod stay as they are; the build fails where they would not.
+#   docker build --file docker/train-gaudi.Dockerfile --tag gaudi-bert-train-gaudi .        (or: make images IMAGES=train-gaudi)
+# It runs as root, as the vendor's software asks for. Optional BuildKit secrets: ca_bundle, pip_conf (docker/pip-install.sh).
+ARG BASE_IMAGE=vault.habana.ai/gaudi-docker/1.14.0/ubuntu22.04/habanalabs/tensorflow-installer-tf-cpu-2.15.0:1.14.0-493
+
+FROM ${BASE_IMAGE}
+COPY docker/pip-install.sh /usr/local/bin/pip-install
+COPY docker/requirements.py docker/vendor_packages.py docker/kernel_cache.py docker/kernel_cache.pth /opt/gaudi-bert/
+COPY constraints.txt pyproject.toml /opt/gaudi-bert/
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    python3 /opt/gaudi-bert/vendor_packages.py record /opt/gaudi-bert/vendor /opt/gaudi-bert/constraints.txt \
+ && python3 /opt/gaudi-bert/requirements.py --extras gaudi --without highspy,jinja2,matplotlib,scipy,tokenizers \
+      >/opt/gaudi-bert/requirements.txt \
+ && pip-install --no-cache-dir --constraint /opt/gaudi-bert/vendor/constraints.txt --requirement /opt/gaudi-bert/requirements.txt \
+ && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
+COPY . /opt/gaudi-bert/src
+ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/gaudi-bert/kernels
+# Kernels are compiled here, for every processor that has AVX2, and not again by each container.
+RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
+    pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src \
+ && rm -rf /opt/gaudi-bert/src/build \
+ && python3 /opt/gaudi-bert/src/docker/compile_kernels.py records \
+ && cp /opt/gaudi-bert/kernel_cache.* "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
+ARG VERSION=unknown
+LABEL org.opencontainers.image.title="gaudi-bert-train-gaudi" \
+      org.opencontainers.image.description="Trains BERT on packed data, on Intel Gaudi" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+WORKDIR /work
+HEALTHCHECK --interval=5m --timeout=1m CMD ["gaudi-bert", "--version"]
+ENTRYPOINT ["gaudi-bert"]
+CMD ["--help"]

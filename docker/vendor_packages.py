@@ -1,0 +1,100 @@
+"""Holds the vendor's packages in the Gaudi image as they are: no install of ours may replace TensorFlow or Horovod.
+
+    python3 vendor_packages.py record FOLDER CONSTRAINTS    before the install: what is there, and constraints that keep it
+    python3 vendor_packages.py check FOLDER                 after it: the build fails if anything of it changed
+
+A package is known by its version and the SHA-256 of all its files, so that a package of another name that writes into the
+same folder (tensorflow over tensorflow-cpu, horovod over habana-horovod) is noticed too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+# TensorFlow, Horovod, and what they were built against.
+PROTECTED = re.compile(r"tensorflow.*|keras|.*horovod.*|habana.*|numpy|protobuf")
+# Without these the base is not the vendor's training image.
+REQUIRED = {"TensorFlow": r"tensorflow(-cpu)?", "Horovod": r".*horovod.*", "habana-tensorflow": r"habana-tensorflow"}
+
+
+def normalised(name: str) -> str:
+    """`Habana_TensorFlow` as `habana-tensorflow`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def fingerprint(distribution: Distribution) -> str:
+    """SHA-256 over the names and contents of all files of a package; compiled Python is left out."""
+    digest = hashlib.sha256()
+    for file in sorted(distribution.files or [], key=str):
+        path = Path(str(distribution.locate_file(file)))
+        if path.suffix == ".pyc":
+            continue
+        digest.update(f"{file}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"missing")
+    return digest.hexdigest()
+
+
+def protected_packages() -> dict[str, dict[str, str]]:
+    """Version and fingerprint of each protected package that Python finds, the first of each name."""
+    found: dict[str, dict[str, str]] = {}
+    for distribution in distributions():
+        name = normalised(distribution.metadata["Name"])
+        if PROTECTED.fullmatch(name) and name not in found:
+            found[name] = {"version": distribution.version, "sha256": fingerprint(distribution)}
+    return found
+
+
+def kept_constraints(ours: str, packages: dict[str, dict[str, str]]) -> str:
+    """Our constraints, but the vendor's versions for the vendor's packages, and none for others that are protected."""
+    lines = [line for line in ours.splitlines() if line.strip() and not line.startswith("#")]
+    free = [line for line in lines if not PROTECTED.fullmatch(normalised(re.split(r"[=<>! ;]", line)[0]))]
+    return "\n".join([*free, *(f"{name}=={package['version']}" for name, package in packages.items())]) + "\n"
+
+
+def record(folder: Path, constraints: Path) -> list[str]:
+    """Write what is there to `folder`; the problems of a base image that is not the vendor's."""
+    packages = protected_packages()
+    missing = [title for title, name in REQUIRED.items() if not any(re.fullmatch(name, found) for found in packages)]
+    if missing:
+        return [f"the base image has no {', '.join(missing)}: BASE_IMAGE must be the vendor's TensorFlow image"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "packages.json").write_text(json.dumps(packages, indent=1) + "\n", encoding="utf-8")
+    kept = kept_constraints(constraints.read_text(encoding="utf-8"), packages)
+    (folder / "constraints.txt").write_text(kept, encoding="utf-8")
+    return []
+
+
+def changes(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
+    """What an install did to the vendor's packages, a line each."""
+    problems = []
+    for name, package in before.items():
+        if name not in after:
+            problems.append(f"the vendor's {name} {package['version']} was removed")
+        elif after[name]["version"] != package["version"]:
+            problems.append(f"the vendor's {name} {package['version']} was replaced by {after[name]['version']}")
+        elif after[name] != package:
+            problems.append(f"files of the vendor's {name} {package['version']} were replaced")
+    added = [f"{name} {package['version']}" for name, package in after.items() if name not in before]
+    return problems + [f"{package} was installed beside the vendor's packages" for package in added]
+
+
+def check(folder: Path) -> list[str]:
+    """What changed since `record`."""
+    return changes(json.loads((folder / "packages.json").read_text(encoding="utf-8")), protected_packages())
+
+
+def main() -> None:
+    """Do what the command line says; exit code 1 and a line each for problems."""
+    action, folder, *rest = sys.argv[1:]
+    problems = record(Path(folder), Path(rest[0])) if action == "record" else check(Path(folder))
+    sys.stderr.writelines(f"error: {problem}\n" for problem in problems)
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The files and folders that a pipeline file names, and that have to be there before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gaudi_bert.config import PipelineSettings
+
+__all__ = ["named_paths"]
+
+
+def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
+    """Each key that names something on a disk, and what it names (of `prepare.text`: a file, a folder or a glob)."""
+    prepare = settings.prepare
+    if prepare.records is None:
+        texts = (prepare.text,) if isinstance(prepare.text, str) else prepare.text or ()
+        yield from (("prepare.text", text) for text in texts if text != "python-docs")
+    single = {
+        "prepare.records": prepare.records,
+        "prepare.evaluation_records": prepare.evaluation_records,
+        "prepare.vocab": prepare.vocab,
+        "training.init_checkpoint": settings.training.init_checkpoint,
+    }
+    yield from ((key, path) for key, path in single.items() if path is not None)
