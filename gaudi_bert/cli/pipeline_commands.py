@@ -57,6 +57,18 @@ def _run_local(request: RunRequest) -> None:
     output.print_result(run_stages(local, request.stages), request.json, describe)
 
 
+def _run_docker(request: RunRequest) -> None:
+    from gaudi_bert.runners.docker_run import run_on_docker
+
+    flags = ["--overwrite"] if request.overwrite else []
+    flags += ["--finish"] if request.finish else []
+    flags += ["--shard", "/".join(map(str, request.shard))] if request.shard is not None else []
+    flags += ["--workers", str(request.workers)] if request.workers is not None else []
+    result = run_on_docker(request.settings, request.stages, request.pipeline, request.work, Reporter(), flags=flags)
+    describe = _describe_run if request.shard is None else _describe_shard
+    output.print_result(result, request.json, describe)
+
+
 def _run_kubernetes(request: RunRequest) -> None:
     from gaudi_bert.runners.kubernetes_run import run_on_kubernetes
 
@@ -86,7 +98,11 @@ def _describe_rendered(result: Mapping[str, Any]) -> list[str]:
 
 
 # Where a pipeline runs, by name.
-RUNNERS: dict[str, Callable[[RunRequest], None]] = {"local": _run_local, "kubernetes": _run_kubernetes}
+RUNNERS: dict[str, Callable[[RunRequest], None]] = {
+    "local": _run_local,
+    "docker": _run_docker,
+    "kubernetes": _run_kubernetes,
+}
 
 
 def run(
