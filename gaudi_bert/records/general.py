@@ -14,42 +14,16 @@ length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.example import decode_example, encode_example
-from gaudi_bert.records.framing import FRAME_BYTES, read_records, record_place
-from gaudi_bert.records.schema import MAX_TOKEN_ID, RecordError, UnpackedSchema, check_features, unpacked_schema_of
+from gaudi_bert.records.schema import MAX_TOKEN_ID, RecordError, UnpackedSchema, check_features
 
-__all__ = ["MAX_SEGMENT_ID", "canonical_example", "canonical_records", "check_unpacked_values"]
+__all__ = ["MAX_SEGMENT_ID", "canonical_example", "check_unpacked_values"]
 
 MAX_SEGMENT_ID = 127
-
-
-def canonical_records(path: Path | str, schema: UnpackedSchema | None = None) -> Iterator[bytes]:
-    """The records of a file (plain, GZIP or ZLIB) in canonical encoding, one at a time.
-
-    Args:
-        path: a TFRecord file of unpacked examples.
-        schema: the sizes that every record must have; those of the first record when None.
-
-    Raises:
-        InputError: the file or a record is not legal; file, record, offset and reason are named.
-    """
-    path = Path(path)
-    offset = 0
-    for number, payload in enumerate(read_records(path)):
-        try:
-            if schema is None:
-                schema = unpacked_schema_of(decode_example(payload))
-            canonical = canonical_example(payload, schema)
-        except (RecordError, InputError) as error:
-            raise InputError(f"{record_place(path, number, offset)}: {error}") from error
-        yield canonical
-        offset += len(payload) + FRAME_BYTES
 
 
 def canonical_example(payload: bytes | memoryview, schema: UnpackedSchema) -> bytes:

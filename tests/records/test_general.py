@@ -6,6 +6,7 @@ import gzip
 import random
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ from reference.records_wire import (
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.general import canonical_example, canonical_records
+from gaudi_bert.records.general import canonical_example
+from gaudi_bert.records.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
 from gaudi_bert.records.schema import RecordError, UnpackedSchema
 from gaudi_bert.stages.verify import verify
 
@@ -40,6 +42,16 @@ SCHEMA = UnpackedSchema(LENGTH, PREDICTIONS)
 
 def sequence(seed: int) -> dict:
     return random_sequence(random.Random(seed), LENGTH, PREDICTIONS)
+
+
+def scanned(path: Path) -> Iterator[bytes]:
+    """The records of a file as the scan leaves them in its buffer: in canonical encoding, if it had to change them."""
+    buffer = scan_buffer()
+    form = UnpackedFormat.for_pieces(unpacked_schema(path)[0])
+    for _ in RecordScan(path, form, buffer).pieces():
+        for offset in form.offsets[: form.rows]:
+            size = int(buffer[offset - 12 : offset - 4].view("<u8")[0])
+            yield buffer[offset : offset + size].tobytes()
 
 
 def overlong_list(key: str, values: list) -> bytes:
@@ -104,7 +116,7 @@ def test_compressed_files_hold_the_same_records(tmp_path: Path, compress) -> Non
     sequences = [sequence(seed) for seed in range(9)]
     path = tmp_path / "part"
     path.write_bytes(compress(b"".join(frame(example(features, encode=unpacked_list)) for features in sequences)))
-    assert list(canonical_records(path)) == [example(features) for features in sequences]
+    assert list(scanned(path)) == [example(features) for features in sequences]
 
 
 def broken(**changes) -> dict:
@@ -156,10 +168,8 @@ def test_refusals_name_file_record_and_offset(tmp_path: Path) -> None:
     path = tmp_path / "part-3"
     good = frame(example(broken()))
     path.write_bytes(good + good + frame(example(broken(input_mask=(2, 0)))))
-    records = canonical_records(path)
-    assert next(records) == next(records) == example(broken())
     with pytest.raises(InputError, match=rf"part-3: record 2 at byte {2 * len(good)}: `input_mask` is not"):
-        next(records)
+        list(scanned(path))
 
 
 def test_a_weight_of_minus_zero_is_zero() -> None:
@@ -171,7 +181,7 @@ def test_sizes_must_not_change_within_a_file(tmp_path: Path) -> None:
     longer = random_sequence(random.Random(1), LENGTH + 1, PREDICTIONS)
     path.write_bytes(frame(example(sequence(0))) + frame(example(longer)))
     with pytest.raises(InputError, match=r"record 1 at byte .*14 values, 13 are wanted"):
-        list(canonical_records(path))
+        list(scanned(path))
 
 
 def mixed(key: str, values: list) -> bytes:
