@@ -21,6 +21,7 @@ __all__ = [
     "ALGORITHMS",
     "STAGES",
     "DockerSettings",
+    "GaudiSettings",
     "ImageSettings",
     "KubernetesSettings",
     "ModelSettings",
@@ -160,7 +161,9 @@ class TrainingSettings(Settings):
     clip_norm: float = Field(1.0, ge=0, description="largest global gradient norm, after accumulation; 0: no clipping")
     loss: Literal["token", "sequence"] = Field("token", description="masked-LM mean over tokens, or over sequences' means")
     precision: Literal["float32", "bfloat16"] = "float32"
-    init_checkpoint: str | None = Field(None, description="a checkpoint of ours to start from (weights only)")
+    init_checkpoint: str | None = Field(
+        None, description="weights to start from: a checkpoint of ours, a Hugging Face folder, or a TF1 checkpoint"
+    )
     save_every_updates: int = Field(500, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
     evaluate_every_updates: int = Field(500, ge=1)
@@ -169,6 +172,31 @@ class TrainingSettings(Settings):
     threads: int | None = Field(None, ge=1, description="CPU threads of one operation; default: one a core")
     shuffle_packs: int = Field(4096, ge=1, description="buffer of the seeded shuffle while reading")
     seed: int = 12345
+
+
+class GaudiSettings(Settings):
+    """The Gaudi runtime's variables, set before its module is loaded; what the environment sets already is left alone."""
+
+    bfloat16_list: str | None = Field(
+        None, description="TF_BF16_CONVERSION, for precision bfloat16: a JSON list of operations to convert; default: ours"
+    )
+    recipe_cache: str | None = Field(
+        None, description="TF_RECIPE_CACHE_PATH: a folder on a local disk that keeps compiled graphs from run to run"
+    )
+    initial_workspace_MB: int | None = Field(
+        None, ge=1, description="HABANA_INITIAL_WORKSPACE_SIZE_MB: device memory set aside for the graph when it starts"
+    )
+    cluster_size: int | None = Field(
+        None,
+        ge=1,
+        description="TF_PRELIMINARY_CLUSTER_SIZE: operations compiled together; 1000 for BERT-base",
+    )
+    hccl_memory_MB: int = Field(
+        1536, ge=0, description="TF_HCCL_MEMORY_ALLOWANCE_MB: device memory kept for communication between cards"
+    )
+    cpu_fallback: bool = Field(
+        True, description="false: TF_CPU_RUNTIME_FALLBACK=forbid, an operation that the card cannot run is an error"
+    )
 
 
 class ImageSettings(Settings):
@@ -271,6 +299,7 @@ class PipelineSettings(Settings):
     packing: PackingSettings = PackingSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
+    gaudi: GaudiSettings = GaudiSettings()
     images: ImageSettings = ImageSettings()
     resources: ResourceSettings = ResourceSettings()
     docker: DockerSettings = DockerSettings()

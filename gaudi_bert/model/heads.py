@@ -36,7 +36,9 @@ def next_sentence_logits(pooled_PH: tf.Tensor, parameters: Mapping[str, tf.Tenso
     """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
     pooled_PH = widen(pooled_PH)
     weights_2H = tf.cast(parameters["cls/seq_relationship/output_weights"], pooled_PH.dtype)
-    logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
+    # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
+    with tf.name_scope("KEEP_FP32_PRECISION"):
+        logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
     return tf.nn.bias_add(logits_P2, tf.cast(parameters["cls/seq_relationship/output_bias"], logits_P2.dtype))
 
 

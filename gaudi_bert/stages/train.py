@@ -100,13 +100,16 @@ def train(
         reporter.say(line)
     if dry_run:
         return {"dry_run": True, **_plan_as_json(job)}
-    device = open_device(settings.training.device, settings.training.precision, settings.training.threads)
+    asked = settings.training
+    device = open_device(asked.device, asked.precision, asked.threads, settings.gaudi)
     # Files are the business of the first process alone; the others hear of what it found.
     with exclusive_lock(job.out, str(out)) if first else nullcontext():
         if job.communicator.any_true(first and _is_finished(job, resume, overwrite)):
             reporter.say(f"{out}: already trained with these settings, nothing to do")
             return {**read_json(job.out / "training.json"), "skipped": True}
         reporter.say(f"train: on {device.description}")
+        for note in device.notes:
+            reporter.say(note)
         summary = _summary(_train(_set_up(job, device, reporter)), job.plan)
         if first:
             write_json(job.out / "training.json", summary)

@@ -94,7 +94,7 @@ class Evaluator:
         self._model, self._source, self._communicator = model, source, communicator
         self._loss, self._batch_packs, self._take_packs = loss, batch_packs, take_packs
         self._limits = BatchLimits.of(source, model.config)
-        self._sums = tf.function(self._trace_sums, reduce_retracing=False)
+        self._sums = tf.function(self._trace_sums, autograph=False, reduce_retracing=False)
 
     def run(self) -> Evaluation:
         """Evaluate.

@@ -16,7 +16,7 @@ Letters: B packs, Q masked slots, S depth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -28,7 +28,10 @@ from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.training.distributed import Communicator
 from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_by_global_norm
 
-__all__ = ["TrainingStep", "dropout_seed", "loss_weights"]
+__all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed", "loss_weights"]
+
+# The operation of a graph in which its forward pass ends: the eight sums of `LossSums`.
+SUMS_NAME = "loss_sums"
 
 Loss = Literal["token", "sequence"]
 
@@ -85,10 +88,10 @@ class TrainingStep:
         if accumulation_steps > 1:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
         self._passes: list[tf.Graph] = []
-        self._whole_update = tf.function(self._trace_whole_update, reduce_retracing=False)
-        self._first = tf.function(self._trace_first, reduce_retracing=False)
-        self._next = tf.function(self._trace_next, reduce_retracing=False)
-        self._finish = tf.function(self._trace_finish, reduce_retracing=False)
+        self._whole_update = _as_graph(self._trace_whole_update)
+        self._first = _as_graph(self._trace_first)
+        self._next = _as_graph(self._trace_next)
+        self._finish = _as_graph(self._trace_finish)
 
     def run(self, micro_batches: Sequence[Mapping[str, np.ndarray]], update: int, learning_rate: float) -> tf.Tensor:
         """Do update number `update` (from 1).
@@ -118,6 +121,24 @@ class TrainingStep:
             sums = self._next(batch, seed, factors, sums)
         return self._finish(sums, scalars)
 
+    def trace(self, batch: Mapping[str, tf.TensorSpec]) -> dict[str, tf.Graph]:
+        """Build the graphs that `run` would use for such batches, and run nothing.
+
+        Returns:
+            `update` alone, where one micro-batch makes an update; else `first`, `next` and `finish`. All but `finish` hold
+            a forward pass, which ends in the operation `SUMS_NAME`, and its backward pass.
+        """
+        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([8], tf.float32)
+        passed = (dict(batch), tf.TensorSpec([2], tf.int32), tf.TensorSpec([2], tf.float32))
+        scalars = UpdateScalars(scalar, scalar, scalar)
+        if self._accumulation_steps == 1:
+            return {"update": self._whole_update.get_concrete_function(*passed, scalars).graph}
+        return {
+            "first": self._first.get_concrete_function(*passed).graph,
+            "next": self._next.get_concrete_function(*passed, sums).graph,
+            "finish": self._finish.get_concrete_function(sums, scalars).graph,
+        }
+
     @property
     def graph(self) -> tf.Graph:
         """The graph of the last forward and backward pass, once `run` has been called."""
@@ -142,7 +163,7 @@ class TrainingStep:
             sums = pretraining_sums(outputs, batch, self._loss)
             loss = sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1]
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], tf.stack(sums)
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], tf.stack(sums, name=SUMS_NAME)
 
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
@@ -173,3 +194,8 @@ class TrainingStep:
 
     def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)
+
+
+def _as_graph(function: Callable[..., tf.Tensor]) -> tf.types.experimental.PolymorphicFunction:
+    """`function` as a graph. There is no Python control flow on tensors to rewrite, which saves time while tracing."""
+    return tf.function(function, autograph=False, reduce_retracing=False)

@@ -1,0 +1,120 @@
+"""The Gaudi runtime: its variables, and loading its module.
+
+The module reads its variables while it is loaded, so they are set between its import and `load_habana_module()`. What
+is set already is the user's (or the image's, or the launcher's) and stays; that is said.
+
+bfloat16 is the runtime's affair: it rewrites the float32 graph by the lists in `bfloat16.json`. Operations of the
+allowlist are converted; those of the strict conditional list, which only move numbers, where all their inputs are;
+the conditional list is left empty, and whatever is not listed stays float32: sums, softmax, layer norm, losses and
+the optimiser. The small product of the next-sentence head is kept out by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_json
+from gaudi_bert.config import GaudiSettings
+
+__all__ = ["BFLOAT16_LIST", "GaudiMissingError", "load_gaudi", "runtime_variables"]
+
+BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
+BFLOAT16_VARIABLE = "TF_BF16_CONVERSION"
+LIST_KEYS = {
+    "allowlist",
+    "conditional_list",
+    "strict_conditional_list",
+    "non_convertible_exceptions",
+    "convertible_exceptions",
+}
+
+
+class GaudiMissingError(Exception):
+    """The software, the driver or the card is missing; the message says which, and the remedy."""
+
+
+def load_gaudi(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> list[str]:
+    """Set the runtime's variables and register the Gaudi device.
+
+    Returns:
+        What is to be said of variables that the environment had set already.
+
+    Raises:
+        GaudiMissingError: there is no Gaudi to use.
+        InputError: a setting is of no use.
+    """
+    try:
+        habana = importlib.import_module("habana_frameworks.tensorflow")
+    except ImportError as error:
+        raise GaudiMissingError(
+            "the package habana_frameworks is not installed; use the Gaudi training image, "
+            "or install habana-tensorflow 1.14.0.493 with TensorFlow 2.15 on Python 3.10"
+        ) from error
+    notes = _set_variables(runtime_variables(settings, precision))
+    try:
+        habana.load_habana_module()
+    except (RuntimeError, OSError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())
+        raise GaudiMissingError(
+            f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that this process may see a card"
+        ) from error
+    if not tf.config.list_physical_devices("HPU"):
+        raise GaudiMissingError(
+            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
+        )
+    return notes
+
+
+def runtime_variables(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> dict[str, str]:
+    """The environment variables that `settings` ask for.
+
+    Raises:
+        InputError: the list of operations to convert is missing or of no use.
+    """
+    values: dict[str, str | int | None] = {
+        "TF_RECIPE_CACHE_PATH": settings.recipe_cache,
+        "HABANA_INITIAL_WORKSPACE_SIZE_MB": settings.initial_workspace_MB,
+        "TF_PRELIMINARY_CLUSTER_SIZE": settings.cluster_size,
+        "TF_HCCL_MEMORY_ALLOWANCE_MB": settings.hccl_memory_MB,
+        "TF_CPU_RUNTIME_FALLBACK": None if settings.cpu_fallback else "forbid",
+    }
+    if precision == "bfloat16":
+        path = Path(settings.bfloat16_list) if settings.bfloat16_list is not None else BFLOAT16_LIST
+        _check_list(path)
+        values[BFLOAT16_VARIABLE] = str(path.resolve())
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _check_list(path: Path) -> None:
+    """The runtime says nothing of a list that it cannot read."""
+    content = read_json(path)
+    wrong = sorted(set(content) ^ LIST_KEYS) if isinstance(content, dict) else ["not an object"]
+    if wrong:
+        raise InputError(
+            f"{path}: {wrong[0]} is missing or unknown; a list of operations for bfloat16 has the keys "
+            f"{', '.join(sorted(LIST_KEYS))}"
+        )
+    for key, entries in content.items():
+        words = 2 if key.endswith("_exceptions") else 1
+        for entry in entries:
+            if not (isinstance(entry, str) if words == 1 else isinstance(entry, list) and len(entry) == words):
+                form = "a type of operation" if words == 1 else "[expression for names, type of operation]"
+                raise InputError(f"{path}: {key} holds {json.dumps(entry)}; each entry must be {form}")
+
+
+def _set_variables(variables: Mapping[str, str]) -> list[str]:
+    """Set what is not set; say what is, and otherwise than asked."""
+    notes = []
+    for name, value in variables.items():
+        present = os.environ.setdefault(name, value)
+        if present != value:
+            notes.append(f"note: {name}={present} is set in the environment and stays (the settings say {value})")
+    return notes
