@@ -17,6 +17,7 @@ COMMANDS = (
     "verify",
     "estimate",
     "inspect",
+    "import",
     "train",
     "evaluate",
     "verify-model",
