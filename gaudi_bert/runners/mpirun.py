@@ -14,6 +14,8 @@ __all__ = ["EFA_SSH_PORT", "SSH_PORT", "training_command"]
 SSH_PORT = 22
 # With the node's own network, port 22 is the node's.
 EFA_SSH_PORT = 3022
+# What a process may take to save a checkpoint when it is asked to stop; mpirun would kill it after one second.
+STOP_SECONDS = 30
 # What the vendor's image sets and its libraries read.
 VENDOR_VARIABLES = (
     "PYTHONPATH",
@@ -49,6 +51,7 @@ def training_command(
         return stage_command
     program = f"{resources.mpi_prefix}/bin/mpirun" if resources.mpi_prefix else "mpirun"
     command = [program, "--allow-run-as-root", "--tag-output", "-np", str(processes)]
+    command += ["--mca", "odls_base_sigkill_timeout", str(STOP_SECONDS)]
     if resources.cores_per_process:
         command += ["--bind-to", "core", "--map-by", f"socket:PE={resources.cores_per_process}"]
     else:

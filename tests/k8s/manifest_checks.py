@@ -74,6 +74,8 @@ def _job(item: Json) -> Iterator[str]:
     yield from _waiting(pod, step)
     cards = int(pod["containers"][0]["resources"]["limits"].get(CARDS, "0"))
     command = pod["containers"][0]["command"]
+    if step == "train":
+        yield from _stopping(pod, command)
     if step == "train" and cards > 1 and _processes(command) != cards:
         yield f"starts {_processes(command)} processes for {cards} cards"
 
@@ -108,6 +110,15 @@ def _waiting(pod: Json, step: str) -> Iterator[str]:
         yield "waits without limit"
 
 
+def _stopping(pod: Json, command: Sequence[str]) -> Iterator[str]:
+    """Whether training has time to save a checkpoint when its pod is stopped."""
+    grace = pod.get("terminationGracePeriodSeconds", 30)
+    if grace < 60:
+        yield f"is killed {grace} s after it is asked to stop, before a checkpoint is saved"
+    if "-np" in command and "odls_base_sigkill_timeout" not in command:
+        yield "mpirun kills its processes one second after they are asked to stop"
+
+
 def _processes(command: Sequence[str]) -> int:
     return int(command[command.index("-np") + 1]) if "-np" in command else 1
 
@@ -135,6 +146,8 @@ def _mpijob(item: Json) -> Iterator[str]:
     if spec["runPolicy"].get("schedulingPolicy", {}).get("minAvailable") != workers:
         yield "minAvailable is not the number of workers"
     yield from _ssh(pods[0], pods[1], command)
+    yield from _stopping(pods[0], command)
+    yield from _stopping(pods[1], ())
     yield from _waiting(pods[0], "train")
 
 

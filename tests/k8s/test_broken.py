@@ -82,6 +82,8 @@ BROKEN_MPIJOBS: list[tuple[str, Any, str]] = [
     ("spec/runPolicy/schedulingPolicy/minAvailable", 5, "minAvailable is not the number of workers"),
     (f"{LAUNCHER}/containers/0/command/4", "8", "mpirun -np 8 for 4 workers"),
     (f"{LAUNCHER}/containers/0/resources/limits/habana.ai~gaudi", "8", "its launcher holds cards"),
+    (f"{LAUNCHER}/containers/0/command/6", "other", "mpirun kills its processes one second after"),
+    (f"{WORKER}/terminationGracePeriodSeconds", 5, "is killed 5 s after it is asked to stop"),
     (f"{LAUNCHER}/containers/0/env/0/name", "NEW", "NEW does not reach the processes"),
     (f"{WORKER}/containers/0/readinessProbe/tcpSocket/port", 2222, "not of one port"),
     (f"{WORKER}/containers/0/resources/requests/habana.ai~gaudi", "4", "habana.ai/gaudi: requests 4, limits 8"),

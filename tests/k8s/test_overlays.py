@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,18 @@ def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_th
     role = next(item for item in objects if item["kind"] == "Role")
     assert not any("*" in text for rule in role["rules"] for text in (*rule["resources"], *rule["verbs"]))
     assert not any("secrets" in rule["resources"] for rule in role["rules"])
+
+
+def test_an_overlay_with_the_failure_policy_is_what_the_runner_submits(
+    repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    shutil.copytree(repository / "k8s", tmp_path / "k8s")
+    file = tmp_path / "k8s" / "overlays" / "cpu" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("components:\n", "components:\n  - ../../components/failure-policy\n"))
+    settings = load_pipeline(repository / "k8s/overlays/cpu/settings/pipeline.yaml", ["kubernetes.failure_policy=true"])
+    steps = render(settings).steps
+    jobs = [item for item in kustomize(file.parent) if item["kind"] == "Job"]
+    assert len(jobs) == len(steps)
+    for item in jobs:
+        assert item == steps[item["metadata"]["labels"]["app.kubernetes.io/component"]]
+        assert "podFailurePolicy" in item["spec"]
