@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.threads import map_files
 from gaudi_bert.records.unpacked_index import INDEX_COLUMNS, LENGTH
 
-__all__ = ["GroupFile", "GroupIndex", "buffer_bytes", "read_group"]
+__all__ = ["GroupFile", "GroupIndex", "buffer_bytes", "group_buffer", "read_group"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ class GroupIndex:
 def buffer_bytes(files: Sequence[GroupFile]) -> int:
     """A bound on the bytes of a buffer for these files; what is not needed of it is never touched, so it costs nothing."""
     return sum(uncompressed_bytes(file) for file in files)
+
+
+def group_buffer(size: int) -> np.ndarray:
+    """Memory for a group, of ordinary pages.
+
+    numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the whole
+    reading takes.
+    """
+    return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
 def uncompressed_bytes(file: GroupFile) -> int:

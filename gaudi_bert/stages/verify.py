@@ -115,6 +115,8 @@ def _read_inputs(
         return census.file_bytes, census.file_crc32c
 
     found = {file.name: seen for file, seen in zip(files, map_files(read, files, workers), strict=True)}
+    if not metadata.inputs:
+        return []  # the predecessor did not note its input files
     packed = {file.name: (file.bytes, file.crc32c) for file in metadata.inputs}
     differing = [f"input file {name} is not among those that were packed" for name in found if name not in packed]
     for name, identity in packed.items():

@@ -116,9 +116,7 @@ def _write_groups(
     workers: int | None,
 ) -> int:
     """Write the groups that have no manifest yet; how many that were."""
-    import numpy as np
-
-    from gaudi_bert.records.group import buffer_bytes
+    from gaudi_bert.records.group import buffer_bytes, group_buffer
 
     waiting = [number for number in numbers if _manifest(out, number, plan) is None]
     members = {number: [files[name] for name in plan.groups[number].files] for number in waiting}
@@ -126,7 +124,7 @@ def _write_groups(
         reporter.say(f"{out}: {len(numbers) - len(waiting)} of {len(numbers)} groups are there already")
     if not waiting:
         return 0
-    buffer = np.empty(max(buffer_bytes(group) for group in members.values()), np.uint8)
+    buffer = group_buffer(max(buffer_bytes(group) for group in members.values()))
     with reporter.task("write", sum(file.bytes for group in members.values() for file in group), "bytes") as task:
         for number in waiting:
             with exclusive_lock(_manifest_path(out, number), f"{out}: group {number}"):

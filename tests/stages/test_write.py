@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from gaudi_bert.records.framing import read_records
 from gaudi_bert.records.metadata import read_metadata
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.plan import plan
+from gaudi_bert.stages.verify import verify
 from gaudi_bert.stages.write import write
 
 QUIET = Reporter(quiet=True)
@@ -85,6 +88,22 @@ def test_unusual_records_give_the_same_packs(case: PackingCase, tmp_path: Path) 
     for name, data in folder_bytes(case.packed).items():
         if name.startswith("packed-"):
             assert (other.packed / name).read_bytes() == data
+
+
+def test_compressed_records_give_the_same_packs(case: PackingCase, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    for number, path in enumerate(sorted(case.records.iterdir())):
+        compress = (gzip.compress, zlib.compress, bytes)[number % 3]
+        (records / path.name).write_bytes(compress(path.read_bytes()))
+    settings = PackingSettings(group_sequences=80, shard_multiple=4)
+    histogram(records, tmp_path / "histogram.json", reporter=QUIET)
+    plan([tmp_path / "histogram.json"], tmp_path / "plan.json", settings, reporter=QUIET)
+    write(records, tmp_path / "plan.json", tmp_path / "packed", reporter=QUIET)
+    for name, data in folder_bytes(case.packed).items():
+        if name.startswith("packed-"):
+            assert (tmp_path / "packed" / name).read_bytes() == data
+    assert verify(records, tmp_path / "packed", reporter=QUIET)["sequences"] == len(case.sequences)
 
 
 def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
