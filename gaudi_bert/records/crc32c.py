@@ -34,11 +34,12 @@ _MOST_WORDS = 512  # of a third that is joined at once
 
 def _has_instructions() -> bool:
     """Whether compiled code may use the CRC-32C and carry-less multiplication instructions of x86."""
-    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
-        return False  # numba is told to compile for another processor
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba is told to compile for another processor
+        return {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
     features = binding.get_host_cpu_features()
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return is_x86 and bool(features.get("sse4.2")) and bool(features.get("pclmul"))
+    return bool(features.get("sse4.2")) and bool(features.get("pclmul"))
 
 
 HARDWARE = _has_instructions()

@@ -142,6 +142,9 @@ def _single_container(run: DockerRun, stage: str) -> Container:
 def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
     command = ["gaudi-bert", "run", os.path.abspath(run.pipeline), "--work", os.path.abspath(run.work)]
     command += ["--stages", stage, "--json", *run.flags]
+    if stage not in TRAINING_STAGES and "--workers" not in run.flags:
+        # Each process takes memory, and the container's is limited.
+        command += ["--workers", str(run.settings.resources.data_processes)]
     return training_command(run.settings, command, over_ssh=False) if on_cards and stage == "train" else command
 
 

@@ -112,12 +112,12 @@ class Engine:
             ) from error
 
     def _has_image(self, reference: str) -> bool:
-        from docker.errors import ImageNotFound
+        from docker.errors import NotFound
 
         with self._explained(f"look for image {reference}"):
             try:
                 self._client.images.get(reference)
-            except ImageNotFound:
+            except NotFound:
                 return False
         return True
 

@@ -1,0 +1,153 @@
+"""What a pipeline file means in Docker's terms, without Docker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_bert import __version__
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import pipeline_from_mapping
+from gaudi_bert.runners.docker_containers import DockerRun, container_marks, rendezvous_container, stage_containers
+from gaudi_bert.runners.docker_mounts import bind_mount, input_mounts
+
+CARDS = {"cards": 8, "training": {"cpu": "95", "memory": "409Gi"}, "mpi_prefix": "/opt/amazon/openmpi"}
+
+
+def docker_run(folder: Path, mapping: dict[str, Any] | None = None, flags: tuple[str, ...] = ()) -> DockerRun:
+    settings = pipeline_from_mapping({"name": "tiny", **(mapping or {})}, "a test")
+    return DockerRun(settings, folder / "work", folder / "pipelines" / "tiny.yaml", "1234:567", "0badcafe", flags)
+
+
+def targets(container: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    return {mount["Target"]: (mount["Source"], mount["ReadOnly"]) for mount in container["mounts"]}
+
+
+def test_a_data_stage_gets_its_image_its_folder_and_nothing_else(tmp_path: Path) -> None:
+    (container,) = stage_containers(docker_run(tmp_path, {"resources": {"data_processes": 3}}), "write")
+    work = str(tmp_path / "work" / "tiny")
+    pipeline = str(tmp_path / "pipelines" / "tiny.yaml")
+    assert container["image"] == f"gaudi-bert-data:{__version__}"
+    assert container["user"] == "1234:567"
+    assert container["read_only"] is True
+    assert container["cap_drop"] == ["ALL"]
+    assert container["security_opt"] == ["no-new-privileges"]
+    assert container["mem_limit"] == container["memswap_limit"] == 2 * 2**30
+    assert container["cpu_shares"] == 102
+    assert targets(container) == {work: (work, False), pipeline: (f"{work}/.pipeline-in-docker.yaml", True)}
+    assert container["labels"] == {"gaudi-bert.work": work, "gaudi-bert.run": "0badcafe", "gaudi-bert.stage": "write"}
+    command = ["gaudi-bert", "run", pipeline, "--work", str(tmp_path / "work"), "--stages", "write", "--json"]
+    assert container["entrypoint"] == [*command, "--workers", "3"]
+    absent = {"runtime", "ipc_mode", "cap_add", "privileged", "ulimits", "network_mode", "nano_cpus", "network", "devices"}
+    assert not absent & container.keys()
+    assert "HABANA_VISIBLE_DEVICES" not in container["environment"]
+
+
+def test_training_without_cards_gets_shared_memory_and_the_training_resources(tmp_path: Path) -> None:
+    mapping = {
+        "images": {"train": "own-train", "registry": "registry.example/team", "tag": "7"},
+        "resources": {"training": {"cpu": "1500m", "memory": "1Gi"}, "shared_memory": "64Mi", "environment": {"A": "b"}},
+        "docker": {"cpus": 0.5},
+    }
+    (container,) = stage_containers(docker_run(tmp_path, mapping, ("--overwrite",)), "train")
+    assert container["image"] == "registry.example/team/own-train:7"
+    assert container["mem_limit"] == 2**30
+    assert container["shm_size"] == 64 * 2**20
+    assert container["cpu_shares"] == 1536
+    assert container["nano_cpus"] == 500_000_000
+    assert container["environment"] == {"HOME": "/tmp", "A": "b"}
+    assert container["entrypoint"][-2:] == ["--json", "--overwrite"]
+    assert "runtime" not in container
+
+
+def test_cards_bring_the_runtime_the_hosts_ipc_and_mpirun_and_no_privilege(tmp_path: Path) -> None:
+    (container,) = stage_containers(
+        docker_run(tmp_path, {"resources": CARDS, "docker": {"visible_devices": "0,1"}}), "train"
+    )
+    assert container["runtime"] == "habana"
+    assert container["user"] == "0:0"
+    assert container["ipc_mode"] == "host"
+    assert container["cap_add"] == ["SYS_NICE"]
+    assert container["environment"]["HABANA_VISIBLE_DEVICES"] == "0,1"
+    assert container["environment"]["OMPI_MCA_btl_vader_single_copy_mechanism"] == "none"
+    assert container["entrypoint"][0] == "/opt/amazon/openmpi/bin/mpirun"
+    assert container["entrypoint"][container["entrypoint"].index("-np") + 1] == "8"
+    assert container["nano_cpus"] == 95 * 10**9
+    assert not {"privileged", "ulimits", "network_mode", "shm_size"} & container.keys()
+
+
+def test_the_vendors_memory_lock_and_network_are_there_for_who_asks(tmp_path: Path) -> None:
+    docker = {"unlimited_memory_lock": True, "host_network": True, "runtime": "other"}
+    (container,) = stage_containers(docker_run(tmp_path, {"resources": CARDS, "docker": docker}), "evaluate")
+    assert container["ulimits"] == [{"Name": "memlock", "Soft": -1, "Hard": -1}]
+    assert container["network_mode"] == "host"
+    assert container["runtime"] == "other"
+    assert container["entrypoint"][0] == "gaudi-bert"
+
+
+def test_cards_change_nothing_for_stages_without_them(tmp_path: Path) -> None:
+    (container,) = stage_containers(docker_run(tmp_path, {"resources": CARDS}), "plan")
+    assert container["user"] == "1234:567"
+    assert not {"runtime", "ipc_mode", "cap_add"} & container.keys()
+
+
+def test_three_workers_are_three_containers_that_know_their_rank(tmp_path: Path) -> None:
+    run = docker_run(tmp_path, {"resources": {"workers": 3}})
+    containers = stage_containers(run, "train")
+    assert [container["environment"]["HOROVOD_RANK"] for container in containers] == ["0", "1", "2"]
+    assert {container["environment"]["HOROVOD_SIZE"] for container in containers} == {"3"}
+    assert len({container["name"] for container in containers}) == 3
+    assert {container["network"] for container in containers} == {rendezvous_container(run)["network"]}
+    assert containers[0]["environment"]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == rendezvous_container(run)["name"]
+    assert len(stage_containers(run, "evaluate")) == 1
+    assert container_marks(containers) == ["[worker 0] ", "[worker 1] ", "[worker 2] "]
+
+
+def test_several_workers_with_cards_are_for_a_cluster(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="use --on kubernetes"):
+        stage_containers(docker_run(tmp_path, {"resources": {**CARDS, "workers": 2}}), "train")
+
+
+def test_what_the_pipeline_names_is_shown_where_it_lies_and_read_only(tmp_path: Path) -> None:
+    (tmp_path / "pipelines" / "text").mkdir(parents=True)
+    (tmp_path / "books" / "a").mkdir(parents=True)
+    (tmp_path / "books" / "a" / "one.txt").write_text("x")
+    (tmp_path / "vocab.txt").write_text("x")
+    settings = pipeline_from_mapping(
+        {"prepare": {"text": ["text", str(tmp_path / "books" / "*" / "*.txt"), "python-docs"], "vocab": "../vocab.txt"}},
+        "a test",
+    )
+    mounts = input_mounts(settings, tmp_path / "pipelines")
+    assert {mount["Target"]: mount["ReadOnly"] for mount in mounts} == {
+        str(tmp_path / "pipelines" / "text"): True,
+        str(tmp_path / "books"): True,
+        str(tmp_path / "vocab.txt"): True,
+    }
+
+
+def test_a_linked_folder_is_shown_under_the_name_that_the_pipeline_uses(tmp_path: Path) -> None:
+    (tmp_path / "far" / "records").mkdir(parents=True)
+    (tmp_path / "records").symlink_to(tmp_path / "far" / "records")
+    settings = pipeline_from_mapping({"prepare": {"records": "records"}}, "a test")
+    (mount,) = input_mounts(settings, tmp_path)
+    assert (mount["Target"], mount["Source"]) == (str(tmp_path / "records"), str(tmp_path / "far" / "records"))
+
+
+def test_one_mount_serves_what_lies_inside_another(tmp_path: Path) -> None:
+    (tmp_path / "data" / "evaluation").mkdir(parents=True)
+    settings = pipeline_from_mapping({"prepare": {"records": "data", "evaluation_records": "data/evaluation"}}, "a test")
+    assert [mount["Target"] for mount in input_mounts(settings, tmp_path)] == [str(tmp_path / "data")]
+
+
+def test_a_missing_path_is_named_with_its_key(tmp_path: Path) -> None:
+    settings = pipeline_from_mapping({"prepare": {"records": "nowhere"}}, "a test")
+    with pytest.raises(InputError, match=r"prepare\.records = .*nowhere: no such file or folder"):
+        input_mounts(settings, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["/", "/usr/share/books", "/opt", "/etc", "/tmp"])
+def test_nothing_of_the_host_hides_the_images_own_files(place: str) -> None:
+    with pytest.raises(InputError, match=r"prepare\.text = "):
+        bind_mount(Path(place), "prepare.text")

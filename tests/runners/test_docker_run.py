@@ -1,0 +1,218 @@
+"""Running stages in containers, on a daemon that does as the test says: results, failures, stopping, leftovers."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import ImageSettings, pipeline_from_mapping
+from gaudi_bert.runners import docker_run
+from gaudi_bert.runners.docker_run import run_on_docker
+
+Pieces = Sequence[tuple[bytes | None, bytes | None]]
+
+
+class FakeContainer:
+    def __init__(self, name: str, status: str = "running") -> None:
+        self.name, self.status = name, status
+
+
+class FakeEngine:
+    """A daemon whose containers say what `says` has for their stage, and end as `ends` says."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, Pieces] = {}
+        self.ends: dict[str, dict[str, Any]] = {}
+        self.on_start: Callable[[str], None] = lambda name: None
+        self.images: list[str] = []
+        self.created: list[dict[str, Any]] = []
+        self.stopped: list[str] = []
+        self.present: list[FakeContainer] = []
+        self.networks: list[str] = []
+
+    def part(self, container: FakeContainer) -> str:
+        return container.name.removeprefix("gaudi-bert-tiny-").rpartition("-")[0]
+
+    def need_image(self, reference: str, images: ImageSettings, reporter: Reporter) -> None:
+        self.images.append(reference)
+
+    def containers_in(self, work: str) -> list[FakeContainer]:
+        return list(self.present)
+
+    def create(self, options: dict[str, Any]) -> FakeContainer:
+        self.created.append(options)
+        container = FakeContainer(options["name"])
+        self.present.append(container)
+        return container
+
+    def output(self, container: FakeContainer) -> Iterator[tuple[bytes | None, bytes | None]]:
+        return iter(self.says.get(self.part(container), ()))
+
+    def start(self, container: FakeContainer) -> None:
+        self.on_start(self.part(container))
+
+    def end_state(self, container: FakeContainer) -> dict[str, Any]:
+        return {"ExitCode": 0, "OOMKilled": False, "Error": "", **self.ends.get(self.part(container), {})}
+
+    def stop(self, container: FakeContainer, seconds: int) -> None:
+        self.stopped.append(self.part(container))
+
+    def remove(self, container: FakeContainer) -> None:
+        self.present.remove(container)
+
+    @contextmanager
+    def network(self, name: str, labels: dict[str, str]) -> Iterator[None]:
+        self.networks.append(name)
+        try:
+            yield
+        finally:
+            self.networks.remove(name)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    fake = FakeEngine()
+    monkeypatch.setattr(docker_run, "Engine", lambda: fake)
+    return fake
+
+
+def run(folder: Path, stages: Sequence[str], said: io.StringIO | None = None, **resources: Any) -> dict[str, Any]:
+    settings = pipeline_from_mapping({"name": "tiny", "resources": resources}, "a test")
+    reporter = Reporter(said or io.StringIO())
+    return run_on_docker(settings, stages, folder / "tiny.yaml", folder / "work", reporter)
+
+
+def test_each_stage_runs_in_its_container_and_its_result_comes_back(engine: FakeEngine, tmp_path: Path) -> None:
+    result = json.dumps({"plan": {"train": {"packs": 7}}}).encode()
+    engine.says = {"plan": [(None, b"plan: 50 %\npl"), (result[:9], b"an: 100 %\n"), (result[9:] + b"\n", None)]}
+    said = io.StringIO()
+    assert run(tmp_path, ["plan", "write"], said) == {"plan": {"train": {"packs": 7}}, "write": {}}
+    assert "plan: 50 %\nplan: 100 %\n" in said.getvalue()
+    assert [container["labels"]["gaudi-bert.stage"] for container in engine.created] == ["plan", "write"]
+    assert engine.present == []
+    assert not (tmp_path / "work" / "tiny" / ".pipeline-in-docker.yaml").exists()
+
+
+def test_letters_cut_in_two_pieces_are_put_together(engine: FakeEngine, tmp_path: Path) -> None:
+    letters = "Zürich\n".encode()
+    engine.says = {"plan": [(None, letters[:2]), (None, letters[2:])]}
+    said = io.StringIO()
+    run(tmp_path, ["plan"], said)
+    assert "Zürich\n" in said.getvalue()
+
+
+@pytest.mark.parametrize(("code", "error"), [(1, FailedError), (2, InputError), (75, StoppedError), (139, FailedError)])
+def test_a_failing_stage_ends_the_run_with_its_own_error(
+    engine: FakeEngine, tmp_path: Path, code: int, error: type[Exception]
+) -> None:
+    engine.says = {"plan": [(None, b"reading\nerror: plan.json: other settings\n")]}
+    engine.ends = {"plan": {"ExitCode": code}}
+    said = io.StringIO()
+    with pytest.raises(error, match=r"^plan.json: other settings$"):
+        run(tmp_path, ["plan", "write"], said)
+    assert "error:" not in said.getvalue()
+    assert len(engine.created) == 1
+    assert engine.present == []
+
+
+def test_a_crash_shows_the_last_lines(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.says = {"plan": [(None, b"one\ntwo\n")]}
+    engine.ends = {"plan": {"ExitCode": 139}}
+    with pytest.raises(FailedError, match=r"ended with exit code 139: one \| two"):
+        run(tmp_path, ["plan"])
+
+
+def test_too_little_memory_names_the_setting(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.ends = {"write": {"ExitCode": 137, "OOMKilled": True}, "train": {"ExitCode": 137, "OOMKilled": True}}
+    with pytest.raises(FailedError, match=r"used more memory than it may; raise resources\.data\.memory_limit"):
+        run(tmp_path, ["write"])
+    with pytest.raises(FailedError, match=r"raise resources\.training\.memory_limit"):
+        run(tmp_path, ["train"])
+
+
+def test_only_the_first_process_of_mpirun_is_taken_at_its_word(engine: FakeEngine, tmp_path: Path) -> None:
+    lines = b'[1,1]<stdout>:{"train": {"update": 9}}\n[1,0]<stdout>:{"train": {"update": 3}}\n[1,0]<stderr>:update 3\n'
+    engine.says = {"train": [(lines, None)]}
+    said = io.StringIO()
+    assert run(tmp_path, ["train"], said)["train"] == {"update": 3}
+    assert "update 3\n" in said.getvalue()
+
+
+def test_sigterm_stops_the_container_first(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.on_start = lambda part: os.kill(os.getpid(), signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(StoppedError, match="goes on from what is finished"):
+        run(tmp_path, ["train"])
+    assert engine.stopped == ["train"]
+    assert engine.present == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_c_stops_all_workers(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.says = {"rendezvous": [(b"rendezvous: ready\n", None)]}
+
+    def interrupt(part: str) -> None:
+        if part == "train-1":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.on_start = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, ["train"], workers=2)
+    assert sorted(engine.stopped) == ["train-0", "train-1"]
+    assert engine.present == []
+    assert engine.networks == []
+
+
+def test_workers_meet_at_the_rendezvous_and_the_first_answers(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.says = {
+        "rendezvous": [(b"rendezvous: ready\n", None)],
+        "train-0": [(b'{"train": {"updates": 5}}\n', b"update 5\n")],
+        "train-1": [(b'{"train": {"updates": 4}}\n', b"waiting\n")],
+    }
+    said = io.StringIO()
+    assert run(tmp_path, ["train"], said, workers=2) == {"train": {"updates": 5}}
+    assert "[worker 0] update 5\n" in said.getvalue()
+    assert "[worker 1] waiting\n" in said.getvalue()
+    assert engine.present == []
+
+
+def test_one_failing_worker_ends_the_others(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.says = {"rendezvous": [(b"rendezvous: ready\n", None)], "train-1": [(None, b"error: disk full\n")]}
+    engine.ends = {"train-1": {"ExitCode": 1}}
+    with pytest.raises(FailedError, match=r"^\[worker 1\] disk full$"):
+        run(tmp_path, ["train"], workers=2)
+    assert engine.present == []
+
+
+def test_a_rendezvous_that_dies_is_not_waited_for(engine: FakeEngine, tmp_path: Path) -> None:
+    with pytest.raises(FailedError, match="ended before the training workers could meet"):
+        run(tmp_path, ["train"], workers=2)
+    assert engine.present == []
+
+
+def test_a_container_that_a_killed_run_left_behind_is_found(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.present = [FakeContainer("gaudi-bert-tiny-train-old", "running")]
+    with pytest.raises(FailedError, match="docker rm --force gaudi-bert-tiny-train-old"):
+        run(tmp_path, ["plan"])
+    engine.present = [FakeContainer("gaudi-bert-tiny-train-old", "exited")]
+    run(tmp_path, ["plan"])
+    assert engine.present == []
+
+
+def test_two_runs_in_one_work_folder_exclude_each_other(engine: FakeEngine, tmp_path: Path) -> None:
+    def second_run(part: str) -> None:
+        with pytest.raises(FailedError, match="another process is writing it"):
+            run(tmp_path, ["plan"])
+
+    engine.on_start = second_run
+    run(tmp_path, ["plan"])
