@@ -10,11 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from gaudi_bert.packing.certificate import Certificate
+from gaudi_bert.packing.coarse import Grid, coarse_counts, interpolated_prices
 from gaudi_bert.packing.column_generation import Relaxation
 from gaudi_bert.packing.pricing import best_worth
 from gaudi_bert.packing.programme import Programme
 
-__all__ = ["certify", "lower_bound", "prove_bound", "simple_certificate"]
+__all__ = ["MANY_LENGTHS", "certify", "lower_bound", "prove", "prove_bound", "simple_certificate"]
+
+MANY_LENGTHS = 2500
+COARSE_BINS = 512
+"""With more different lengths than this the prices come from a grid of so many bins (`coarse`)."""
 
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
@@ -38,6 +43,10 @@ def prove_bound(counts: np.ndarray, depth: int) -> Certificate:
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():
         return best
+    if np.count_nonzero(counts) > MANY_LENGTHS:
+        grid = Grid(len(counts), len(counts) // COARSE_BINS)
+        coarse = prove_bound(coarse_counts(counts, grid), depth)
+        return max(best, prove(counts, interpolated_prices(coarse.prices, grid), depth), key=lambda certificate: certificate.bound)
     programme = Programme.unlimited(counts)
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(programme.lengths))
     programme.generate(iterations)
@@ -69,11 +78,11 @@ def certify(programme: Programme, depth: int) -> Certificate:
         return simple_certificate(programme.counts, depth)
     scale = min(LARGEST_PRICE, 2**61 // min(depth, programme.max_length))
     prices = _per_length(programme, np.floor(relaxation.prices * scale).astype(np.int64))
-    certificate = _prove(programme.counts, prices, depth)
+    certificate = prove(programme.counts, prices, depth)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
         common = _common_denominator(relaxation)
         if common is not None:
-            snapped = _prove(programme.counts, _per_length(programme, common), depth)
+            snapped = prove(programme.counts, _per_length(programme, common), depth)
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
     return certificate
 
@@ -85,7 +94,8 @@ def _per_length(programme: Programme, prices: np.ndarray) -> np.ndarray:
     return result
 
 
-def _prove(counts: np.ndarray, prices: np.ndarray, depth: int) -> Certificate:
+def prove(counts: np.ndarray, prices: np.ndarray, depth: int) -> Certificate:
+    """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences."""
     most = int(best_worth(prices, depth))
     worth = sum(int(price) * int(count) for price, count in zip(prices, counts, strict=True))
     return Certificate(prices, depth, -(-worth // most) if most else 0)

@@ -35,11 +35,13 @@ class DiveSettings:
         share: part of the sum of all fractions that is rounded up in one step.
         threshold: fractions below this are only rounded up if there is no larger one.
         search_nodes: effort of the search of each rest.
+        max_steps: programmes that are solved at most.
     """
 
     share: float = 0.15
     threshold: float = 0.5
     search_nodes: int = 50_000
+    max_steps: int = 1000
 
 
 class _Path:
@@ -95,7 +97,9 @@ def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mix
     master.solve(dual=True)
     usage = master.usage()
     share = settings.share
-    while share > SMALLEST_SHARE:
+    for _ in range(settings.max_steps):
+        if share <= SMALLEST_SHARE:
+            break
         steps = _round(usage, share, settings.threshold)
         path.remember()
         for column in np.flatnonzero(steps).tolist():
