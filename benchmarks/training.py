@@ -1,0 +1,199 @@
+"""Training in numbers: what packing gains, how fast a step is, how near to the processor's peak, whether input keeps up.
+
+    python benchmarks/training.py                       everything (about ten minutes on two cores)
+    python benchmarks/training.py --only speed-up       one section: speed-up, transformers, utilisation, input, scaling
+    python benchmarks/training.py --rounds 9            more rounds
+
+The records have the lengths of Wikipedia at 512 tokens (`tests/data/histograms/wikipedia-512.json`). Dropout is 0.1, the
+optimiser AdamW, gradients are clipped, and reading the records is part of every step of ours. What is compared runs
+alternately in one process, in both orders, so that a ratio is of two neighbours; each line gives the median and the range
+over the rounds. Ratios are given by wall time and by CPU time of all threads: on a busy machine the latter says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+from measuring import show, timed
+
+SECTIONS = ("speed-up", "transformers", "utilisation", "input", "scaling")
+MATRIX = 3072
+BASE_ROWS, SMALL_ROWS = 4, 8
+
+
+class Times(NamedTuple):
+    """Seconds of each round."""
+
+    cpu: np.ndarray
+    wall: np.ndarray
+
+
+def alternate(functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 2) -> dict[str, Times]:
+    """Run every function in every round, in turn forwards and backwards; the first `warm_up` rounds do not count."""
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
+    for number in range(-warm_up, rounds):
+        for name in list(functions)[:: 1 if number % 2 else -1]:
+            measured = timed(functions[name])
+            if number >= 0:
+                seconds[name].append(measured)
+    return {name: Times(*np.array(values).T) for name, values in seconds.items()}
+
+
+def show_ratio(label: str, ratios: Times, goal: str) -> None:
+    """One ratio by both clocks."""
+    show(f"{label} (wall)", list(ratios.wall), "", goal)
+    show(f"{label} (CPU time)", list(ratios.cpu), "", goal)
+
+
+def ratio(above: Times, below: Times, factor: float = 1.0) -> Times:
+    """Round by round."""
+    return Times(factor * above.cpu / below.cpu, factor * above.wall / below.wall)
+
+
+def measure_speed_up(records: Any, rounds: int) -> None:
+    """What of the packing factor arrives."""
+    from training_data import BASE_LIKE, Trainer
+
+    print(f"\nrealized speed-up, {BASE_LIKE.num_hidden_layers} layers of BERT-base, {BASE_ROWS} rows an update")
+    trainers = {
+        name: Trainer(BASE_LIKE, source, BASE_ROWS)
+        for name, source in (("packed", records.packed), ("unpacked", records.unpacked))
+    }
+    seconds = alternate({name: lambda trainer=trainer: trainer.run(1) for name, trainer in trainers.items()}, rounds)
+    factor = records.metadata.packing_factor
+    print(f"  packing factor {factor:.4f}, efficiency {records.metadata.efficiency:.4%}")
+    show("sequences/s packed", list(BASE_ROWS * factor / seconds["packed"].wall), "/s")
+    show("sequences/s unpacked", list(BASE_ROWS / seconds["unpacked"].wall), "/s")
+    show_ratio("realized speed-up", ratio(seconds["unpacked"], seconds["packed"], factor), f"{0.97 * factor:.2f}")
+    show_ratio("realized speed-up / packing factor", ratio(seconds["unpacked"], seconds["packed"]), "0.97")
+
+
+def measure_transformers(records: Any, rounds: int) -> None:
+    """Real tokens a second beside PyTorch's."""
+    import torch
+    from training_data import SMALL, Trainer, unpacked_batches
+    from training_pytorch import TransformersTrainer
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    batches = unpacked_batches(records.unpacked, SMALL_ROWS, 8)
+    everywhere, masked = (TransformersTrainer(SMALL, batches, only) for only in (False, True))
+    ours = Trainer(SMALL, records.packed, SMALL_ROWS)
+    print(
+        f"\n{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, length 512, {SMALL_ROWS} rows an update; ", end=""
+    )
+    print(f"transformers' attention: {everywhere.attention}")
+    seconds = alternate(
+        {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.run(1), "masked": lambda: masked.run(2)}, rounds
+    )
+    # Every step has the same shapes, so its time does not depend on which rows it is given: tokens are counted on average.
+    row = records.tokens_a_sequence
+    packed_row = row * records.metadata.packing_factor
+    show("real tokens/s, ours, packed", list(4 * SMALL_ROWS * packed_row / seconds["ours"].wall), "/s")
+    show("real tokens/s, transformers, padded", list(SMALL_ROWS * row / seconds["everywhere"].wall), "/s")
+    show("real tokens/s, its head at masked positions only", list(2 * SMALL_ROWS * row / seconds["masked"].wall), "/s")
+    work = 4 * packed_row / row
+    show_ratio("ours / transformers", ratio(seconds["everywhere"], seconds["ours"], work), "8")
+    show_ratio("ours / its head at masked positions", ratio(seconds["masked"], seconds["ours"], work / 2), "3.5 (4)")
+
+
+def measure_utilisation(records: Any, rounds: int) -> None:
+    """How much of the processor's matrix peak a step uses, in float32 and in bfloat16."""
+    from training_data import BASE_LIKE, Trainer, training_flops_a_row
+
+    has_bfloat16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    kinds = ("float32", "bfloat16") if has_bfloat16 else ("float32",)
+    trainers = {kind: Trainer(BASE_LIKE, records.packed, BASE_ROWS, precision=kind) for kind in kinds}
+    products = {f"{kind} product": matrix_product(kind) for kind in kinds}
+    steps = {kind: lambda trainer=trainer: trainer.run(1) for kind, trainer in trainers.items()}
+    print(f"\nutilisation, {BASE_LIKE.num_hidden_layers} layers of BERT-base, {BASE_ROWS} rows an update")
+    seconds = alternate({**steps, **products}, rounds)
+    work, product = BASE_ROWS * training_flops_a_row(BASE_LIKE, records.packed), 2 * MATRIX**3
+    for kind in kinds:
+        peak = seconds[f"{kind} product"]
+        show(f"{kind}: peak of a {MATRIX} x {MATRIX} product", list(product / peak.wall / 1e9), "GFLOP/s")
+        show(f"{kind}: training step", list(work / seconds[kind].wall / 1e9), "GFLOP/s")
+        goal = "0.65" if kind == "float32" else ""
+        show_ratio(f"{kind}: utilisation", ratio(peak, seconds[kind], work / product), goal)
+    if not has_bfloat16:
+        print("  bfloat16: this processor has no AVX512_BF16")
+        return
+    show_ratio("bfloat16 / float32: matrix peak", ratio(*(seconds[f"{kind} product"] for kind in kinds)), "")
+    show_ratio("bfloat16 / float32: training step", ratio(seconds["float32"], seconds["bfloat16"]), "1.5")
+    losses = {kind: trainer.losses for kind, trainer in trainers.items()}
+    print("  loss after each update, the same batches: " + "; ".join(f"{kind} {curve(losses[kind])}" for kind in kinds))
+
+
+def curve(losses: list[float]) -> str:
+    """Some of the losses."""
+    return " ".join(f"{loss:.3f}" for loss in losses[:: max(1, len(losses) // 6)])
+
+
+def matrix_product(kind: str) -> Callable[[], Any]:
+    """Multiplies two large square matrices."""
+    import tensorflow as tf
+
+    factors = tf.cast(tf.random.stateless_normal([2, MATRIX, MATRIX], seed=[1, 2]), kind)
+    left, right = factors[0], factors[1]
+    product = tf.function(lambda: tf.reduce_max(tf.matmul(left, right)), autograph=False)
+    return lambda: product().numpy()
+
+
+def measure_input(records: Any, rounds: int) -> None:
+    """The share of the time that a step waits for its batch."""
+    from training_data import SMALL, TINY, Trainer
+
+    print("\ninput: share of the time spent waiting for the next batch (reading, parsing, checking)")
+    for name, config, updates in (("2 layers, hidden 128", TINY, 20), ("4 layers, hidden 256", SMALL, 5)):
+        for source in (records.packed, records.unpacked):
+            trainer = Trainer(config, source, SMALL_ROWS)
+            trainer.run(3)
+            shares = []
+            for _ in range(rounds):
+                waited = trainer.seconds_waited
+                _, wall = timed(lambda trainer=trainer, updates=updates: trainer.run(updates))
+                shares.append(100 * (trainer.seconds_waited - waited) / wall)
+            show(f"{name}, {'packed' if source.is_packed else 'unpacked'}", shares, "%")
+
+
+def measure_scaling(folder: Path, rounds: int) -> None:
+    """One process and two, joined by Horovod."""
+    from training_scaling import measure
+
+    print("\nscaling: processes of one thread each, the same rows a process, gradients summed by Horovod (Gloo)")
+    measure(folder, rounds)
+
+
+def main() -> None:
+    """Print the sections that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from training_data import make_records
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        records = make_records(folder)
+        measures: dict[str, Callable[[], None]] = {
+            "speed-up": lambda: measure_speed_up(records, arguments.rounds),
+            "transformers": lambda: measure_transformers(records, arguments.rounds),
+            "utilisation": lambda: measure_utilisation(records, arguments.rounds),
+            "input": lambda: measure_input(records, arguments.rounds),
+            "scaling": lambda: measure_scaling(folder, min(arguments.rounds, 3)),
+        }
+        for section in arguments.only:
+            measures[section]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Records, batches and steps that the training benchmarks measure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
+
+from gaudi_bert.config import PackingSettings, TrainingSettings
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.records.metadata import Metadata, read_metadata
+from gaudi_bert.training.checks import BatchLimits
+from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.input import Batch, TrainingOrder, training_batches
+from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.source import DataSource, open_source
+from gaudi_bert.training.step import TrainingStep
+
+FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
+
+# BERT-base's width and heads; fewer layers, because one of twelve layers takes minutes on two cores.
+BASE_LIKE = BertConfig(vocab_size=VOCABULARY, num_hidden_layers=4)
+SMALL = BertConfig(
+    vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+)
+TINY = BertConfig(vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
+
+
+@dataclass(frozen=True)
+class Records:
+    """The same sequences unpacked and packed, with the lengths of Wikipedia at 512."""
+
+    unpacked: DataSource
+    packed: DataSource
+    metadata: Metadata
+
+    @property
+    def tokens_a_sequence(self) -> float:
+        """Mean length."""
+        return self.metadata.tokens / self.metadata.sequences
+
+    def sequences_a_row(self, source: DataSource) -> float:
+        """1, or the packing factor."""
+        return self.metadata.packing_factor if source.is_packed else 1.0
+
+
+def make_records(folder: Path) -> Records:
+    """Write the unpacked records, pack them, open both."""
+    from gaudi_bert.stages.pack import pack
+
+    unpacked, packed = folder / "unpacked", folder / "packed"
+    make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)
+    pack(unpacked, packed, PackingSettings(depth=DEPTH), reporter=QUIET, overwrite=True)
+    return Records(open_source(unpacked), open_source(packed), read_metadata(packed))
+
+
+@dataclass
+class Trainer:
+    """Our training step with its input, as the trainer runs it: reading, checking, forward, backward, clipping, AdamW.
+
+    Args:
+        config: of the model.
+        source: the records.
+        batch_packs: rows of one update.
+        precision: of the matrix products.
+        communicator: the processes that train together.
+    """
+
+    config: BertConfig
+    source: DataSource
+    batch_packs: int
+    precision: Literal["float32", "bfloat16"] = "float32"
+    communicator: Communicator = field(default_factory=Communicator)
+    update: int = 0
+    seconds_waited: float = 0.0
+    losses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = TrainingSettings()
+        model = BertForPretraining(self.config, seed=1, compute_dtype=self.precision, compiled=True)
+        self._step = TrainingStep(
+            model,
+            Optimizer(model.variables_by_name, settings),
+            self.communicator,
+            loss="token",
+            clip_norm=settings.clip_norm,
+            accumulation_steps=1,
+            seed=1,
+        )
+        self._batches = self._read()
+
+    def _read(self) -> Iterator[Batch]:
+        limits = BatchLimits.of(self.source, self.config)
+        order = TrainingOrder(seed=1, shuffle_packs=4096, rank=self.communicator.rank, size=self.communicator.size)
+        return training_batches(self.source, limits, self.batch_packs, order)
+
+    def run(self, updates: int) -> None:
+        """Do so many updates and wait until they are done."""
+        for _ in range(updates):
+            started = time.perf_counter()
+            batch = next(self._batches)
+            self.seconds_waited += time.perf_counter() - started
+            self.update += 1
+            sums = self._step.run([batch], self.update, learning_rate=1e-4).numpy()
+            self.losses.append(float(sums[0] / sums[1] + sums[2] / sums[3]))
+
+
+def training_flops_a_row(config: BertConfig, source: DataSource) -> int:
+    """Floating-point operations of the matrix products of one row, forward and backward (three times the forward ones)."""
+    schema = source.schema
+    length, hidden, inner = schema.max_sequence_length, config.hidden_size, config.intermediate_size
+    slots = getattr(schema, "masked_slots", schema.max_predictions)
+    layer = 2 * length * (4 * hidden**2 + 2 * hidden * inner) + 4 * length**2 * hidden
+    heads = 2 * slots * (hidden**2 + hidden * config.vocab_size) + 2 * source.depth * hidden * (hidden + 2)
+    return 3 * (config.num_hidden_layers * layer + heads)
+
+
+def unpacked_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:
+    """`count` batches of padded rows, for those who do not read our records."""
+    limits = BatchLimits.of(source, SMALL)
+    batches = training_batches(source, limits, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
+    return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

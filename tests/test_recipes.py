@@ -1,0 +1,173 @@
+"""The committed recipes against what was published: sequences an update on 1, 8 and 32 cards, and LAMB's hyperparameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.pack import pack_histogram
+from gaudi_bert.records.example import encode_example
+from gaudi_bert.records.framing import write_record
+from gaudi_bert.stages.pack import pack
+from gaudi_bert.stages.train import train
+from gaudi_bert.training.hyperparameters import BatchPlan, plan_batches
+
+# Sequences of an update, peak learning rate, updates, warm-up, power of the decay: BERT-large with LAMB.
+PUBLISHED = {
+    "wikipedia-128": (65_536, 6e-3, 7038, 2000, 0.5),
+    "wikipedia-512": (32_768, 4e-3, 1564, 200, 0.5),
+    "mlperf": (448, 4.25e-4, 6700, 0, 1.0),
+}
+# Micro-batches of an update on one card, unpacked, as published.
+PUBLISHED_STEPS = {
+    ("wikipedia-128", 1): 1024,
+    ("wikipedia-128", 8): 128,
+    ("wikipedia-128", 32): 32,
+    ("wikipedia-512", 1): 2048,
+    ("wikipedia-512", 8): 256,
+    ("mlperf", 8): 2,
+}
+CARDS = {
+    1: ["resources.cards=1"],
+    8: [],
+    32: ["resources.workers=4"],
+}
+FACTORS = (1.0, 1.2, 2.0)
+
+
+def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
+    """A recipe for so many cards, by the settings that its own comment names."""
+    overrides = list(CARDS[cards])
+    if name == "mlperf" and cards == 32:
+        overrides.append("training.micro_batch_packs=7")
+    settings = load_pipeline(repository / "pipelines" / f"{name}.yaml", overrides)
+    assert settings.resources.workers * settings.resources.cards == cards
+    return settings
+
+
+def plan(settings: PipelineSettings, factor: float) -> BatchPlan:
+    resources = settings.resources
+    return plan_batches(settings.training, factor, resources.workers * resources.processes_per_worker)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_hyperparameters_are_the_published_ones(repository: Path, name: str) -> None:
+    training = recipe(repository, name, 8).training
+    asked = (training.global_batch_sequences, training.learning_rate, training.updates, training.warmup_updates)
+    assert (*asked, training.decay_power) == PUBLISHED[name]
+    assert (training.optimizer, training.beta_1, training.beta_2, training.epsilon) == ("lamb", 0.9, 0.999, 1e-6)
+    assert (training.weight_decay, training.clip_norm, training.loss) == (0.01, 1.0, "token")
+    assert training.layer_adaptation == ("decayed" if name == "mlperf" else "all")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_model_is_bert_large(repository: Path, name: str) -> None:
+    model = recipe(repository, name, 8).model
+    sizes = (model.num_hidden_layers, model.hidden_size, model.num_attention_heads, model.intermediate_size)
+    assert sizes == (24, 1024, 16, 4096)
+    assert (model.vocab_size, model.max_position_embeddings, model.hidden_dropout_prob) == (30_522, 512, 0.1)
+
+
+@pytest.mark.parametrize(("name", "cards"), PUBLISHED_STEPS)
+def test_unpacked_a_recipe_accumulates_as_published(repository: Path, name: str, cards: int) -> None:
+    assert plan(recipe(repository, name, cards), 1.0).accumulation_steps == PUBLISHED_STEPS[name, cards]
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("cards", CARDS)
+@pytest.mark.parametrize("name", ["wikipedia-128", "wikipedia-512"])
+def test_an_update_keeps_the_published_sequences(repository: Path, name: str, cards: int, factor: float) -> None:
+    made = plan(recipe(repository, name, cards), factor)
+    assert made.asked_sequences == PUBLISHED[name][0]
+    assert made.sequences_per_update == pytest.approx(PUBLISHED[name][0], rel=0.02)
+    assert len(made.lines()) == 1
+
+
+@pytest.mark.parametrize("cards", CARDS)
+def test_mlperf_keeps_its_448_sequences_at_the_factor_of_its_data(repository: Path, cards: int) -> None:
+    assert plan(recipe(repository, "mlperf", cards), 2.0).sequences_per_update == 448
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("cards", CARDS)
+def test_mlperf_at_other_factors_is_as_near_as_the_cards_allow_or_says_so(
+    repository: Path, cards: int, factor: float
+) -> None:
+    made = plan(recipe(repository, "mlperf", cards), factor)
+    off = abs(made.sequences_per_update / 448 - 1)
+    assert (off > 0.02) == any("global_batch_sequences = 448" in line for line in made.lines()[1:])
+    packs = made.nearest_micro_batch()
+    one_pack_more = packs * made.workers * factor * plan_steps(packs, made)
+    assert abs(one_pack_more / 448 - 1) <= max(off, 1e-3) + 1e-9
+
+
+def plan_steps(packs: int, made: BatchPlan) -> int:
+    """Micro-batches of `packs` packs an update."""
+    return max(1, round(made.asked_sequences / (packs * made.packing_factor * made.workers)))
+
+
+@pytest.mark.parametrize("cards", CARDS)
+@pytest.mark.parametrize("name", ["wikipedia-128", "wikipedia-512"])
+def test_at_the_factor_of_the_real_lengths(repository: Path, name: str, cards: int) -> None:
+    counted = json.loads((repository / "tests" / "data" / "histograms" / f"{name}.json").read_text(encoding="utf-8"))
+    packing = pack_histogram(Histogram(counted["max_sequence_length"], counted["counts"]), "nnls", 3)
+    made = plan(recipe(repository, name, cards), packing.packing_factor)
+    assert made.sequences_per_update == pytest.approx(PUBLISHED[name][0], rel=0.02)
+
+
+def test_phase_two_goes_on_from_phase_one(repository: Path) -> None:
+    first, second = (recipe(repository, name, 8) for name in ("wikipedia-128", "wikipedia-512"))
+    assert second.training.init_checkpoint == f"/work/{first.name}/train"
+    assert first.model == second.model
+    assert first.kubernetes.work_claim == second.kubernetes.work_claim is not None
+
+
+def lengths_for(factor: float, length: int) -> Iterator[int]:
+    """Lengths that pack to exactly `factor` sequences a row: whole rows, and rows of two halves."""
+    rows = 20
+    pairs = round(rows * (factor - 1))
+    yield from [length] * (rows - pairs)
+    yield from [length // 2] * (2 * pairs)
+
+
+def write_unpacked(folder: Path, lengths: Iterator[int], length: int, predictions: int) -> None:
+    folder.mkdir()
+    with (folder / "part-00000-of-00001.tfrecord").open("wb") as handle:
+        for tokens in lengths:
+            real = (np.arange(length) < tokens).astype(np.int64)
+            first = (np.arange(predictions) < 1).astype(np.int64)
+            features = {
+                "input_ids": 5 * real,
+                "input_mask": real,
+                "segment_ids": 0 * real,
+                "masked_lm_positions": first,
+                "masked_lm_ids": 7 * first,
+                "masked_lm_weights": first.astype(np.float32),
+                "next_sentence_labels": np.array([1]),
+            }
+            write_record(handle, encode_example(features))
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_dry_run_on_packed_data_plans_the_published_update(
+    repository: Path, tmp_path: Path, name: str, factor: float
+) -> None:
+    settings = recipe(repository, name, 1)
+    length, predictions = settings.prepare.max_sequence_length, settings.prepare.max_predictions
+    write_unpacked(tmp_path / "unpacked", lengths_for(factor, length), length, predictions)
+    pack(tmp_path / "unpacked", tmp_path / "packed", settings.packing, reporter=Reporter(quiet=True))
+    settings = settings.model_copy(update={"training": settings.training.model_copy(update={"init_checkpoint": None})})
+    done = train(
+        settings, tmp_path / "packed", None, tmp_path / "out", reporter=Reporter(quiet=True), resume=False, dry_run=True
+    )
+    assert done["packing_factor"] == pytest.approx(factor)
+    assert done["sequences_per_update"] == pytest.approx(PUBLISHED[name][0], rel=0.03)
+    assert not (tmp_path / "out").exists()
