@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.records.fingerprint import CLASSES, add_hashes, hash_unpacked, scan_packed
+from gaudi_bert.records.fingerprint import CLASSES, add_hashes, hash_unpacked
 from gaudi_bert.records.memory import address_of
-from gaudi_bert.records.pack import position_table
+from gaudi_bert.records.output import position_table
 from gaudi_bert.records.packed_check import canonical_packed
+from gaudi_bert.records.packed_scan import scan_packed
 from gaudi_bert.records.scan import PIECE_BYTES, RecordScan, UnpackedFormat
 from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, UnpackedSchema
 from gaudi_bert.records.unpacked_index import LENGTH

@@ -9,9 +9,6 @@ are known before the first byte is written, keys come in sorted order, so the re
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-
 import numpy as np
 from numba import njit
 
@@ -28,7 +25,16 @@ from gaudi_bert.records.memory import (
     store_u32,
     store_word,
 )
-from gaudi_bert.records.schema import MAX_SEQUENCE_LENGTH, FeatureSpec, PackedSchema
+from gaudi_bert.records.output import (
+    entry_size,
+    output_keys,
+    position_bytes,
+    position_table,
+    store_entry_head,
+    store_varint,
+    varint_size,
+)
+from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.unpacked_index import (
     IDS,
     IDS_BYTES,
@@ -50,8 +56,6 @@ __all__ = [
     "TOO_MANY_TOKENS",
     "PackEncoder",
     "largest_record",
-    "position_bytes",
-    "position_table",
 ]
 
 DONE, OUTPUT_FULL, TOO_MANY_TOKENS, TOO_MANY_MASKED, TOO_DEEP = range(5)
@@ -61,74 +65,6 @@ _PREFETCH_PACKS = 8
 _FEATURES = 10
 _I, _MASK, _MASKED_I, _MASKED_P, _WEIGHTS, _LABELS, _STARTS, _REAL, _POSITIONS, _SEGMENTS = range(_FEATURES)
 _ONE_FLOAT = np.int64(0x3F800000)
-
-
-def position_table() -> np.ndarray:
-    """The varints 0 .. 8191, one after the other."""
-    values = np.arange(MAX_SEQUENCE_LENGTH)
-    long = values[128:]
-    pairs = np.stack([(long & 127) | 128, long >> 7], axis=1)
-    return np.concatenate([values[:128], pairs.reshape(-1)]).astype(np.uint8)
-
-
-def _output_keys(features: Sequence[FeatureSpec]) -> np.ndarray:
-    """[features, 5] int64: key length, the key as three words, the tag of its list."""
-    rows = []
-    for spec in features:
-        key = spec.name.encode("ascii")
-        rows.append([len(key), *struct.unpack("<3q", key.ljust(24, b"\0")), 0x12 if spec.kind == "float32" else 0x1A])
-    return np.array(rows, dtype=np.int64)
-
-
-@njit(inline="always")
-def position_bytes(length: int) -> int:
-    """Size of the varints 0 .. length - 1."""
-    return length if length <= 128 else 2 * length - 128
-
-
-@njit(inline="always")
-def _varint_size(value: int) -> int:
-    return 1 if value < 128 else (2 if value < 16384 else 3)
-
-
-@njit(inline="always")
-def _store_varint(at: int, value: int) -> int:
-    while value > 127:
-        store_u8(at, (value & 127) | 128)
-        at += 1
-        value >>= 7
-    store_u8(at, value)
-    return at + 1
-
-
-@njit(inline="always")
-def _entry_size(key_size: int, values_size: int) -> int:
-    """Size of a map entry without its tag and length, for packed values of `values_size` bytes."""
-    packed = 1 + _varint_size(values_size) + values_size
-    feature = 1 + _varint_size(packed) + packed
-    return 2 + key_size + 1 + _varint_size(feature) + feature
-
-
-@njit(**KERNEL_OPTIONS)
-def _store_entry_head(at: int, keys: np.ndarray, feature: int, values_size: int) -> int:
-    """Write the head of a map entry, up to its values; the address of the first value."""
-    key_size = keys[feature, 0]
-    packed = 1 + _varint_size(values_size) + values_size
-    message = 1 + _varint_size(packed) + packed
-    store_u8(at, 0x0A)
-    at = _store_varint(at + 1, _entry_size(key_size, values_size))
-    store_u8(at, 0x0A)
-    store_u8(at + 1, key_size)
-    store_word(at + 2, keys[feature, 1])
-    store_word(at + 10, keys[feature, 2])
-    store_word(at + 18, keys[feature, 3])
-    at += 2 + key_size
-    store_u8(at, 0x12)
-    at = _store_varint(at + 1, message)
-    store_u8(at, keys[feature, 4])
-    at = _store_varint(at + 1, packed)
-    store_u8(at, 0x0A)
-    return _store_varint(at + 1, values_size)
 
 
 @njit(**KERNEL_OPTIONS)
@@ -196,8 +132,8 @@ def _measure(
         ids += row[IDS_BYTES]
         masked_ids += row[MASKED_IDS_BYTES]
         positions += position_bytes(real)
-        starts += _varint_size(tokens)
-        numbers += real * _varint_size(place + 1)
+        starts += varint_size(tokens)
+        numbers += real * varint_size(place + 1)
         tokens += real
         masked += row[MASKED]
     padding, unused = length - tokens, slots - masked
@@ -228,6 +164,46 @@ def _store_tokens(
 
 
 @njit(**KERNEL_OPTIONS)
+def _store_masked(
+    at: int, index: np.ndarray, members: np.ndarray, sizes: np.ndarray, keys: np.ndarray, scratch: int, unused: int
+) -> int:
+    """Write the entries of masked positions and their weights (the number of the sequence, as float32)."""
+    at = store_entry_head(at, keys, _MASKED_P, sizes[_MASKED_P])
+    copy_bytes(at, scratch, sizes[_MASKED_P] - unused)
+    at = _zeros(at + sizes[_MASKED_P] - unused, unused)
+    at = store_entry_head(at, keys, _WEIGHTS, sizes[_WEIGHTS])
+    for place in range(members.size):
+        bits = np.int64(np.float32(place + 1).view(np.int32))
+        for _ in range(index[members[place], MASKED]):
+            store_u32(at, bits)
+            at += 4
+    return _zeros(at, 4 * unused)
+
+
+@njit(**KERNEL_OPTIONS)
+def _store_next_sentence(
+    at: int, index: np.ndarray, members: np.ndarray, sizes: np.ndarray, keys: np.ndarray, empty: int
+) -> int:
+    """Write the entries of next-sentence labels, positions (where each sequence starts) and weights."""
+    at = store_entry_head(at, keys, _LABELS, sizes[_LABELS])
+    for member in members:
+        store_u8(at, np.int64(index[member, LABEL]))
+        at += 1
+    at = _zeros(at, empty)
+    at = store_entry_head(at, keys, _STARTS, sizes[_STARTS])
+    start = np.int64(0)
+    for member in members:
+        at = store_varint(at, start)
+        start += index[member, LENGTH]
+    at = _zeros(at, empty)
+    at = store_entry_head(at, keys, _REAL, sizes[_REAL])
+    for _ in range(members.size):
+        store_u32(at, _ONE_FLOAT)
+        at += 4
+    return _zeros(at, 4 * empty)
+
+
+@njit(**KERNEL_OPTIONS)
 def _store_features(
     at: int,
     base: int,
@@ -241,54 +217,29 @@ def _store_features(
     table: int,
 ) -> int:
     """Write the ten map entries in sorted order; the address after the last."""
-    depth = schema[2]
-    tokens, masked = 0, 0
+    tokens, masked = np.int64(0), np.int64(0)
     for member in members:
         tokens += index[member, LENGTH]
         masked += index[member, MASKED]
-    padding, unused, empty = schema[0] - tokens, schema[1] - masked, depth - members.size
+    padding, unused, empty = schema[0] - tokens, schema[1] - masked, schema[2] - members.size
 
-    at = _store_entry_head(at, keys, _I, sizes[_I])
+    at = store_entry_head(at, keys, _I, sizes[_I])
     at = _store_tokens(at, base, offsets, index, members, IDS, IDS_BYTES, padding)
-    at = _store_entry_head(at, keys, _MASK, sizes[_MASK])
+    at = store_entry_head(at, keys, _MASK, sizes[_MASK])
     for place in range(members.size):
         at = _fill_numbers(at, place + 1, np.int64(index[members[place], LENGTH]))
     at = _zeros(at, padding)
-    at = _store_entry_head(at, keys, _MASKED_I, sizes[_MASKED_I])
+    at = store_entry_head(at, keys, _MASKED_I, sizes[_MASKED_I])
     at = _store_tokens(at, base, offsets, index, members, MASKED_IDS, MASKED_IDS_BYTES, unused)
-    at = _store_entry_head(at, keys, _MASKED_P, sizes[_MASKED_P])
-    copy_bytes(at, scratch, sizes[_MASKED_P] - unused)
-    at = _zeros(at + sizes[_MASKED_P] - unused, unused)
-    at = _store_entry_head(at, keys, _WEIGHTS, sizes[_WEIGHTS])
-    for place in range(members.size):
-        bits = np.int64(np.float32(place + 1).view(np.int32))
-        for _ in range(index[members[place], MASKED]):
-            store_u32(at, bits)
-            at += 4
-    at = _zeros(at, 4 * unused)
-    at = _store_entry_head(at, keys, _LABELS, sizes[_LABELS])
-    for member in members:
-        store_u8(at, np.int64(index[member, LABEL]))
-        at += 1
-    at = _zeros(at, empty)
-    at = _store_entry_head(at, keys, _STARTS, sizes[_STARTS])
-    start = 0
-    for member in members:
-        at = _store_varint(at, start)
-        start += index[member, LENGTH]
-    at = _zeros(at, empty)
-    at = _store_entry_head(at, keys, _REAL, sizes[_REAL])
-    for _ in range(members.size):
-        store_u32(at, _ONE_FLOAT)
-        at += 4
-    at = _zeros(at, 4 * empty)
-    at = _store_entry_head(at, keys, _POSITIONS, sizes[_POSITIONS])
+    at = _store_masked(at, index, members, sizes, keys, scratch, unused)
+    at = _store_next_sentence(at, index, members, sizes, keys, empty)
+    at = store_entry_head(at, keys, _POSITIONS, sizes[_POSITIONS])
     for member in members:
         size = position_bytes(np.int64(index[member, LENGTH]))
         copy_bytes(at, table, size)
         at += size
     at = _zeros(at, padding)
-    at = _store_entry_head(at, keys, _SEGMENTS, sizes[_SEGMENTS])
+    at = store_entry_head(at, keys, _SEGMENTS, sizes[_SEGMENTS])
     return _store_tokens(at, base, offsets, index, members, SEGMENTS, LENGTH, padding)
 
 
@@ -323,16 +274,16 @@ def _encode(
             return status, pack, at - out
         content = 0
         for feature in range(_FEATURES):
-            entry = _entry_size(keys[feature, 0], sizes[feature])
-            content += 1 + _varint_size(entry) + entry
-        payload_size = 1 + _varint_size(content) + content
+            entry = entry_size(keys[feature, 0], sizes[feature])
+            content += 1 + varint_size(entry) + entry
+        payload_size = 1 + varint_size(content) + content
         if at + payload_size + 16 + _SLACK > end:
             return OUTPUT_FULL, pack, at - out
         store_word(at, payload_size)
         store_u32(at + 8, mask_crc(crc_of_word(payload_size)))
         payload = at + 12
         store_u8(payload, 0x0A)
-        at = _store_varint(payload + 1, content)
+        at = store_varint(payload + 1, content)
         at = _store_features(at, base, offsets, index, mine, sizes, schema, keys, scratch, table)
         store_u32(at, mask_crc(crc32c_kernel(payload, payload_size, 0)))
         at += 4
@@ -380,7 +331,7 @@ class PackEncoder:
         self._arrays = (address_of(buffer), offsets, index, starts, members)
         self._buffer = buffer  # keeps the memory alive
         self._sizes = np.array([schema.max_sequence_length, schema.masked_slots, schema.depth], dtype=np.int64)
-        self._keys = _output_keys(schema.features)
+        self._keys = output_keys(schema.features)
         self._table = position_table()
         self._scratch_bytes = 2 * schema.masked_slots + 8
 

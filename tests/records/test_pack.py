@@ -13,6 +13,7 @@ from reference.records_wire import FLOAT_KEYS, crc32c, example, frame, random_se
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.group import GroupFile, buffer_bytes, read_group
 from gaudi_bert.records.memory import address_of
+from gaudi_bert.records.output import position_bytes, position_table
 from gaudi_bert.records.pack import (
     OUTPUT_FULL,
     TOO_DEEP,
@@ -20,8 +21,6 @@ from gaudi_bert.records.pack import (
     TOO_MANY_TOKENS,
     PackEncoder,
     largest_record,
-    position_bytes,
-    position_table,
 )
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 
