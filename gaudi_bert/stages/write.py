@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gaudi_bert.records.group import GroupFile
+    from gaudi_bert.records.metadata import Shard
     from gaudi_bert.stages.plan_reader import WritePlan
 
 __all__ = ["match_files", "write"]
@@ -143,8 +144,6 @@ def _write_group(
     workers: int | None,
 ) -> None:
     """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
-    import numpy as np
-
     from gaudi_bert.records.assign import assign_sequences, shard_bounds
     from gaudi_bert.records.group import read_group
     from gaudi_bert.records.pack import PackEncoder
@@ -175,19 +174,22 @@ def _write_group(
         WRITERS_A_CORE * cores,
         lambda: output_buffer(schema),
     )
-    write_json(
-        _manifest_path(out, number),
-        {
-            "format_version": MANIFEST_VERSION,
-            "plan_sha256": plan.sha256,
-            "group": number,
-            "sequences": group.lengths.size,
-            "packs": planned.packs,
-            "tokens": int(group.lengths.sum(dtype=np.int64)),
-            "counts": np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist(),
-            "shards": [shard.model_dump() for shard in made],
-        },
-    )
+    write_json(_manifest_path(out, number), _new_manifest(plan, number, group.lengths, made))
+
+
+def _new_manifest(plan: WritePlan, number: int, lengths: np.ndarray, shards: Sequence[Shard]) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "format_version": MANIFEST_VERSION,
+        "plan_sha256": plan.sha256,
+        "group": number,
+        "sequences": lengths.size,
+        "packs": plan.groups[number].packs,
+        "tokens": int(lengths.sum(dtype=np.int64)),
+        "counts": np.bincount(lengths, minlength=plan.max_sequence_length + 1)[1:].tolist(),
+        "shards": [shard.model_dump() for shard in shards],
+    }
 
 
 def _manifest_path(out: Path, number: int) -> Path:
