@@ -46,7 +46,9 @@ def prove_bound(counts: np.ndarray, depth: int) -> Certificate:
     if np.count_nonzero(counts) > MANY_LENGTHS:
         grid = Grid(len(counts), len(counts) // COARSE_BINS)
         coarse = prove_bound(coarse_counts(counts, grid), depth)
-        return max(best, prove(counts, interpolated_prices(coarse.prices, grid), depth), key=lambda certificate: certificate.bound)
+        return max(
+            best, prove(counts, interpolated_prices(coarse.prices, grid), depth), key=lambda certificate: certificate.bound
+        )
     programme = Programme.unlimited(counts)
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(programme.lengths))
     programme.generate(iterations)

@@ -18,7 +18,7 @@ import numpy as np
 from gaudi_bert.packing.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
 
-__all__ = ["Grid", "ROUNDS", "coarse_counts", "fill_strategies", "interpolated_prices"]
+__all__ = ["ROUNDS", "Grid", "coarse_counts", "fill_strategies", "interpolated_prices"]
 
 
 @dataclass(frozen=True)

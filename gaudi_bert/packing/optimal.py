@@ -31,12 +31,26 @@ from gaudi_bert.packing.settle import settle_slots
 
 __all__ = ["Optimum", "pack_optimally"]
 
-ATTEMPTS = (DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6))
-QUICK_ATTEMPT = DiveSettings(0.25, max_steps=6)
-"""On a coarse grid a pack or two more do not matter."""
-
 PATIENCE = 4
 """Simplex iterations for each length before the NNLS is asked for strategies."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """When to give up.
+
+    Attributes:
+        attempts: dives, until the gap is 0.
+        iterations: simplex iterations for each length, with the depth limit and the strategies of the NNLS.
+    """
+
+    attempts: tuple[DiveSettings, ...]
+    iterations: float = np.inf
+
+
+THOROUGH = Effort((DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6)))
+QUICK = Effort((DiveSettings(0.25, max_steps=6),), iterations=12)
+"""For a coarse grid, where a pack or two more do not matter."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +71,13 @@ class Optimum:
         return packs_of(self.mixture) - self.certificate.bound
 
 
-def pack_optimally(counts: np.ndarray, depth: int, attempts: tuple[DiveSettings, ...] = ATTEMPTS) -> Optimum:
+def pack_optimally(counts: np.ndarray, depth: int, effort: Effort = THOROUGH) -> Optimum:
     """Pack a histogram in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
         depth: most sequences in a pack, from 1; L or more means no limit.
-        attempts: how to look for whole packs, until the gap is 0.
+        effort: when to give up.
     """
     optimum = Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
     if optimum.gap == 0:
@@ -74,9 +88,9 @@ def pack_optimally(counts: np.ndarray, depth: int, attempts: tuple[DiveSettings,
     programme.generate()
     optimum = _better(optimum, None, certify(programme, depth))
     if depth < programme.deepest and optimum.gap:
-        programme = _limited_programme(counts, depth, programme)
+        programme = _limited_programme(counts, depth, programme, effort)
         optimum = _better(optimum, None, certify(programme, depth))
-    for settings in attempts:
+    for settings in effort.attempts:
         if optimum.gap == 0:
             break
         optimum = _better(optimum, _whole_packs(programme, optimum.certificate.bound, settings), optimum.certificate)
@@ -89,7 +103,7 @@ def _pack_coarsely(counts: np.ndarray, depth: int, optimum: Optimum) -> Optimum:
     left = counts
     for number, settings in enumerate(ROUNDS):
         grid = Grid(len(counts), len(counts) // settings.bins, settings.up)
-        coarse = pack_optimally(coarse_counts(left, grid), depth, (QUICK_ATTEMPT,))
+        coarse = pack_optimally(coarse_counts(left, grid), depth, QUICK)
         packs, left = fill_strategies(coarse.mixture, left, grid, settings.waste)
         for strategy, count in packs.items():
             add_packs(mixture, strategy, count)
@@ -110,7 +124,7 @@ def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate)
     return Optimum(mixture, certificate)
 
 
-def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme) -> Programme:
+def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme, effort: Effort) -> Programme:
     """The programme with the depth limit, solved."""
     programme = Programme.limited(counts, depth)
     programme.relaxation = unlimited.relaxation
@@ -121,7 +135,7 @@ def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme) -> 
         programme = Programme(counts, depth)
         programme.relaxation = relaxation
         programme.add(solution.strategies)
-        programme.generate()
+        programme.generate(effort.iterations * len(programme.lengths))
     return programme
 
 

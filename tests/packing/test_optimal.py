@@ -1,0 +1,118 @@
+"""Optimal packings: gap 0 on the published histograms, brute force on tiny ones, and inputs made to break it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.packing.bounds import lower_bound, prove_bound
+from gaudi_bert.packing.certificate import Certificate, check_certificate
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.iterative import iterative_nnls
+from gaudi_bert.packing.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.mixture import check_mixture, packs_of
+from gaudi_bert.packing.optimal import Optimum, pack_optimally
+from tests.reference import packing_naive as naive
+from tests.reference.packing_data import ADVERSARIAL, published
+
+PROVEN = {
+    "squad-384": {2: 45_335, 3: 40_195},
+    "wikipedia-128": {2: 30_080_937, 3: 30_061_040},
+    "wikipedia-384": {2: 12_243_151, 3: 10_684_344},
+    "wikipedia-512": {2: 10_099_081, 3: 8_143_829, 4: 8_135_727},
+    "wikipedia-1024": {2: 35_886_963, 3: 26_348_556, 4: 21_697_115},
+    "wikipedia-2048": {2: 13_092_039, 3: 9_236_660, 4: 7_319_086, 5: 6_294_495},
+}
+QUICK = [
+    (name, depth) for name in PROVEN for depth in (2, 3, 4, 5, 8, 16, 2048) if "2048" not in name or depth in (2, 3, 4, 2048)
+]
+SLOW = [("wikipedia-2048", depth) for depth in (5, 8, 16)]
+
+
+def checked(counts: np.ndarray, depth: int) -> Optimum:
+    """Pack, and check mixture and certificate."""
+    optimum = pack_optimally(counts, depth)
+    check_mixture(optimum.mixture, Histogram(len(counts), counts), depth)
+    assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound <= packs_of(optimum.mixture)
+    return optimum
+
+
+def proven_optimal(name: str, depth: int) -> None:
+    optimum = checked(published(name).counts, depth)
+    packs = PROVEN[name][min(depth, max(PROVEN[name]))]
+    assert (packs_of(optimum.mixture), optimum.certificate.bound, optimum.gap) == (packs, packs, 0)
+
+
+@pytest.mark.parametrize(("name", "depth"), QUICK)
+def test_gap_0(name: str, depth: int) -> None:
+    proven_optimal(name, depth)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "depth"), SLOW)
+def test_gap_0_at_length_2048(name: str, depth: int) -> None:
+    proven_optimal(name, depth)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 9))
+@settings(max_examples=80, deadline=None)
+def test_tiny_against_brute_force(counts: list[int], depth: int) -> None:
+    fewest = naive.fewest_packs(tuple(counts), min(depth, len(counts)))
+    optimum = checked(np.array(counts, dtype=np.int64), depth)
+    assert packs_of(optimum.mixture) == fewest
+    assert lower_bound(np.array(counts, dtype=np.int64), depth) <= fewest
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 13])
+@pytest.mark.parametrize("case", ADVERSARIAL)
+def test_adversarial(case: str, depth: int) -> None:
+    assert checked(np.array(ADVERSARIAL[case], dtype=np.int64), depth).gap <= 1
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]))
+@settings(max_examples=20, deadline=None)
+def test_packs_never_rise_with_depth(seed: int, max_length: int) -> None:
+    counts = np.random.default_rng(seed).integers(0, 300, max_length)
+    packs = [packs_of(checked(counts, depth).mixture) for depth in (1, 2, 3, 4, 7, max_length)]
+    assert packs == sorted(packs, reverse=True)
+
+
+def test_ten_times_the_sequences() -> None:
+    counts = published("squad-384").counts * 10**7
+    optimum = checked(counts, 3)
+    assert optimum.gap <= 1e-12 * optimum.certificate.bound + 1
+
+
+def test_twice_is_the_same() -> None:
+    counts = published("wikipedia-384").counts
+    assert list(pack_optimally(counts, 4).mixture.items()) == list(pack_optimally(counts, 4).mixture.items())
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 16, 512])
+@pytest.mark.parametrize("name", ["squad-384", "wikipedia-512"])
+def test_quick_bound(name: str, depth: int) -> None:
+    counts = published(name).counts
+    certificate = prove_bound(counts, depth)
+    assert check_certificate(certificate, counts) == certificate.bound
+    for mixture in (pack_longest_first(counts, depth), iterative_nnls(counts, depth)):
+        assert certificate.bound <= packs_of(mixture)
+    assert certificate.bound == PROVEN[name][min(depth, max(PROVEN[name]))]
+
+
+def test_a_false_certificate_is_refused() -> None:
+    counts = np.array([0, 3, 0, 2], dtype=np.int64)
+    prices = np.arange(1, 5)
+    assert check_certificate(Certificate(prices, 2, 4), counts) == 4
+    with pytest.raises(FailedError, match="prove 4 packs"):
+        check_certificate(Certificate(prices, 2, 5), counts)
+
+
+def test_thousands_of_lengths() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(600), 1.1, 200_000), 1, 4096).astype(int)
+    counts = np.bincount(lengths, minlength=4097)[1:].astype(np.int64)
+    optimum = checked(counts, 4)
+    assert optimum.gap <= 0.001 * optimum.certificate.bound
+    assert prove_bound(counts, 4).bound <= packs_of(optimum.mixture)
