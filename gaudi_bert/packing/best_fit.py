@@ -1,7 +1,8 @@
 """Best fit decreasing for what another algorithm has left over: into its packs that have room, then into new ones.
 
-Each sequence, longest first, goes to the pack with the least room that still holds it and that has fewer sequences than the depth allows.
-That is LPFHP (`longest_pack_first`) with packs that are there already, so it costs the same for one sequence as for a million.
+Each sequence, longest first, goes to the pack with the least room that still holds it and that has fewer
+sequences than the depth allows. That is LPFHP (`longest_pack_first`) with packs that are there already, so it
+costs the same for one sequence as for a million.
 """
 
 from __future__ import annotations

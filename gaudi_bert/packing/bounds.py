@@ -1,8 +1,9 @@
 """How few packs any packing needs: certified bounds, quick enough to be given with every plan.
 
-Prices come from the token bound (length), the count bound (1 each), the linear programme without a depth limit, and the one with it. The last
-starts from the strategies of LPFHP and stops after a number of simplex iterations; its prices prove a bound at any time. Whatever the
-prices, they are made integers and the worth of the best pack is computed exactly, so floating point has no part in the proof.
+Prices come from the token bound (length), the count bound (1 each), the linear programme without a depth limit,
+and the one with it. The last starts from the strategies of LPFHP and stops after a number of simplex
+iterations; its prices prove a bound at any time. Whatever the prices, they are made integers and the worth of
+the best pack is computed exactly, so floating point has no part in the proof.
 """
 
 from __future__ import annotations
@@ -104,7 +105,10 @@ def prove(counts: np.ndarray, prices: np.ndarray, depth: int) -> Certificate:
 
 
 def _common_denominator(relaxation: Relaxation) -> np.ndarray | None:
-    """The prices as multiples of one fraction 1 / n, if they are; for billions of sequences rounding them down costs whole packs."""
+    """The prices as multiples of one fraction 1 / n, if they are.
+
+    For billions of sequences, rounding them down would cost whole packs.
+    """
     for denominator in range(1, MAX_DENOMINATOR + 1):
         multiples = relaxation.prices * denominator
         nearest = np.rint(multiples)

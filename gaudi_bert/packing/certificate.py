@@ -1,11 +1,12 @@
 """A proof that no packing can do with fewer packs, made of integers and checkable by hand.
 
-Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M worth of sequences, then packs >=
-(worth of all sequences) / M, whoever packs and however. The best prices are the dual solution of the cutting stock linear
-programme, but any prices prove a bound, so nothing has to be believed of the solver that found them.
+Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M
+worth of sequences, then packs >= (worth of all sequences) / M, whoever packs and however. The best prices are
+the dual solution of the cutting stock linear programme, but any prices prove a bound, so nothing has to be
+believed of the solver that found them.
 
-`check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only, and shares no code with the
-solvers. `bounds` makes certificates.
+`check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only,
+and shares no code with the solvers. `bounds` makes certificates.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """An upper triangular factor R with R^T R = G that follows as columns enter and leave the active set.
 
-Appending a column costs one forward substitution; removing one shifts the later columns and restores the triangle with Givens
-rotations (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows of R, which are contiguous. The right-hand side is
-carried along as `projected` = R^-T g, so that the solution of G x = g is always one back substitution away.
+Appending a column costs one forward substitution; removing one shifts the later columns and restores the
+triangle with Givens rotations (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows
+of R, which are contiguous. The right-hand side is carried along as `projected` = R^-T g, so that the solution
+of G x = g is always one back substitution away.
 
-Innermost loops are kernels of their own on slices: the compiler then sees plain arrays, and vectorises three times better.
+Innermost loops are kernels of their own on slices: the compiler then sees plain arrays, and vectorises three
+times better.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ def append_column(
 
 @kernel
 def _substitute_forward(factor: np.ndarray, size: int, values: np.ndarray) -> None:
-    """values[:size] = R^-T values[:size], four rows of R at a time so that `values` is read and written once for four."""
+    """values[:size] = R^-T values[:size], four rows of R at a time, to read and write `values` less often."""
     whole = size - size % 4
     for row in range(0, whole, 4):
         first, second, third, fourth = factor[row], factor[row + 1], factor[row + 2], factor[row + 3]

@@ -1,10 +1,11 @@
 """Packing at very large maximum lengths: plan on a coarse grid, fill with real lengths.
 
-With thousands of lengths the linear programme itself is the cost. So the lengths are rounded to the nearest multiple of a
-grid, and that problem of some hundred lengths is solved. Rounding up would make every coarse pack feasible, and waste half a
-grid step for every sequence; rounding to the nearest wastes nothing on average, and within the bins of a coarse pack there
-are nearly always real lengths that fill the pack exactly: all bins but two give the length of which most are left, the last
-two the pair that fills up. What is left over when bins run dry goes into the next round, and at last into one that rounds up.
+With thousands of lengths the linear programme itself is the cost. So the lengths are rounded to the nearest
+multiple of a grid, and that problem of some hundred lengths is solved. Rounding up would make every coarse pack
+feasible, and waste half a grid step for every sequence; rounding to the nearest wastes nothing on average, and
+within the bins of a coarse pack there are nearly always real lengths that fill the pack exactly: all bins but
+two give the length of which most are left, the last two the pair that fills up. What is left over when bins run
+dry goes into the next round, and at last into one that rounds up.
 
 The prices of the coarse problem, interpolated to the real lengths, prove a bound that is nearly as good as its own.
 """
@@ -188,7 +189,7 @@ def _most_numerous(left: np.ndarray, low: int, high: int) -> int:
 
 @kernel
 def _choose_pair(left: np.ndarray, low: int, high: int, longest: int, room: int, waste: int) -> tuple[int, int]:
-    """A length in low .. high and one more of up to `longest` that fill the room but for the least waste possible; (0, 0): none."""
+    """A length in low .. high and one of up to `longest` that fill the room with the least waste; (0, 0): none."""
     for short in range(waste + 1):
         best, one = 0, 0
         for length in range(low, min(high, room - short - 1) + 1):

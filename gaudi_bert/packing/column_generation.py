@@ -1,9 +1,10 @@
-"""The least number of packs, fractions allowed, and the prices that prove it: column generation with stabilised prices.
+"""The least number of packs, fractions allowed, and the prices that prove it: stabilised column generation.
 
-Solve the linear programme over the known strategies (`master`), price, add for every length its best strategy, repeat (Gilmore and
-Gomory 1961). The prices are taken between the programme's and the best proven ones (Wentges 1997), which start at length / L, the prices of
-the token bound; each pricing gives a new lower bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon
-as no whole pack lies between bound and objective.
+Solve the linear programme over the known strategies (`master`), price, add for every length its best strategy,
+repeat (Gilmore and Gomory 1961). The prices are taken between the programme's and the best proven ones (Wentges
+1997), which start at length / L, the prices of the token bound; each pricing gives a new lower bound (worth of
+the sequences) / (worth of the best pack), so the loop may stop as soon as no whole pack lies between bound and
+objective.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gaudi_bert.packing.pricing import completion_values, power_chain, unwind
 __all__ = ["Pricer", "Relaxation", "generate_columns"]
 
 CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
-"""Share of the best proven prices in what is priced; the next one is taken when no strategy is found that cuts off the programme's prices."""
+"""Share of the best proven prices in what is priced; the next one when that cuts off nothing."""
 
 REDUCED_COST = 1e-9
 
@@ -45,7 +46,7 @@ class Pricer:
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
 
     def price(self, prices: np.ndarray) -> np.ndarray:
-        """Worth of the best pack that holds each length: float64 [rows], for non-decreasing `prices` float64 [rows]."""
+        """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
         by_length = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
         completion = completion_values(self.chain, by_length, self._table)
         return prices + completion[self.max_length - self.lengths]
@@ -66,7 +67,10 @@ class Pricer:
 def _unwind_rows(
     chain: np.ndarray, table: np.ndarray, lengths: np.ndarray, row_below: np.ndarray, rows: np.ndarray, prices: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each row its best pack: the lengths (slots of lengths that do not occur shrink to the next one that does), ends, worths."""
+    """For each row its best pack: the lengths one after the other, where each pack ends, and its worth.
+
+    Slots of lengths that do not occur shrink to the next one that does.
+    """
     top = table.shape[1] - 1
     items = np.empty(4 * top + 16, dtype=np.int64)
     pack = np.empty(top + 2, dtype=np.int64)

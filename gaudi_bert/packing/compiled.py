@@ -1,7 +1,8 @@
-"""How the numeric kernels of this room are compiled: once for a machine, outside Python's lock, free to use vector instructions.
+"""How the numeric kernels of this room are compiled: once for a machine, vectorised, outside Python's lock.
 
-`cache=True` keeps the machine code beside the module, so only the first call after installation pays for the compiler. The
-floating point relaxations let a maximum or a dot product run in vector lanes; no kernel uses infinities or NaN.
+`cache=True` keeps the machine code beside the module, so only the first call after installation pays for the
+compiler. The floating point relaxations let a maximum or a dot product run in vector lanes; no kernel uses
+infinities or NaN.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""From fractions of packs to whole packs: round the linear programme's solution down, dive, and search the last packs.
+"""From fractions of packs to whole packs: round the solution down, dive, and search the last packs.
 
-The whole part of every usage is fixed. What remains is a few hundred sequences, for which the same programme, with the same basis, is
-still optimal; from there some of the largest fractions are fixed to one more pack and the programme is solved again with what is left to
-cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the target the strategies at hand are
-enough; when they do not, column generation supplies strategies for the rest. As soon as the rest is provably over the target, or small,
-the last states on the way are searched exhaustively (`last_packs`).
+The whole part of every usage is fixed. What remains is a few hundred sequences, for which the same programme,
+with the same basis, is still optimal; from there some of the largest fractions are fixed to one more pack and
+the programme is solved again with what is left to cover (diving, as in Sadykov et al. 2019). While fixed packs
+plus the rest's objective stay within the target the strategies at hand are enough; when they do not, column
+generation supplies strategies for the rest. As soon as the rest is provably over the target, or small, the last
+states on the way are searched exhaustively (`last_packs`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mix
         settings: step sizes and effort.
 
     Returns:
-        The packs (slots may hold shorter sequences, see `settle`) and the sequences that they do not hold: int64 [rows].
+        The packs (slots may hold shorter sequences, see `settle`) and the sequences that they do not hold:
+        int64 [rows].
     """
     master = programme.master
     path = _Path(programme.lengths, programme.demand)

@@ -1,15 +1,15 @@
-"""The iterative NNLS loop with padding feedback, as Habana Labs published it ("Data Packing Process for MLPERF BERT").
+"""The iterative NNLS loop with padding feedback, as Habana Labs published it.
 
-Solve the weighted NNLS for the sequences that are left; round the usages down (those below 2 to the nearest integer); where
-that makes more slots than there are sequences, the surplus is padding; go on with what is not covered, until fewer than 100
-sequences are left or 20 rounds are over. Lengths 1 to 8 get the residual weight sqrt(8 / (2 L)), because their surplus is
-cheap padding.
+("Data Packing Process for MLPERF BERT".) Solve the weighted NNLS for the sequences that are left; round the
+usages down (those below 2 to the nearest integer); where that makes more slots than there are sequences, the
+surplus is padding; go on with what is not covered, until fewer than 100 sequences are left or 20 rounds are
+over. Lengths 1 to 8 get the residual weight sqrt(8 / (2 L)), because their surplus is cheap padding.
 
-What is left is packed by `leftovers`. "complement" is the published way: a pack (length, L - length) for each sequence,
-after the last round. "best-fit" puts it into the room that the trimmed surplus slots leave, then into new packs; and because
-each round pays for its exact fills with padding, it does so after every round and keeps the last round that gained. The
-published listing fails on a leftover of full length (it asks for a sequence of length 0) and may go on for ever without
-progress; neither happens here.
+What is left is packed by `leftovers`. "complement" is the published way: a pack (length, L - length) for each
+sequence, after the last round. "best-fit" puts it into the room that the trimmed surplus slots leave, then into
+new packs; and because each round pays for its exact fills with padding, it does so after every round and keeps
+the last round that gained. The published listing fails on a leftover of full length (it asks for a sequence of
+length 0) and may go on for ever without progress; neither happens here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def iterative_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-
 
 
 def _rounds(counts: np.ndarray, depth: int) -> Iterator[tuple[Mixture, np.ndarray]]:
-    """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do not cover."""
+    """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do
+    not cover.
+    """
     weights = residual_weights(len(counts))
     mixture: Mixture = {}
     left = counts.copy()

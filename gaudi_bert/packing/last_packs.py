@@ -1,9 +1,10 @@
 """The last few packs by exhaustive search: do these sequences fit into that many packs?
 
-Diving loses its slack in the last handful of packs, where fractions of packs are no guide any more. There the question is small enough
-to be searched. The prices of the linear programme prune: every pack is worth at most 1, so what the packs fall short of 1 together may not
-exceed (packs - worth of all sequences). Each pack starts with the longest sequence that is left and is filled in order of falling length; a branch
-dies when even the best completion of the pack leaves too little worth. (Branch and bound on the dual prices, as Belov and
+Diving loses its slack in the last handful of packs, where fractions of packs are no guide any more. There the
+question is small enough to be searched. The prices of the linear programme prune: every pack is worth at most
+1, so what the packs fall short of 1 together may not exceed (packs - worth of all sequences). Each pack starts
+with the longest sequence that is left and is filled in order of falling length; a branch dies when even the
+best completion of the pack leaves too little worth. (Branch and bound on the dual prices, as Belov and
 Scheithauer 2006 use them; equal sequences are one type, so no two branches are alike.)
 """
 
@@ -22,7 +23,7 @@ MAX_LEVELS = 12
 """With more sequences to come than this their number is not counted when the best completion is looked up."""
 
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
-"""(longest second sequence, as a share of the room; how freely the slack is spent): the first attempt leaves nothing out."""
+"""(longest second sequence as a share of the room, how freely the slack is spent); the first leaves nothing out."""
 
 
 def search_packs(
@@ -73,7 +74,9 @@ def search_packs(
 
 @kernel
 def _completions(lengths: np.ndarray, prices: np.ndarray, max_length: int, levels: int, without_limit: bool) -> np.ndarray:
-    """Best worth of at most k further sequences in a room of t tokens: float64 [k, t]; the last row may stand for any number."""
+    """Best worth of at most k further sequences in a room of t tokens: float64 [k, t]; the last row may stand
+    for any number.
+    """
     best = np.zeros((levels + 1, max_length + 1))
     for slots in range(1, levels + 1):
         before = best[slots] if without_limit and slots == levels else best[slots - 1]
@@ -100,11 +103,13 @@ def _search(
     reserve: float,
     max_nodes: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if nothing was found.
+    """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if
+    nothing was found.
 
-    The path is a stack of placed sequences; `opening[p]` is the stack height at which pack p starts. `kind` is the type to
-    try next at the current height. `slack_left[p]` and `free_left[p]` are the worth and the sequences that packs p, p + 1, ... may fall short of
-    1 and of the depth. With many packs to go a pack may use only a share of them, `reserve` over the packs to go.
+    The path is a stack of placed sequences; `opening[p]` is the stack height at which pack p starts. `kind` is
+    the type to try next at the current height. `slack_left[p]` and `free_left[p]` are the worth and the
+    sequences that packs p, p + 1, ... may fall short of 1 and of the depth. With many packs to go a pack may
+    use only a share of them, `reserve` over the packs to go.
     """
     max_length, kinds, total = best.shape[1] - 1, lengths.size, int(np.sum(counts))
     levels = best.shape[0] - 1

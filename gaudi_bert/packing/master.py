@@ -1,11 +1,13 @@
 """The linear programme of packing, over the strategies that are known so far, kept warm in HiGHS.
 
-    minimise  sum of x_p    subject to    sum over p of (copies of length i in p) x_p + e_i - e_(i-1) >= demand_i ,   x, e >= 0
+    minimise  sum of x_p    subject to    sum over p of (copies of length i in p) x_p + e_i - e_(i-1) >=
+    demand_i ,   x, e >= 0
 
-with one row for each length that occurs. An exchange e_i lets a slot of the next longer length hold a sequence of length i, so the dual
-prices never fall with length, and far fewer strategies are needed than with equality (valid dual inequalities, Valerio de Carvalho 2005).
-The programme of Gilmore and Gomory (1961); `column_generation` supplies the strategies. `iterations` counts the simplex iterations: unlike
-seconds, they are the same on every machine.
+with one row for each length that occurs. An exchange e_i lets a slot of the next longer length hold a sequence
+of length i, so the dual prices never fall with length, and far fewer strategies are needed than with equality
+(valid dual inequalities, Valerio de Carvalho 2005). The programme of Gilmore and Gomory (1961);
+`column_generation` supplies the strategies. `iterations` counts the simplex iterations: unlike seconds, they
+are the same on every machine.
 """
 
 from __future__ import annotations
@@ -92,7 +94,9 @@ class Master:
             )
 
     def set_demand(self, demand: np.ndarray) -> None:
-        """Change what has to be covered (float64 [rows]; a negative demand is a surplus that shorter lengths may use)."""
+        """Change what has to be covered (float64 [rows]; a negative demand is a surplus that shorter lengths
+        may use).
+        """
         rows = len(demand)
         self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
         unlimited = np.full(rows, highspy.kHighsInf)

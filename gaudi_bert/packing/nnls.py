@@ -1,13 +1,16 @@
 """Weighted non-negative least squares over all strategies of a depth, without ever listing the strategies.
 
-The packing problem of the paper (section 3.1.2, F.4.3): find usages x >= 0 of the strategies that add up to exactly the maximum sequence
-length such that  || w (A x - b) ||  is least, where b are the counts per length and column p of A holds the lengths of strategy p.
-Solved by the active-set method of Lawson and Hanson (1974, chapter 23), using the structure of A:
+The packing problem of the paper (section 3.1.2, F.4.3): find usages x >= 0 of the strategies that add up to
+exactly the maximum sequence length such that  || w (A x - b) ||  is least, where b are the counts per length
+and column p of A holds the lengths of strategy p. Solved by the active-set method of Lawson and Hanson (1974,
+chapter 23), using the structure of A:
 
-- the gradient of a column is the sum of its lengths' prices w^2 (b - A x), so the best column is a max-plus knapsack (`pricing`) and the
-  matrix, whose columns number s^2 / 12 at depth 3 and explode beyond, is never built;
+- the gradient of a column is the sum of its lengths' prices w^2 (b - A x), so the best column is a max-plus
+  knapsack (`pricing`) and the matrix, whose columns number s^2 / 12 at depth 3 and explode beyond, is never
+  built;
 - a product of two columns needs their few lengths only;
-- the normal equations of the passive columns are kept as a Cholesky factor that is updated and downdated (`cholesky`);
+- the normal equations of the passive columns are kept as a Cholesky factor that is updated and downdated
+  (`cholesky`);
 - several columns with disjoint lengths enter in one round, which saves rounds.
 
 Objective and residual are unique; x is not, because columns are linearly dependent.
@@ -66,7 +69,8 @@ class ActiveSet(NamedTuple):
 
 
 def solve_nnls(target: np.ndarray, weights: np.ndarray, depth: int, *, additions: int = 2) -> NnlsSolution:
-    """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that fill L slots exactly.
+    """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that
+    fill L slots exactly.
 
     Args:
         target: counts per length, [L] (index 0 is length 1), any numeric dtype.
@@ -154,7 +158,7 @@ def _enter_columns(
     taken = np.zeros(values.size, dtype=np.bool_)
     values[0] = MINUS_INFINITY
     while size < limit:
-        anchor = np.argmax(values)
+        anchor = int(np.argmax(values))
         if values[anchor] <= threshold:
             break
         values[anchor] = MINUS_INFINITY
@@ -165,7 +169,9 @@ def _enter_columns(
 
 @kernel
 def _choose(anchor: int, chain: np.ndarray, table: np.ndarray, taken: np.ndarray, state: ActiveSet, column: int) -> bool:
-    """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its lengths are."""
+    """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its
+    lengths are.
+    """
     top = table.shape[1] - 1
     items = np.empty(top + 2, dtype=np.int64)
     items[0] = anchor

@@ -1,14 +1,19 @@
 """As few packs as possible, with the proof: NNLS or LPFHP strategies, linear programme, whole packs by search.
 
 1. LPFHP, and the token and count bounds: often that is the end of it.
-2. The linear programme without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at any depth.
-3. The one with the depth limit, from those prices. Where LPFHP's strategies lead nowhere (depth 4 at length 1024), those of an NNLS solve do:
-   least squares prices are smooth, where those of the linear programme jump, so it finds strategies that fill exactly.
+2. The linear programme without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at
+   any depth.
+3. The one with the depth limit, from those prices. Where LPFHP's strategies lead nowhere (depth 4 at length
+   1024), those of an NNLS solve do:
+   least squares prices are smooth, where those of the linear programme jump, so it finds strategies that fill
+   exactly.
 4. Its solution rounded down, and the rest searched or dived for (`dive`), with other step sizes if that fails.
 
-Above MANY_LENGTHS lengths, as at a maximum length of 8192, all this is done on a coarse grid (`coarse`), to within some 0.05 %.
+Above MANY_LENGTHS lengths, as at a maximum length of 8192, all this is done on a coarse grid (`coarse`), to
+within some 0.05 %.
 
-The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best mixture found is returned.
+The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best
+mixture found is returned.
 """
 
 from __future__ import annotations

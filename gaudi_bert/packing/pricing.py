@@ -1,17 +1,19 @@
 """The best strategy for given prices of the lengths, found without listing strategies (max-plus knapsack).
 
-Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths add up to exactly t
-is the (max,+) power of the prices:
+Let `price[i]` be what one sequence of length i is worth. The best worth of at most k sequences whose lengths
+add up to exactly t is the (max,+) power of the prices:
 
     M_1 = price (with price[0] = 0: "no sequence"),     M_(j+k)[t] = max over a of  M_j[a] + M_k[t - a]
 
 so the best strategy of at most `depth` sequences that holds a sequence of length i and fills s slots is worth
-`price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a limit on depth one pass is
-enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a] + U[t - a]).
+`price[i] + M_(depth-1)[s - i]`. A power takes O(log depth) products of s^2 / 2 additions each. Without a limit
+on depth one pass is enough, because the limit U of the powers satisfies U[t] = max(price[t], max over a of U[a]
++ U[t - a]).
 
-The kernels work on integers as on floating point numbers. Only values are kept: where a maximum came from is searched again for the few strategies that are unwound. If the prices never
-fall with length (those of the linear programme), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the
-cutting stock problem (1961) with a limit on the number of pieces; the enumeration it replaces is the paper's listing 2.
+The kernels work on integers as on floating point numbers. Only values are kept: where a maximum came from is
+searched again for the few strategies that are unwound. If the prices never fall with length (those of the
+linear programme), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the cutting
+stock problem (1961) with a limit on the number of pieces; the enumeration it replaces is the paper's listing 2.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ CLOSURE = -1
 def power_chain(max_items: int, max_total: int) -> np.ndarray:
     """The products that build M_(max_items) from M_1, for totals up to `max_total`.
 
-    Returns int64 [products, 2]: rows of the table to multiply. Row 0 of the table is M_1, row p + 1 is the result of product p, and
-    the last row is M_(max_items). Two entries are no products: (NOTHING, NOTHING) is M_0 and (CLOSURE, CLOSURE) the power without a limit.
+    Returns int64 [products, 2]: rows of the table to multiply. Row 0 of the table is M_1, row p + 1 is the
+    result of product p, and the last row is M_(max_items). Two entries are no products: (NOTHING, NOTHING) is
+    M_0 and (CLOSURE, CLOSURE) the power without a limit.
     """
     if max_items <= 0:
         return np.array([[NOTHING, NOTHING]], dtype=np.int64)
@@ -126,8 +129,8 @@ def max_plus_product(left: np.ndarray, right: np.ndarray, result: np.ndarray) ->
 def max_plus_closure(values: np.ndarray, result: np.ndarray) -> None:
     """result[t] = the best worth of any number of items that add up to t.
 
-    Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An item that is
-    worth less than shorter ones of the same total is left out.
+    Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An
+    item that is worth less than shorter ones of the same total is left out.
     """
     size = values.size
     result[:] = values
@@ -142,7 +145,9 @@ def max_plus_closure(values: np.ndarray, result: np.ndarray) -> None:
 
 @kernel
 def completion_values(chain: np.ndarray, prices: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Fill `table` (float64 [products + 1, s + 1]) from `prices` (float64 [s + 1], prices[0] = 0) and return its last row."""
+    """Fill `table` (float64 [products + 1, s + 1]) from `prices` (float64 [s + 1], prices[0] = 0) and return
+    its last row.
+    """
     table[0, :] = prices
     for product in range(chain.shape[0]):
         left, right = chain[product, 0], chain[product, 1]
@@ -160,7 +165,8 @@ def completion_values(chain: np.ndarray, prices: np.ndarray, table: np.ndarray) 
 
 
 def best_worth(prices: np.ndarray, depth: int) -> int | float:
-    """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths 1 .. L, in their dtype.
+    """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths
+    1 .. L, in their dtype.
 
     The prices must not fall with length.
     """
@@ -182,7 +188,9 @@ def find_split(left: np.ndarray, right: np.ndarray, total: int, value: float) ->
 
 @kernel
 def unwind(chain: np.ndarray, table: np.ndarray, total: int, lengths: np.ndarray, found: int) -> int:
-    """Append to `lengths` (from index `found` on) the items behind the last row's entry `total`; returns the new number of items."""
+    """Append to `lengths` (from index `found` on) the items behind the last row's entry `total`; returns the
+    new number of items.
+    """
     pending = np.empty((lengths.size + table.shape[0] + 2, 2), dtype=np.int64)
     pending[0, 0], pending[0, 1] = table.shape[0] - 1, total
     waiting = 1

@@ -1,4 +1,6 @@
-"""The parts of one linear programme together: the lengths that occur, the known strategies, the pricing, and the relaxation so far."""
+"""The parts of one linear programme together: the lengths that occur, the known strategies, the pricing, and
+the relaxation so far.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Programme:
 
     @property
     def prices(self) -> np.ndarray:
-        """The best prices so far: float64 [rows], no pack is worth more than 1. Before any relaxation, those of the token bound."""
+        """The best prices so far: float64 [rows], no pack is worth more than 1. Before any relaxation, those of
+        the token bound.
+        """
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @classmethod
@@ -59,7 +63,9 @@ class Programme:
         self.master.add(strategy for strategy in kept if strategy)
 
     def generate(self, max_iterations: float = np.inf) -> Relaxation:
-        """Column generation, on from the relaxation so far, until it is closed or the simplex has had its iterations."""
+        """Column generation, on from the relaxation so far, until it is closed or the simplex has had its
+        iterations.
+        """
         self.relaxation = generate_columns(
             self.master,
             self.pricer,

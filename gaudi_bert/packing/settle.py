@@ -1,7 +1,7 @@
 """From slots to sequences: a slot of the linear programme may hold a shorter sequence, or none.
 
-The lengths are walked from longest to shortest; a sequence takes a slot of its own length, or else the shortest of the longer slots that are
-free. What no sequence needs is given up, and a pack left empty is dropped.
+The lengths are walked from longest to shortest; a sequence takes a slot of its own length, or else the shortest
+of the longer slots that are free. What no sequence needs is given up, and a pack left empty is dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def settle_slots(mixture: Mapping[Strategy, int], counts: np.ndarray) -> Mixture
     """The mixture whose slots are exactly the sequences of `counts`.
 
     Args:
-        mixture: at every length, at least as many slots of this length or more as there are sequences of this length or more.
+        mixture: at every length, at least as many slots of this length or more as there are sequences of this
+            length or more.
         counts: int64 [L], sequences of length 1 .. L.
 
     Raises:
