@@ -24,17 +24,15 @@ VARIANTS: dict[str, list[str]] = {
     "registry": ["images.registry=registry.example:5000/team", "images.tag=v1", "images.pull_secret=mine"],
     "nodes": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],
 }
-# Files of a user's machine become files of a volume.
-MOVED = ("text", "records", "evaluation_records", "vocab")
+MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA")
 
 
 def cluster_settings(pipeline: Path, variant: str, *more: str) -> PipelineSettings:
-    """A pipeline in one variant, its text and records on a volume if it names any."""
-    prepare = load_pipeline(pipeline).prepare
-    moved = [
-        f"prepare.{key}=/data/{key}"
-        for key in MOVED
-        if getattr(prepare, key) is not None and getattr(prepare, key) != "python-docs"
-    ]
-    claim = ["kubernetes.data_claim=corpus"] if moved else []
-    return load_pipeline(pipeline, [*moved, *claim, *VARIANTS[variant], *more])
+    """A pipeline in one variant."""
+    return load_pipeline(pipeline, [*VARIANTS[variant], *more])
+
+
+def existing_claims(settings: PipelineSettings) -> list[str]:
+    """The claims that the pipeline takes for granted."""
+    claims = (settings.kubernetes.work_claim, settings.kubernetes.data_claim)
+    return [claim for claim in claims if claim is not None]
