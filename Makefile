@@ -5,6 +5,7 @@
 PIPELINE ?= pipelines/demo.yaml
 WORK ?= work
 SET ?=
+IMAGES ?= data train-cpu
 PYTHON ?=
 PYTEST_ARGUMENTS ?= -n auto
 
@@ -16,12 +17,12 @@ SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-horovod setup-test pack train test check bench clean
+.PHONY: help setup setup-horovod setup-test pack train test check bench images clean
 # The stages of one work folder are run in order, whatever -j says.
 .NOTPARALLEL:
 
 help:
-	@echo "targets: setup pack train test check bench clean; variables: PIPELINE, SET, WORK, PYTHON"
+	@echo "targets: setup pack train test check bench images clean; variables: PIPELINE, SET, WORK, PYTHON, IMAGES"
 
 setup: $(PRODUCT)
 setup-horovod: $(HOROVOD)
@@ -57,6 +58,9 @@ check: setup-test
 
 bench: setup-test
 	for part in packing records prepare training; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+
+images:
+	scripts/make-images.sh $(IMAGES)
 
 clean:
 	rm -rf .venv $(WORK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,7 +18,7 @@ COPY . /opt/gaudi-bert/src
 ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/gaudi-bert/kernels
 # Kernels are compiled here, for every processor that has AVX2, and not again by each container.
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
-    pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src \
+    PIP_CONSTRAINT=/opt/gaudi-bert/constraints.txt pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src \
  && rm -rf /opt/gaudi-bert/src/build \
  && python3 /opt/gaudi-bert/src/docker/compile_kernels.py records \
  && cp /opt/gaudi-bert/kernel_cache.* "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \

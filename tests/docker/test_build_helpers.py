@@ -1,0 +1,170 @@
+"""The small programs that run while an image is built or when its Python starts, without Docker."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "docker"
+
+
+def load(name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+requirements = load("requirements")
+vendor = load("vendor_packages")
+
+
+def test_requirements_come_from_the_project_and_its_extras() -> None:
+    project = {"dependencies": ["numpy>=1.23,<2", "scipy"], "optional-dependencies": {"cpu": ["tensorflow-cpu>=2.15"]}}
+    assert requirements.requirements(project, ["cpu"], ["scipy"]) == ["numpy>=1.23,<2", "tensorflow-cpu>=2.15"]
+    with pytest.raises(ValueError, match="does not require it"):
+        requirements.requirements(project, [], ["absent"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"), [(["--extras", "parquet,kubernetes"], "tensorflow"), (["--extras", "cpu"], "docker")]
+)
+def test_requirements_of_this_project(arguments: list[str], absent: str) -> None:
+    command = [sys.executable, FOLDER / "requirements.py", *arguments, "--pyproject", FOLDER.parent / "pyproject.toml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "numba" in done.stdout
+    assert absent not in done.stdout
+
+
+def package(site: Path, name: str, version: str, files: dict[str, str]) -> None:
+    """A package as pip would have installed it."""
+    listed = []
+    for path, text in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_text(text)
+        listed.append(f"{path},,")
+    information = site / f"{name}-{version}.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (information / "RECORD").write_text("\n".join(listed) + "\n")
+
+
+def run_vendor(site: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """vendor_packages.py with the packages of `site` alone."""
+    code = f"""import runpy, sys
+sys.path[:] = [sys.argv[1], *(path for path in sys.path if "site-packages" not in path)]
+sys.argv[:2] = ["vendor"]
+runpy.run_path({str(FOLDER / "vendor_packages.py")!r}, run_name="__main__")
+"""
+    command = [sys.executable, "-c", code, str(site), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The vendor's packages, recorded."""
+    site = tmp_path / "site"
+    package(site, "tensorflow_cpu", "2.15.0", {"tensorflow/__init__.py": "vendor"})
+    package(site, "habana_horovod", "1.14.0.493", {"horovod/__init__.py": "vendor"})
+    package(site, "habana_tensorflow", "1.14.0.493", {"habana_frameworks/__init__.py": "vendor"})
+    package(site, "numpy", "1.23.5", {"numpy/__init__.py": "vendor"})
+    (tmp_path / "constraints.txt").write_text("# ours\nnumpy==1.26.4\nhorovod==0.28.1\nrich==15.0.0\n")
+    done = run_vendor(site, "record", tmp_path / "kept", tmp_path / "constraints.txt")
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def test_the_vendors_versions_take_the_place_of_ours(site: Path, tmp_path: Path) -> None:
+    kept = (tmp_path / "kept" / "constraints.txt").read_text().splitlines()
+    assert "rich==15.0.0" in kept
+    assert "numpy==1.23.5" in kept
+    assert "tensorflow-cpu==2.15.0" in kept
+    assert not any(line.startswith("horovod") for line in kept)
+
+
+def test_an_install_beside_the_vendors_packages_is_fine(site: Path, tmp_path: Path) -> None:
+    package(site, "rich", "15.0.0", {"rich/__init__.py": "ours"})
+    assert run_vendor(site, "check", tmp_path / "kept").returncode == 0
+
+
+def test_another_version_is_noticed(site: Path, tmp_path: Path) -> None:
+    (site / "tensorflow_cpu-2.15.0.dist-info").rename(site / "old")
+    package(site, "tensorflow_cpu", "2.15.1", {"tensorflow/__init__.py": "ours"})
+    done = run_vendor(site, "check", tmp_path / "kept")
+    assert done.returncode == 1
+    assert "error: the vendor's tensorflow-cpu 2.15.0 was replaced by 2.15.1" in done.stderr
+
+
+def test_another_package_that_writes_into_the_same_folder_is_noticed(site: Path, tmp_path: Path) -> None:
+    package(site, "horovod", "0.28.1", {"horovod/__init__.py": "ours"})
+    done = run_vendor(site, "check", tmp_path / "kept")
+    assert done.returncode == 1
+    assert "files of the vendor's habana-horovod 1.14.0.493 were replaced" in done.stderr
+    assert "horovod 0.28.1 was installed beside the vendor's packages" in done.stderr
+
+
+def test_a_removed_package_is_noticed(site: Path, tmp_path: Path) -> None:
+    (site / "habana_tensorflow-1.14.0.493.dist-info").rename(site / "old")
+    assert "habana-tensorflow 1.14.0.493 was removed" in run_vendor(site, "check", tmp_path / "kept").stderr
+
+
+def test_a_base_that_is_not_the_vendors_is_refused(tmp_path: Path) -> None:
+    package(tmp_path / "site", "tensorflow_cpu", "2.15.0", {"tensorflow/__init__.py": "anyone's"})
+    (tmp_path / "constraints.txt").write_text("")
+    done = run_vendor(tmp_path / "site", "record", tmp_path / "kept", tmp_path / "constraints.txt")
+    assert done.returncode == 1
+    assert "the base image has no Horovod, habana-tensorflow" in done.stderr
+
+
+CPUINFO = "processor\t: 0\nflags\t\t: avx2 bmi1 bmi2 f16c fma movbe pclmulqdq popcnt sse4_2 more\n"
+
+
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str = CPUINFO) -> ModuleType:
+    """kernel_cache.py in an image with one built kernel, on a machine with this processor."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    module = load("kernel_cache")
+    (tmp_path / "built" / "records").mkdir(parents=True)
+    (tmp_path / "built" / "records" / "kernel.nbi").write_text("code")
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    flags = module.processor_flags(tmp_path / "cpuinfo")
+    monkeypatch.setattr(module, "processor_flags", lambda: flags)
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "built"))
+    monkeypatch.setenv("NUMBA_CPU_NAME", "x86-64-v3")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+sse4.2,+pclmul")
+    return module
+
+
+def test_who_may_write_beside_the_built_kernels_uses_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = kernels(monkeypatch, tmp_path)
+    monkeypatch.setattr(module.os, "access", lambda path, mode: True)
+    module.choose()
+    assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "built")
+
+
+def test_who_may_not_gets_a_copy_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = kernels(monkeypatch, tmp_path)
+    monkeypatch.setattr(module.os, "access", lambda path, mode: False)
+    module.choose()
+    copy = Path(os.environ["NUMBA_CACHE_DIR"])
+    assert copy.parent == tmp_path / "temporary"
+    assert (copy / "records" / "kernel.nbi").read_text() == "code"
+    (copy / "records" / "kernel.nbi").write_text("newer")
+    module.choose()
+    assert Path(os.environ["NUMBA_CACHE_DIR"]) == copy
+    assert (copy / "records" / "kernel.nbi").read_text() == "newer"
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_an_older_processor_compiles_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kernels(monkeypatch, tmp_path, CPUINFO.replace("avx2 ", "")).choose()
+    assert not {"NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"} & os.environ.keys()

@@ -1,0 +1,126 @@
+"""The images as they were built: what is in them, what is not, and that any user can work in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from real_containers import BASE, DATA, DOCKER, TRAIN, Docker
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# As strict as a cluster: any user, a root that cannot be written, no rights at all.
+STRICT = ("run", "--rm", "--read-only", "--tmpfs", "/tmp", "--user", "54321:54321", "--cap-drop", "ALL", "--network", "none")
+
+
+def python(docker: Docker, image: str, code: str, *options: str) -> str:
+    return docker(*STRICT, *options, "--entrypoint", "python3", image, "-c", code).stdout.strip()
+
+
+@pytest.mark.parametrize("image", [DATA, TRAIN])
+def test_labels_user_and_health(docker: Docker, image: str) -> None:
+    config = json.loads(docker("image", "inspect", image).stdout)[0]["Config"]
+    assert config["User"] == "1000:1000"
+    assert config["Labels"]["org.opencontainers.image.version"] == image.rpartition(":")[2]
+    assert config["Healthcheck"]["Test"] == ["CMD", "gaudi-bert", "--version"]
+    assert docker(*STRICT, image, "--version").stdout.strip() == f"gaudi-bert {image.rpartition(':')[2]}"
+
+
+@pytest.mark.parametrize("image", [DATA, TRAIN])
+def test_no_layer_keeps_anything_of_the_build_machine(docker: Docker, image: str) -> None:
+    history = docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image).stdout
+    assert socket.gethostname() not in history.split()
+    for name in ("PIP_CERT", "PIP_CONFIG_FILE", "PIP_INDEX_URL", "PIP_FIND_LINKS"):
+        if os.environ.get(name):
+            assert os.environ[name] not in history
+    find = "find / -xdev ( -path /run/secrets/* -o -name ssh_host_*_key -o -name pip.conf -o -name .netrc ) -type f"
+    assert docker("run", "--rm", "--user", "0", "--entrypoint", "find", image, *find.split()[1:]).stdout == ""
+
+
+def test_the_data_image_has_no_tensorflow_and_the_training_image_no_solver(docker: Docker) -> None:
+    names = ["tensorflow", "horovod", "highspy", "tokenizers"]
+    code = f"import importlib.util; print([name for name in {names} if importlib.util.find_spec(name)])"
+    assert python(docker, DATA, code) == "['highspy', 'tokenizers']"
+    assert python(docker, TRAIN, code) == "['tensorflow', 'horovod']"
+
+
+def test_the_data_image_carries_the_manifests_that_the_cluster_runner_fills(docker: Docker) -> None:
+    code = """
+from gaudi_bert.config import pipeline_from_mapping
+from gaudi_bert.runners.kubernetes_manifests import render
+print(*render(pipeline_from_mapping({}, "the defaults")).steps)
+"""
+    assert python(docker, DATA, code) == "prepare histogram plan write write-finish verify train evaluate report"
+
+
+def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Docker) -> None:
+    code = "import horovod.tensorflow as h; print(h.gloo_built(), bool(h.mpi_built()), h.__version__)"
+    assert python(docker, TRAIN, code, "--env", "TF_CPP_MIN_LOG_LEVEL=3") == "True True 0.28.1"
+    assert docker("run", "--rm", "--entrypoint", "mpirun", TRAIN, "--version").stdout.startswith("mpirun (Open MPI) 4.1")
+    script = "mkdir -p /run/sshd && ssh-keygen -A >/dev/null && /usr/sbin/sshd -T -o StrictModes=no | grep -i ^strictmodes"
+    done = docker("run", "--rm", "--user", "0", "--entrypoint", "/bin/sh", TRAIN, "-c", script)
+    assert done.stdout.strip() == "strictmodes no"
+
+
+@pytest.mark.parametrize("image", [DATA, TRAIN])
+def test_kernels_are_there_already_whoever_runs_them(docker: Docker, image: str) -> None:
+    code = """
+from gaudi_bert.records import crc32c
+assert crc32c.HARDWARE
+assert crc32c.crc32c(b"123456789") == 0xE3069283
+stats = crc32c.crc32c_kernel.stats
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+"""
+    assert python(docker, image, code) == "1 0"
+
+
+def test_a_processor_without_the_needed_instructions_still_packs(docker: Docker) -> None:
+    code = """
+import kernel_cache, os
+kernel_cache.processor_flags = lambda: frozenset()
+kernel_cache.choose()
+from gaudi_bert.records import crc32c
+print(crc32c.crc32c(b"123456789") == 0xE3069283, "NUMBA_CPU_NAME" in os.environ)
+"""
+    assert python(docker, DATA, code) == "True False"
+
+
+def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker, tmp_path: Path) -> None:
+    """On a stand-in for the vendor's image: made-up TensorFlow, Horovod and bridge of the right names and versions."""
+    stand_in = ROOT / "tests" / "docker" / "stand-in"
+    done = build(stand_in / "vendor.Dockerfile", stand_in, "gaudi-bert-test-vendor", BASE_IMAGE=BASE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    gaudi = ROOT / "docker" / "train-gaudi.Dockerfile"
+    done = build(gaudi, ROOT, "gaudi-bert-test-gaudi", BASE_IMAGE="gaudi-bert-test-vendor")
+    assert done.returncode == 0, done.stderr[-3000:]
+    code = "import tensorflow, horovod, gaudi_bert; print(tensorflow.__version__, horovod.made_by, gaudi_bert.__version__)"
+    shown = docker("run", "--rm", "--entrypoint", "python3", "gaudi-bert-test-gaudi", "-c", code).stdout.strip()
+    assert shown == f"2.15.0 vendor {DATA.rpartition(':')[2]}"
+    assert docker("run", "--rm", "gaudi-bert-test-gaudi", "--version").returncode == 0
+    # The same, with a requirement that would replace the vendor's Horovod: the build must fail, and say so.
+    replaced = tmp_path / "context"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(replaced)], check=True)
+    file = replaced / "docker" / "train-gaudi.Dockerfile"
+    text = gaudi.read_text()
+    install = "pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src"
+    file.write_text(text.replace(install, f"{install} /opt/wheels/horovod-0.28.1-py3-none-any.whl", 1))
+    assert file.read_text() != text
+    failed = build(file, replaced, "gaudi-bert-test-replaced", BASE_IMAGE="gaudi-bert-test-vendor")
+    assert failed.returncode != 0
+    assert re.search(r"error: .*habana-horovod 1\.14\.0\.493", failed.stderr + failed.stdout)
+    docker("image", "rm", "gaudi-bert-test-gaudi", "gaudi-bert-test-vendor")
+
+
+def build(file: Path, context: Path, tag: str, **arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [DOCKER, "build", "--progress=plain", "--file", str(file), "--tag", tag]
+    for name, value in arguments.items():
+        command += ["--build-arg", f"{name}={value}"]
+    if os.environ.get("PIP_CERT"):
+        command += ["--secret", f"id=ca_bundle,src={os.environ['PIP_CERT']}"]
+    environment = {**os.environ, "DOCKER_BUILDKIT": "1"}
+    return subprocess.run([*command, str(context)], capture_output=True, text=True, check=False, env=environment)
