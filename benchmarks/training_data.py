@@ -14,7 +14,8 @@ from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 from gaudi_bert.config import PackingSettings, TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.records.metadata import Metadata, read_metadata
+from gaudi_bert.records.metadata import Metadata
+from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.training.checks import BatchLimits
 from gaudi_bert.training.distributed import Communicator
 from gaudi_bert.training.input import Batch, TrainingOrder, training_batches

@@ -14,7 +14,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.records.schema import PackedSchema
 
-__all__ = ["METADATA_NAME", "InputFile", "Metadata", "Shard", "VocabularyInfo", "read_metadata"]
+__all__ = ["METADATA_NAME", "InputFile", "Metadata", "Shard", "VocabularyInfo", "read_own_metadata"]
 
 METADATA_NAME = "metadata.json"
 FORMAT_VERSION = 1
@@ -79,20 +79,14 @@ class Metadata(_Frozen):
         return PackedSchema(self.max_sequence_length, self.masked_slots, self.depth, self.max_predictions)
 
 
-def read_metadata(folder: Path | str) -> Metadata:
-    """The metadata of a packed folder, ours or the predecessor's.
+def read_own_metadata(folder: Path | str) -> Metadata:
+    """The metadata.json of a packed folder that gaudi-bert wrote (see `packed_folder.read_metadata` for any).
 
     Raises:
         InputError: there is none, or it is damaged or of another format version.
     """
-    folder = Path(folder)
-    path = folder / METADATA_NAME
+    path = Path(folder) / METADATA_NAME
     if not path.exists():
-        sibling = folder.resolve().with_name(f"{folder.resolve().name}_metadata.json")
-        if sibling.exists():
-            from gaudi_bert.records.predecessor import read_predecessor_metadata
-
-            return read_predecessor_metadata(folder, sibling)
         raise InputError(f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert write` to its end")
     content = read_json(path)
     version = content.get("format_version") if isinstance(content, dict) else None

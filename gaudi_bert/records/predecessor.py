@@ -18,7 +18,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, read_json, write_json
 from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.framing import CUT_SHORT, FRAME_BYTES, read_records, record_place
-from gaudi_bert.records.metadata import METADATA_NAME, Metadata, Shard, read_metadata
+from gaudi_bert.records.metadata import METADATA_NAME, Metadata, Shard, read_own_metadata
 from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
 
 __all__ = ["PREDECESSOR_DEPTH", "predecessor_metadata_path", "read_predecessor_metadata", "write_predecessor_metadata"]
@@ -147,7 +147,7 @@ def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
     Raises:
         InputError: its trainer could not read this folder (another depth or number of masked slots).
     """
-    metadata = read_metadata(folder)
+    metadata = read_own_metadata(folder)
     path = predecessor_metadata_path(folder)
     if metadata.depth != PREDECESSOR_DEPTH or metadata.masked_slots != metadata.max_predictions + PREDECESSOR_DEPTH:
         raise InputError(

@@ -52,8 +52,8 @@ def verify(records: str | Path, packed: Path, *, reporter: Reporter, workers: in
     """
     from gaudi_bert.records.census import Census
     from gaudi_bert.records.files import list_record_files
-    from gaudi_bert.records.metadata import read_metadata
     from gaudi_bert.records.mixing import Mixing
+    from gaudi_bert.records.packed_folder import read_metadata
     from gaudi_bert.records.schema import UnpackedSchema
 
     metadata = read_metadata(packed)

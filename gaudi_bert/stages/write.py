@@ -65,7 +65,8 @@ def write(
         FailedError: disk full, another writer, or a group missing at `finish`.
     """
     from gaudi_bert.records.files import list_record_files, records_folder
-    from gaudi_bert.records.metadata import METADATA_NAME, read_metadata
+    from gaudi_bert.records.metadata import METADATA_NAME
+    from gaudi_bert.records.packed_folder import read_metadata
     from gaudi_bert.stages.plan_reader import read_plan
 
     started = time.monotonic()

@@ -18,8 +18,9 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.files import find_vocabulary, list_record_files
 from gaudi_bert.records.framing import RecordStream, read_records
-from gaudi_bert.records.metadata import METADATA_NAME, Metadata, read_metadata
+from gaudi_bert.records.metadata import METADATA_NAME, Metadata
 from gaudi_bert.records.on_the_fly import OnTheFlyGroup
+from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 
 __all__ = ["DataSource", "SourceFile", "check_fits", "open_source"]
@@ -51,6 +52,7 @@ class DataSource:
         packing_factor: sequences a record on average; 1 when unpacked.
         vocabulary_size: None where it is not recorded.
         identity: what distinguishes these records from others, for the settings of a run.
+        efficiency: real tokens a slot, on average; None where nothing says it.
         on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
     """
 
@@ -60,6 +62,7 @@ class DataSource:
     packing_factor: float
     vocabulary_size: int | None
     identity: str
+    efficiency: float | None = None
     on_the_fly: tuple[OnTheFlyGroup, ...] = ()
 
     @property
@@ -91,7 +94,8 @@ class DataSource:
             fitting = [number for number in range(1, count + 1) if count % number == 0]
             raise InputError(
                 f"{self.path}: {count} files cannot be shared evenly by {size} processes; "
-                f"use a number of processes among {fitting}, or write the data again with another packing.shard_multiple"
+                f"use a number of processes among {fitting}, or write the data again with packing.shard_multiple = {size}, "
+                f"or a multiple of it"
             )
         return self.files[rank::size]
 
@@ -127,6 +131,7 @@ def _packed_source(path: Path, metadata: Metadata) -> DataSource:
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
         identity=_digest([shard.model_dump() for shard in metadata.shards]),
+        efficiency=metadata.efficiency,
     )
 
 

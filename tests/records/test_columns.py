@@ -15,7 +15,7 @@ from gaudi_bert.records.adapters.packed_parquet import packed_batches
 from gaudi_bert.records.columns import decode_columns
 from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.framing import read_records
-from gaudi_bert.records.metadata import read_metadata
+from gaudi_bert.records.packed_folder import read_metadata
 
 LENGTH, PREDICTIONS = 13, 5
 

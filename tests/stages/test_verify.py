@@ -17,8 +17,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.crc32c import crc32c
 from gaudi_bert.records.example import decode_example, encode_example
 from gaudi_bert.records.framing import frame, read_records
-from gaudi_bert.records.metadata import read_metadata
 from gaudi_bert.records.mixing import Mixing, dropped_packs, is_balanced
+from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.stages.verify import verify
 
 QUIET = Reporter(quiet=True)

@@ -21,7 +21,7 @@ from gaudi_bert.config import PackingSettings
 from gaudi_bert.records.assign import assign_sequences, count_shards, shard_bounds
 from gaudi_bert.records.example import decode_example
 from gaudi_bert.records.framing import read_records
-from gaudi_bert.records.metadata import read_metadata
+from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.plan import plan
 from gaudi_bert.stages.verify import verify

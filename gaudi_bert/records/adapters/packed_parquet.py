@@ -28,7 +28,8 @@ from gaudi_bert.records.adapters.arrow_files import require_pyarrow
 from gaudi_bert.records.adapters.tables import NOT_PREDICTED
 from gaudi_bert.records.columns import decode_columns
 from gaudi_bert.records.framing import read_records
-from gaudi_bert.records.metadata import Metadata, read_metadata
+from gaudi_bert.records.metadata import Metadata
+from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.schema import PackedSchema
 
 __all__ = ["PARQUET_FOLDER", "write_packed_parquet"]
