@@ -161,6 +161,19 @@ class TrainingSettings(Settings):
     clip_norm: float = Field(1.0, ge=0, description="largest global gradient norm, after accumulation; 0: no clipping")
     loss: Literal["token", "sequence"] = Field("token", description="masked-LM mean over tokens, or over sequences' means")
     precision: Literal["float32", "bfloat16"] = "float32"
+    loss_normalization: Literal["global", "balanced", "local"] = Field(
+        "global",
+        description="losses are divided by what the whole update holds (any workers and micro-batches: one big batch), "
+        "by what a batch holds on average, or by what each micro-batch holds (the predecessor's)",
+    )
+    packing_correction: Literal["batch", "betas"] = Field(
+        "batch",
+        description="batch: fewer packs an update, so that it stays global_batch_sequences; betas: as many packs as there "
+        "would be sequences unpacked, both betas to the power of the packing factor, and fewer updates",
+    )
+    target_masked_lm_accuracy: float | None = Field(
+        None, gt=0, le=1, description="stop when an evaluation reaches it (MLPerf: 0.72)"
+    )
     init_checkpoint: str | None = Field(
         None, description="weights to start from: a checkpoint of ours, a Hugging Face folder, or a TF1 checkpoint"
     )
@@ -171,6 +184,11 @@ class TrainingSettings(Settings):
     log_every_updates: int = Field(50, ge=1)
     threads: int | None = Field(None, ge=1, description="CPU threads of one operation; default: one a core")
     shuffle_packs: int = Field(4096, ge=1, description="buffer of the seeded shuffle while reading")
+    fusion_bytes: Bytes = Field(64 * 2**20, description="several workers: gradients travel merged to at most this much")
+    stall_seconds: float = Field(
+        600, ge=1, description="several workers: one that shows no sign of work for so long ends the run, and is named"
+    )
+    watch_port: int = Field(0, ge=0, le=65_535, description="several workers: where rank 0 listens to the others; 0: any")
     seed: int = 12345
 
 

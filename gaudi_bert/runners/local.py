@@ -7,13 +7,18 @@ that need TensorFlow are imported when their stage runs, so that packing works w
 from __future__ import annotations
 
 import hashlib
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json, write_json
+from gaudi_bert.common.files import read_json, write_json, write_text
+from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import STAGES, PipelineSettings
 from gaudi_bert.stages.artefact import Signature, begin_artefact
@@ -192,14 +197,17 @@ def _verify(run: LocalRun) -> Summary:
 
 
 def _train(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.train import train
-
-    folder = run.folder
+    folder, resources = run.folder, run.settings.resources
     data = folder.split("train").packed
     _need(data / "metadata.json", "write")
     evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
     if evaluation_data is not None:
         _need(evaluation_data / "metadata.json", "write")
+    if resources.workers * resources.processes_per_worker > 1 and find_launch() is None:
+        return _train_together(run, data, evaluation_data)
+
+    from gaudi_bert.stages.train import train
+
     return train(
         run.settings,
         data=data,
@@ -209,6 +217,20 @@ def _train(run: LocalRun) -> Summary:
         resume=not run.overwrite,
         overwrite=run.overwrite,
     )
+
+
+def _train_together(run: LocalRun, data: Path, evaluation_data: Path | None) -> Summary:
+    """Train in several processes on this machine; each of them is the command `train`."""
+    from gaudi_bert.runners.processes import run_training_processes
+
+    with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
+        pipeline = Path(folder) / f"{run.settings.name}.yaml"
+        write_text(pipeline, yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False))
+        command = [sys.executable, "-m", "gaudi_bert", "train", "--pipeline", str(pipeline), "--data", str(data)]
+        command += ["--evaluation-data", str(evaluation_data)] if evaluation_data is not None else []
+        command += ["--out", str(run.folder.train), "--overwrite" if run.overwrite else "--resume"]
+        run_training_processes(run.settings, command)
+    return read_json(run.folder.train / "training.json")
 
 
 def _evaluate(run: LocalRun) -> Summary:

@@ -17,6 +17,7 @@ from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 if TYPE_CHECKING:
     from gaudi_bert.training.checkpoint import Checkpoint
+    from gaudi_bert.training.distributed import Communicator
     from gaudi_bert.training.evaluate import Evaluation
     from gaudi_bert.training.source import DataSource
 
@@ -52,31 +53,50 @@ def evaluate(
         FailedError: packed and unpacked figures differ.
     """
     from gaudi_bert.training.checkpoint import checkpoint_identity, find_checkpoint
+    from gaudi_bert.training.device import open_device
+    from gaudi_bert.training.distributed import connect
     from gaudi_bert.training.source import open_source
 
     file = find_checkpoint(checkpoint)
     sources = [open_source(each) for each in (data, unpacked) if each is not None]
-    if out is not None:
+    communicator = connect(TrainingSettings())
+    reporter = reporter if communicator.is_first else Reporter(quiet=True)
+    stored = _read(file)
+    settings = TrainingSettings.model_validate(stored.settings["training"])
+    open_device("auto", "float32", settings.threads)
+    with communicator.watched(settings) as watched:
         inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
         # An evaluation of another checkpoint or of other data is of no use any more: it is replaced without being asked.
-        if begin_artefact(Path(out), Path(out), Signature("evaluate", {}, inputs), overwrite=True):
+        signature = Signature("evaluate", {}, inputs)
+        file_out = Path(out) if out is not None and communicator.is_first else None
+        finished = file_out is not None and begin_artefact(file_out, file_out, signature, overwrite=True)
+        if watched.any_true(finished):
             reporter.say(f"{out}: already evaluated, nothing to do")
-            return {**read_json(Path(out)), "skipped": True}
-    result = _evaluate(file, sources, reporter)
-    if out is not None:
-        write_json(Path(out), result)
-    return result
+            return {**read_json(file_out), "skipped": True} if file_out is not None else {}
+        result = _evaluate(stored, settings, sources, watched, reporter)
+        if file_out is not None:
+            write_json(file_out, result)
+    return result if communicator.is_first else {}
 
 
-def _evaluate(file: Path, sources: list[DataSource], reporter: Reporter) -> dict[str, Any]:
-    """The figures of a checkpoint on one source, or on two that must agree."""
+def _read(file: Path) -> Checkpoint:
     from gaudi_bert.training.checkpoint import read_checkpoint
 
     stored = read_checkpoint(file)
     if not {"model", "training"} <= stored.settings.keys():
         raise InputError(f"{file}: holds no model and training settings; use a checkpoint that `train` wrote")
-    settings = TrainingSettings.model_validate(stored.settings["training"])
-    measure = _measure_with(stored, settings)
+    return stored
+
+
+def _evaluate(
+    stored: Checkpoint,
+    settings: TrainingSettings,
+    sources: list[DataSource],
+    communicator: Communicator,
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """The figures of a checkpoint on one source, or on two that must agree."""
+    measure = _measure_with(stored, settings, communicator)
     evaluations = []
     for source in sources:
         evaluations.append(measure(source))
@@ -89,14 +109,10 @@ def _evaluate(file: Path, sources: list[DataSource], reporter: Reporter) -> dict
     return result
 
 
-def _measure_with(stored: Checkpoint, settings: TrainingSettings) -> Callable[[DataSource], Evaluation]:
+def _measure_with(
+    stored: Checkpoint, settings: TrainingSettings, communicator: Communicator
+) -> Callable[[DataSource], Evaluation]:
     """The function that evaluates the stored model on data; in float32, whatever it was trained in."""
-    from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed import connect
-
-    communicator = connect()
-    open_device("auto", "float32", settings.threads)
-
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.evaluate import Evaluator

@@ -65,10 +65,15 @@ def on_the_fly_source(records: str | Path, plan: Path) -> DataSource:
         schema=content.packed_schema,
         files=(),
         packing_factor=sum(file.sequences for file in content.files) / packs,
+        efficiency=_tokens(groups) / (packs * content.packed_schema.max_sequence_length),
         vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
         identity=content.sha256,
         on_the_fly=tuple(groups),
     )
+
+
+def _tokens(groups: list[OnTheFlyGroup]) -> int:
+    return sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)
 
 
 def _open(records: str | Path, plan: Path) -> tuple[WritePlan, list[OnTheFlyGroup]]:

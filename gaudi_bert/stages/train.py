@@ -6,8 +6,9 @@ function of), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, and, written last
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +17,15 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings
+from gaudi_bert.config import ModelSettings, PipelineSettings
 from gaudi_bert.stages.artefact import Signature, begin_artefact, remove_artefact, settings_path
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.device import Device
     from gaudi_bert.training.distributed import Communicator
-    from gaudi_bert.training.hyperparameters import BatchPlan
     from gaudi_bert.training.loop import Outcome, TrainingRun
+    from gaudi_bert.training.run_plan import RunPlan
     from gaudi_bert.training.source import DataSource
 
 __all__ = ["model_config", "train"]
@@ -40,6 +41,9 @@ FREE_SETTINGS = {
     "evaluate_every_updates",
     "evaluate_packs",
     "log_every_updates",
+    "fusion_bytes",
+    "stall_seconds",
+    "watch_port",
 }
 
 
@@ -52,7 +56,7 @@ class _Job:
     evaluation_source: DataSource | None
     config: BertConfig
     communicator: Communicator
-    plan: BatchPlan
+    plan: RunPlan
     out: Path
 
 
@@ -90,24 +94,33 @@ def train(
         StoppedError: a signal asked for it; the run can be resumed.
     """
     from gaudi_bert.training.device import open_device
+    from gaudi_bert.training.distributed import connect
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
-    job = _plan_job(settings, data, evaluation_data, Path(out), on_the_fly)
-    first = job.communicator.is_first
-    reporter = reporter if first else Reporter(quiet=True)
-    for line in _describe(job):
+    communicator = connect(settings.training)
+    reporter = reporter if communicator.is_first else Reporter(quiet=True)
+    job = _plan_job(settings, data, evaluation_data, Path(out), on_the_fly, communicator, dry_run)
+    for line in _describe(job, dry_run):
         reporter.say(line)
     if dry_run:
-        return {"dry_run": True, **_plan_as_json(job)}
+        return {"dry_run": True, **job.plan.as_json()} if communicator.is_first else {}
     asked = settings.training
-    device = open_device(asked.device, asked.precision, asked.threads, settings.gaudi)
-    # Files are the business of the first process alone; the others hear of what it found.
-    with exclusive_lock(job.out, str(out)) if first else nullcontext():
+    device = open_device(asked.device, asked.precision, _threads(job), settings.gaudi)
+    with communicator.watched(asked) as watched:
+        summary = _run(replace(job, communicator=watched), device, reporter, resume, overwrite)
+    return summary if communicator.is_first else {}
+
+
+def _run(job: _Job, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> dict[str, Any]:
+    """Train where there is anything to do; files are the business of the first process alone."""
+    first = job.communicator.is_first
+    with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
         if job.communicator.any_true(first and _is_finished(job, resume, overwrite)):
-            reporter.say(f"{out}: already trained with these settings, nothing to do")
-            return {**read_json(job.out / "training.json"), "skipped": True}
-        reporter.say(f"train: on {device.description}")
+            reporter.say(f"{job.out}: already trained with these settings, nothing to do")
+            return {**read_json(job.out / "training.json"), "skipped": True} if first else {}
+        others = f", {job.communicator.size} processes" if job.communicator.size > 1 else ""
+        reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
         summary = _summary(_train(_set_up(job, device, reporter)), job.plan)
@@ -116,69 +129,78 @@ def train(
     return summary
 
 
+def _threads(job: _Job) -> int | None:
+    """CPU threads of this process: processes that share a host share its cores."""
+    asked, processes = job.settings.training.threads, job.communicator.local_size
+    return asked if asked is not None or processes == 1 else max(1, (os.cpu_count() or 1) // processes)
+
+
 def _plan_job(
-    settings: PipelineSettings, data: Path, evaluation_data: Path | None, out: Path, on_the_fly: Path | None
+    settings: PipelineSettings,
+    data: Path,
+    evaluation_data: Path | None,
+    out: Path,
+    on_the_fly: Path | None,
+    communicator: Communicator,
+    dry_run: bool,
 ) -> _Job:
     """Open the data, settle the model and the batches; refuse what does not fit."""
     from gaudi_bert.stages.on_the_fly import on_the_fly_source
-    from gaudi_bert.training.distributed import connect
-    from gaudi_bert.training.hyperparameters import plan_batches
+    from gaudi_bert.training.run_plan import plan_run
     from gaudi_bert.training.source import check_fits, open_source
 
     source = open_source(data) if on_the_fly is None else on_the_fly_source(data, on_the_fly)
     evaluation_source = open_source(evaluation_data) if evaluation_data is not None else None
-    config = model_config(settings, source)
+    if evaluation_source is None and settings.training.target_masked_lm_accuracy is not None:
+        raise InputError("training.target_masked_lm_accuracy: there is no evaluation data to reach it on; give some")
+    config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
     for each in (source, evaluation_source):
         if each is not None:
             check_fits(each, config)
-    communicator = connect()
-    plan = plan_batches(settings.training, source.packing_factor, communicator.size)
+    resources = settings.resources
+    # A dry run tells of the run that the settings describe, wherever it is asked for.
+    alone = dry_run and communicator.size == 1
+    processes = resources.workers * resources.processes_per_worker if alone else communicator.size
+    if source.files:
+        source.share(communicator.rank, processes)
+    plan = plan_run(
+        settings.training,
+        source.packing_factor,
+        processes=processes,
+        processes_per_worker=resources.processes_per_worker,
+        slots_per_pack=source.schema.max_sequence_length,
+        packs=source.packs,
+    )
     return _Job(settings, source, evaluation_source, config, communicator, plan, out)
 
 
-def model_config(settings: PipelineSettings, source: DataSource) -> BertConfig:
+def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
     """The model's configuration: what the settings leave open comes from the data."""
     from gaudi_bert.model.config import BertConfig
 
-    values = settings.model.model_dump()
+    values = settings.model_dump()
     if values["vocab_size"] is None:
-        values["vocab_size"] = source.vocabulary_size or BERT_VOCABULARY
+        values["vocab_size"] = vocabulary_size or BERT_VOCABULARY
     if values["max_position_embeddings"] is None:
-        values["max_position_embeddings"] = source.schema.max_sequence_length
+        values["max_position_embeddings"] = max_sequence_length
     return BertConfig(**values)
 
 
-def _describe(job: _Job) -> list[str]:
-    """The run as lines for people."""
-    settings, source, config, plan = job.settings.training, job.source, job.config, job.plan
+def _describe(job: _Job, dry_run: bool) -> list[str]:
+    """The run as lines for people; all of its figures before a dry run."""
+    settings, source, config = job.plan.settings, job.source, job.config
     kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
     vocabulary = f"vocabulary {config.vocab_size:,}"
     if source.vocabulary_size is None:
         vocabulary += " (the data does not record its own)"
-    packs = plan.packs_per_update * settings.updates
-    sequences = packs * plan.packing_factor
-    epochs = f" ({packs / source.packs:,.1f} times the data)" if source.packs else ""
-    return [
-        f"train: {source.path} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
-        f"train: {config.num_hidden_layers} layers, hidden size {config.hidden_size}; {settings.optimizer}, learning rate "
-        f"{settings.learning_rate:g}, {settings.warmup_updates:,} of {settings.updates:,} updates are warm-up",
-        *(f"train: {line}" for line in plan.lines()),
-        f"train: {settings.updates:,} updates are about {sequences:,.0f} sequences{epochs}",
+    lines = [
+        f"{source.path} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
+        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}; {settings.optimizer}, "
+        f"learning rate {settings.learning_rate:g}",
+        *job.plan.short_lines(),
+        *(job.plan.table() if dry_run else []),
     ]
-
-
-def _plan_as_json(job: _Job) -> dict[str, Any]:
-    plan = job.plan
-    return {
-        "updates": job.settings.training.updates,
-        "accumulation_steps": plan.accumulation_steps,
-        "micro_batch_packs": plan.micro_batch_packs,
-        "workers": plan.workers,
-        "packing_factor": plan.packing_factor,
-        "packs_per_update": plan.packs_per_update,
-        "sequences_per_update": plan.sequences_per_update,
-        "sequences_asked_per_update": plan.asked_sequences,
-    }
+    return [f"train: {line}" for line in lines]
 
 
 def _is_finished(job: _Job, resume: bool, overwrite: bool) -> bool:
@@ -215,7 +237,7 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
     from gaudi_bert.training.loop import TrainingRun
     from gaudi_bert.training.optimizers import Optimizer
 
-    settings = job.settings.training
+    settings = job.plan.settings
     model = BertForPretraining(job.config, seed=settings.seed, compute_dtype=device.compute_dtype)
     evaluator = None
     if job.evaluation_source is not None:
@@ -229,7 +251,7 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
         )
     return TrainingRun(
         settings=settings,
-        plan=job.plan,
+        plan=job.plan.batches,
         model=model,
         optimizer=Optimizer(model.variables_by_name, settings),
         communicator=job.communicator,
@@ -238,7 +260,7 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
         folder=job.out,
         kept_settings={
             "model": job.config.to_json(),
-            "training": settings.model_dump(mode="json", exclude={"init_checkpoint"}),
+            "training": job.settings.training.model_dump(mode="json", exclude={"init_checkpoint"}),
         },
         reporter=reporter,
     )
@@ -259,16 +281,17 @@ def _train(run: TrainingRun) -> Outcome:
     return TrainingLoop(run, progress).run()
 
 
-def _summary(outcome: Outcome, plan: BatchPlan) -> dict[str, Any]:
+def _summary(outcome: Outcome, plan: RunPlan) -> dict[str, Any]:
     report, evaluation = outcome.report, outcome.evaluation
     return {
         "updates": outcome.progress.update,
         "sequences": outcome.progress.sequences,
         "tokens": outcome.progress.tokens,
-        "packing_factor": plan.packing_factor,
-        "sequences_per_update": plan.sequences_per_update,
+        "processes": plan.batches.workers,
+        **(report.speed() if report is not None else {}),
+        "packing_factor": plan.batches.packing_factor,
+        "sequences_per_update": plan.batches.sequences_per_update,
+        "reached_target": outcome.reached_target,
         "training": report.figures.as_json() if report is not None else None,
         "evaluation": evaluation.as_json() if evaluation is not None else None,
-        "sequences_per_second": report.sequences_per_second if report is not None else None,
-        "tokens_per_second": report.tokens_per_second if report is not None else None,
     }

@@ -1,16 +1,21 @@
 """Who else trains, and how sums travel between the processes.
 
-The training loop speaks to a `Communicator` only. With one process nothing travels. Gradients are summed, not averaged:
-the loss of every process is already divided by the weights of the whole update (see `step.py`), so the sum is exact.
+The training loop speaks to a `Communicator` only. With one process nothing travels, and Horovod is not needed. Gradients are
+summed, not averaged: the loss of every process is already divided by what belongs to the whole update (see
+`normalization.py`), so the sum is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+
+from gaudi_bert.common.launch import find_launch
+from gaudi_bert.config import TrainingSettings
 
 __all__ = ["Communicator", "connect"]
 
@@ -22,10 +27,12 @@ class Communicator:
     Attributes:
         rank: the number of this process, from 0.
         size: how many processes train together.
+        local_size: how many of them are on this host.
     """
 
     rank: int = 0
     size: int = 1
+    local_size: int = 1
 
     @property
     def is_first(self) -> bool:
@@ -33,7 +40,7 @@ class Communicator:
         return self.rank == 0
 
     def sum_tensors(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over all processes, inside a graph or outside."""
+        """The sums over all processes, inside a graph."""
         return list(tensors)
 
     def sum_array(self, values: np.ndarray) -> np.ndarray:
@@ -49,8 +56,34 @@ class Communicator:
 
     def barrier(self) -> None:
         """Wait until every process is here."""
+        self.sum_array(np.zeros(1))
+
+    def note(self, place: str) -> None:
+        """Say what this process is working on: a sign of work for the watchdog."""
+
+    def arrive(self) -> None:
+        """Say that this process's share is done, and that it is about to wait for the others."""
+
+    @contextmanager
+    def watched(self, settings: TrainingSettings) -> Iterator[Communicator]:
+        """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
+
+        The communicator of the context is the one to work with. The device must be open.
+        """
+        del settings
+        yield self
 
 
-def connect() -> Communicator:
-    """Join the processes that were started together; without a launcher, this one alone."""
-    return Communicator()
+def connect(settings: TrainingSettings) -> Communicator:
+    """Join the processes that a launcher started together; without one, this process alone.
+
+    Raises:
+        InputError: started by a launcher, but Horovod is missing or cannot connect.
+    """
+    launch = find_launch()
+    if launch is None or launch.size == 1:
+        return Communicator()
+    # Imported late: one process alone loads nothing of it.
+    from gaudi_bert.training.horovod_communicator import connect_by_horovod
+
+    return connect_by_horovod(launch, settings)

@@ -107,6 +107,7 @@ class Evaluator:
         label_counts = np.zeros(vocabulary, np.float64)
         sequences = 0
         for batch in self._batches():
+            self._communicator.note("an evaluation")
             inputs = {name: tf.constant(values) for name, values in batch.items()}
             sums += self._sums(inputs).numpy().astype(np.float64)
             labels = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]

@@ -8,7 +8,6 @@ stopped and resumed ends with the same bits as one that never was.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from gaudi_bert.training.evaluate import Evaluation, Evaluator
 from gaudi_bert.training.hyperparameters import BatchPlan
 from gaudi_bert.training.input import TrainingOrder, training_batches
 from gaudi_bert.training.metrics import MetricsWriter, progress_line
+from gaudi_bert.training.normalization import normalization_for
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.schedule import learning_rate_at
 from gaudi_bert.training.source import DataSource
@@ -90,11 +90,12 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: where it stands, its last window, its last evaluation."""
+    """How a run ended: where it stands, its last window, its last evaluation, and whether that reached the target."""
 
     progress: Progress
     report: WindowReport | None
     evaluation: Evaluation | None
+    reached_target: bool = False
 
 
 class TrainingLoop:
@@ -111,6 +112,7 @@ class TrainingLoop:
             clip_norm=settings.clip_norm,
             accumulation_steps=run.plan.accumulation_steps,
             seed=settings.seed,
+            normalization=normalization_for(settings, run.source),
         )
         order = TrainingOrder(
             seed=settings.seed,
@@ -139,19 +141,29 @@ class TrainingLoop:
             stop = stack.enter_context(StopRequest())
             if run.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
-            while self._progress.update < run.settings.updates:
+            while not self._is_finished:
                 self._update()
                 self._after_update(run.communicator.any_true(stop.requested))
-        return Outcome(self._progress, self._report, self._evaluation)
+        return Outcome(self._progress, self._report, self._evaluation, self._reached_target)
+
+    @property
+    def _is_finished(self) -> bool:
+        return self._reached_target or self._progress.update >= self._run.settings.updates
+
+    @property
+    def _reached_target(self) -> bool:
+        target, evaluation = self._run.settings.target_masked_lm_accuracy, self._evaluation
+        return target is not None and evaluation is not None and evaluation.figures.masked_lm_accuracy >= target
 
     def _update(self) -> None:
         """Do one update."""
         run, update = self._run, self._progress.update + 1
         settings = run.settings
-        started = time.perf_counter()
+        run.communicator.note(f"update {update}")
+        self._window.begin()
         batches = list(islice(self._batches, run.plan.accumulation_steps))
         sums = self._step.run(batches, update, self._learning_rate(update))
-        self._window.add(sums, batches, time.perf_counter() - started)
+        self._window.add(sums, batches)
         packs = self._progress.packs + run.plan.packs_per_update_and_worker
         self._progress = replace(self._progress, update=update, packs=packs)
         if update == 1 and settings.updates > 1:
@@ -171,15 +183,15 @@ class TrainingLoop:
         """Report, evaluate and save where it is due."""
         run, settings, update = self._run, self._run.settings, self._progress.update
         last = update == settings.updates
-        saves = last or stopping or update % settings.save_every_updates == 0
         evaluates = last or (not stopping and update % settings.evaluate_every_updates == 0)
+        saves = last or stopping or update % settings.save_every_updates == 0
         if saves or evaluates or update % settings.log_every_updates == 0:
             self._close_window()
         if evaluates and run.evaluator is not None:
             self._evaluate(run.evaluator)
-        if saves:
+        if saves or self._is_finished:
             self._save()
-        if stopping and not last:
+        if stopping and not self._is_finished:
             raise StoppedError(
                 f"{run.folder}: stopped on request after update {update} of {settings.updates}; go on with --resume"
             )
@@ -200,8 +212,7 @@ class TrainingLoop:
             "learning_rate": self._learning_rate(update),
             "gradient_norm": report.gradient_norm,
             **self._work_done(),
-            "sequences_per_second": report.sequences_per_second,
-            "tokens_per_second": report.tokens_per_second,
+            **report.speed(),
         }
         if self._metrics is not None:
             self._metrics.write("train", update, values)
@@ -213,6 +224,9 @@ class TrainingLoop:
         if self._metrics is not None:
             self._metrics.write("evaluation", self._progress.update, {**self._evaluation.as_json(), **self._work_done()})
             self._run.reporter.say(f"evaluation after update {self._progress.update}: {self._evaluation.line()}")
+        if self._reached_target:
+            target = self._run.settings.target_masked_lm_accuracy
+            self._run.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, the run ends")
 
     def _work_done(self) -> dict[str, float]:
         return {"sequences": self._progress.sequences, "tokens": self._progress.tokens}

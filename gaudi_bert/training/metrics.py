@@ -113,5 +113,6 @@ def progress_line(update: int, updates: int, values: Mapping[str, float], second
         f"train: update {update}/{updates} ({update / updates:.0%}), masked-LM loss {values['masked_lm_loss']:.3f} "
         f"accuracy {values['masked_lm_accuracy']:.3f}, next-sentence loss {values['next_sentence_loss']:.3f} "
         f"accuracy {values['next_sentence_accuracy']:.3f}, {values['tokens_per_second']:,.0f} tokens/s, "
-        f"{values['sequences_per_second']:,.0f} sequences/s, {human_seconds(seconds_left)} left"
+        f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} a pack), "
+        f"{human_seconds(seconds_left)} left"
     )

@@ -1,17 +1,15 @@
 """One update: micro-batches forward and backward, sums over processes, clipping, the optimiser.
 
-The loss of an update over micro-batches i (of all processes) is
+What the losses of a micro-batch are divided by depends on the data alone (`normalization.py`), so it is settled first, on
+the host, and gradients simply add up, over micro-batches and over processes. They are reduced once an update, and clipped
+once, after they are complete.
 
-    sum_i masked_lm_sum_i / W  +  sum_i next_sentence_sum_i / N,   W = sum_i masked_lm_weight_i,  N likewise.
-
-W and N depend on the data alone, so they are summed first, on the host, and every micro-batch is divided by the totals of
-the whole update: gradients simply add up, and M micro-batches on R processes give exactly the gradient of one big batch.
-(The predecessor averaged the means of micro-batches, so a masked token counted for more where there were few.) Gradients
-are clipped once, after they are complete.
+With several processes the passes and the reduction are graphs of their own: in between, each process tells the watchdog
+that it is done with its share, so that one that sleeps in its pass can be told from those that wait for it.
 
 Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run draws the same masks.
 
-Letters: B packs, Q masked slots, S depth.
+Letters: B packs, Q masked slots, S depth, M micro-batches.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from gaudi_bert.common.permutation import random_words
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.normalization import GLOBAL, Normalization
 from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_by_global_norm
 
 __all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed", "loss_weights"]
@@ -66,6 +65,7 @@ class TrainingStep:
         clip_norm: largest global norm of the gradient; 0 for no clipping.
         accumulation_steps: micro-batches of one update on this process.
         seed: of dropout.
+        normalization: what the losses are divided by.
     """
 
     def __init__(
@@ -78,14 +78,16 @@ class TrainingStep:
         clip_norm: float,
         accumulation_steps: int,
         seed: int,
+        normalization: Normalization = GLOBAL,
     ) -> None:
         self._model, self._optimizer, self._communicator = model, optimizer, communicator
         self._loss, self._clip_norm, self._seed = loss, clip_norm, seed
-        self._accumulation_steps = accumulation_steps
+        self._accumulation_steps, self._normalization = accumulation_steps, normalization
+        self._is_whole = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(optimizer.variables.values())
         self._has_dropout = max(model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) > 0
         self._accumulated: list[tf.Variable] = []
-        if accumulation_steps > 1:
+        if not self._is_whole:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
         self._passes: list[tf.Graph] = []
         self._whole_update = _as_graph(self._trace_whole_update)
@@ -107,37 +109,49 @@ class TrainingStep:
         """
         if len(micro_batches) != self._accumulation_steps:
             raise ValueError(f"{len(micro_batches)} micro-batches given, {self._accumulation_steps} make an update")
-        totals = self._communicator.sum_array(np.sum([loss_weights(batch, self._loss) for batch in micro_batches], axis=0))
-        factors = tf.constant(1.0 / np.maximum(totals, 1.0), tf.float32)
+        weights_M2 = np.array([loss_weights(batch, self._loss) for batch in micro_batches])
+        packs = len(micro_batches[0]["input_ids"])
+        factors_M2 = self._normalization.factors(weights_M2, packs, self._communicator)
         scalars = self._optimizer.scalars(update, learning_rate)
         inputs = [
-            ({name: tf.constant(value) for name, value in batch.items()}, self._dropout_seed(update, number))
+            (
+                {name: tf.constant(value) for name, value in batch.items()},
+                self._dropout_seed(update, number),
+                tf.constant(factors_M2[number], tf.float32),
+            )
             for number, batch in enumerate(micro_batches)
         ]
-        if len(inputs) == 1:
-            return self._whole_update(*inputs[0], factors, scalars)
-        sums = self._first(*inputs[0], factors)
-        for batch, seed in inputs[1:]:
-            sums = self._next(batch, seed, factors, sums)
+        if self._is_whole:
+            return self._whole_update(*inputs[0], scalars)
+        sums = self._first(*inputs[0])
+        for each in inputs[1:]:
+            self._communicator.note(f"update {update}")
+            sums = self._next(*each, sums)
+        if self._communicator.size > 1:
+            sums.numpy()  # a device may still be at it
+            self._communicator.arrive()
         return self._finish(sums, scalars)
 
     def trace(self, batch: Mapping[str, tf.TensorSpec]) -> dict[str, tf.Graph]:
         """Build the graphs that `run` would use for such batches, and run nothing.
 
         Returns:
-            `update` alone, where one micro-batch makes an update; else `first`, `next` and `finish`. All but `finish` hold
-            a forward pass, which ends in the operation `SUMS_NAME`, and its backward pass.
+            `update` alone, where one micro-batch of one process makes an update; else `first`, `next` and `finish`.
         """
         scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([8], tf.float32)
-        passed = (dict(batch), tf.TensorSpec([2], tf.int32), tf.TensorSpec([2], tf.float32))
+        passed = _pass_specs(batch)
         scalars = UpdateScalars(scalar, scalar, scalar)
-        if self._accumulation_steps == 1:
+        if self._is_whole:
             return {"update": self._whole_update.get_concrete_function(*passed, scalars).graph}
         return {
             "first": self._first.get_concrete_function(*passed).graph,
             "next": self._next.get_concrete_function(*passed, sums).graph,
             "finish": self._finish.get_concrete_function(sums, scalars).graph,
         }
+
+    def trace_pass(self, batch: Mapping[str, tf.TensorSpec]) -> tf.Graph:
+        """Build the graph of the first of several micro-batches: up to the operation `SUMS_NAME` it is the forward pass."""
+        return self._first.get_concrete_function(*_pass_specs(batch)).graph
 
     @property
     def graph(self) -> tf.Graph:
@@ -162,8 +176,9 @@ class TrainingStep:
             outputs = self._model(batch, dropout_seed=seed if self._has_dropout else None)
             sums = pretraining_sums(outputs, batch, self._loss)
             loss = sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1]
+        sums_8 = tf.stack(sums, name=SUMS_NAME)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], tf.stack(sums, name=SUMS_NAME)
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_8
 
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
@@ -194,6 +209,11 @@ class TrainingStep:
 
     def _trace_finish(self, sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         return self._update([tf.convert_to_tensor(accumulated) for accumulated in self._accumulated], sums, scalars)
+
+
+def _pass_specs(batch: Mapping[str, tf.TensorSpec]) -> tuple[dict[str, tf.TensorSpec], tf.TensorSpec, tf.TensorSpec]:
+    """What one forward and backward pass is given: the batch, the dropout seed, the factors of the losses."""
+    return dict(batch), tf.TensorSpec([2], tf.int32), tf.TensorSpec([2], tf.float32)
 
 
 def _as_graph(function: Callable[..., tf.Tensor]) -> tf.types.experimental.PolymorphicFunction:

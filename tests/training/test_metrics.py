@@ -58,16 +58,29 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path) -> None:
 
 
 def test_a_window_counts_real_work_and_leaves_the_first_update_out_of_the_speed() -> None:
-    window = Window(1, has_cold_start=True)
+    times = iter([0.0, 100.0, 102.0])
+    window = Window(1, has_cold_start=True, clock=lambda: next(times))
     sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
-    window.add(sums, [BATCH], seconds=100.0)
-    window.add(sums, [BATCH, BATCH], seconds=2.0)
+    for batches in ([BATCH], [BATCH, BATCH]):
+        window.begin()
+        window.add(sums, batches)
     report = window.close(Communicator())
     assert (report.sequences, report.tokens) == (9, 12)
     assert (report.sequences_per_second, report.tokens_per_second) == (3.0, 4.0)
+    assert report.slots_per_second == BATCH["input_mask"].size
+    assert report.packing_factor == 3 / len(BATCH["input_mask"])
     assert report.seconds_per_update == 2.0
     assert report.gradient_norm == 2.0
     assert report.figures.masked_lm_loss == 3.0
+
+
+def test_time_between_windows_is_nobodys() -> None:
+    times = iter([7.0, 8.0])
+    window = Window(51, has_cold_start=False, clock=lambda: next(times))
+    for _ in range(3):
+        window.begin()
+        window.add(tf.ones(9), [BATCH])
+    assert window.close(Communicator()).seconds_per_update == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +91,7 @@ def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None
     good, bad = np.ones(9, np.float32), np.ones(9, np.float32)
     bad[slot] = value
     for sums in (good, good, bad, bad):
-        window.add(tf.constant(sums), [BATCH], 1.0)
+        window.add(tf.constant(sums), [BATCH])
     with pytest.raises(FailedError, match=f"update 43: {what} is not finite"):
         window.close(Communicator())
 
@@ -91,8 +104,9 @@ def test_the_line_for_people() -> None:
         "next_sentence_accuracy": 0.5,
         "tokens_per_second": 12345.6,
         "sequences_per_second": 321.0,
+        "packing_factor": 2.3456,
     }
     assert progress_line(50, 200, values, 95.0) == (
         "train: update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
-        "12,346 tokens/s, 321 sequences/s, 1 min 35 s left"
+        "12,346 tokens/s, 321 sequences/s (2.35 a pack), 1 min 35 s left"
     )

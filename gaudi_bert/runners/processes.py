@@ -1,0 +1,123 @@
+"""Training processes on this machine: one command, started several times, that find each other by Horovod.
+
+On CPUs they meet through Gloo: this process keeps the address book (Horovod's rendezvous server) and gives each its number
+in the environment, as `horovodrun --gloo` does. `horovodrun` itself is not used: it kills all processes five seconds after a
+signal, before a checkpoint may be whole, and turns every exit code into 1 and a traceback. With cards, `mpirun` starts them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.config import PipelineSettings
+from gaudi_bert.runners.mpirun import training_command
+
+__all__ = ["run_training_processes"]
+
+# Long enough for the watchdog of the others to name who failed, and to end them.
+GRACE_SECONDS = 20.0
+LOOK_SECONDS = 0.2
+
+
+def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -> None:
+    """Run `command` once for each training process of the pipeline, on this machine; their standard error is ours.
+
+    Args:
+        settings: `resources` says how many there are.
+        command: of one process; its standard output is dropped.
+
+    Raises:
+        InputError: Horovod is missing, or the processes said that their input is bad.
+        FailedError: a process failed.
+        StoppedError: stopped on request, after a checkpoint was saved.
+    """
+    processes = settings.resources.workers * settings.resources.processes_per_worker
+    if settings.resources.cards:
+        code = _run_all([training_command(settings, list(command), over_ssh=False)], [dict(os.environ)])
+    else:
+        with _address_book(processes) as environments:
+            code = _run_all([command] * processes, environments)
+    if code == StoppedError.exit_code:
+        raise StoppedError("train: stopped on request; the same command goes on")
+    if code:
+        kind = InputError if code == InputError.exit_code else FailedError
+        raise kind(f"train: one of {processes} processes ended with exit code {code}; it says why above")
+
+
+@contextmanager
+def _address_book(processes: int) -> Iterator[list[dict[str, str]]]:
+    """The environment of each process; while the context lasts, they can find each other."""
+    try:
+        server_module = importlib.import_module("horovod.runner.http.http_server")
+        hosts = importlib.import_module("horovod.runner.common.util.hosts")
+        gloo = importlib.import_module("horovod.runner.gloo_run")
+    except ImportError as error:
+        raise InputError(
+            f"resources.workers: {processes} processes need Horovod, and it is not installed ({error}); "
+            "run `make setup-horovod`, or set resources.workers to 1"
+        ) from error
+    server = server_module.RendezvousServer(0)
+    port = server.start()
+    slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{processes}"), processes)
+    server.init(slots)
+    common = {
+        **os.environ,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "PYTHONUNBUFFERED": "1",
+    }
+    try:
+        yield [{**common, **gloo.create_slot_env_vars(slot)} for slot in slots]
+    finally:
+        server.stop()
+
+
+def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> int:
+    """Run all until they end; the first exit code that is not 0, or 0. When one fails, the others have `GRACE_SECONDS`."""
+    running: list[subprocess.Popen[bytes]] = []
+    with _forwarded_signals(running):
+        for command, environment in zip(commands, environments, strict=True):
+            running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
+        first_failure, deadline = 0, float("inf")
+        while any(process.poll() is None for process in running):
+            failed = [process.returncode for process in running if process.returncode]
+            if failed and not first_failure:
+                first_failure, deadline = failed[0], time.monotonic() + GRACE_SECONDS
+            if time.monotonic() > deadline:
+                for process in running:
+                    process.kill()
+            time.sleep(LOOK_SECONDS)
+    codes = [process.returncode for process in running]
+    # A process that was killed by a signal has a negative code; who names the reason has another one.
+    said = [code for code in codes if code > 0]
+    return said[0] if said else max((abs(code) and 1 for code in codes), default=0)
+
+
+@contextmanager
+def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """While the context lasts, SIGTERM and Ctrl-C go to `processes`, which save and stop; this process waits for them."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        print("stopping: the training processes save and end", file=sys.stderr)  # noqa: T201
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
