@@ -98,12 +98,17 @@ def delete(
 def doctor(
     cluster: Annotated[bool, typer.Option("--cluster", help="Look at the cluster, not at this machine.")] = False,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
+    graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Look at a pipeline's training step.")] = None,
+    work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Say whether all is ready for Gaudi, and what to mend."""
     from gaudi_bert.runners.doctor import examine_cluster, examine_host
 
+    if graph is not None:
+        _examine_graph(graph, work, set_, json)
+        return
     settings = arguments.pipeline_settings(pipeline, set_)
     findings = examine_cluster(settings) if cluster else examine_host(settings)
     wrong = [finding for finding in findings if finding.verdict == "mend"]
@@ -111,3 +116,17 @@ def doctor(
     output.print_result(result, json, lambda _: [str(finding) for finding in findings])
     if wrong:
         raise FailedError(f"{len(wrong)} of {len(findings)} checks need mending, the first: {wrong[0].remedy}")
+
+
+def _examine_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
+    from gaudi_bert.stages.check_graph import check_graph, describe_graph
+    from gaudi_bert.stages.layout import WorkFolder
+
+    settings = arguments.pipeline_settings(pipeline, overrides)
+    result = check_graph(settings, WorkFolder.of(settings, work, pipeline.parent))
+    output.print_result(result, json, describe_graph)
+    if not result["fit"]:
+        first = result["problems"][0]
+        raise FailedError(
+            f"{len(result['problems'])} operations are not fit for Gaudi, the first: {first['type']}, {first['kind']}"
+        )

@@ -117,7 +117,7 @@ def operations_of(graph: tf.Graph, name: str = "graph") -> Iterator[tuple[str, t
 
 def called_functions(operation: tf.Operation) -> list[str]:
     """Names of the functions that `operation` calls."""
-    names = []
+    names: list[str] = []
     for attribute in operation.node_def.attr.values():
         functions = [attribute.func] if attribute.HasField("func") else list(attribute.list.func)
         names.extend(function.name for function in functions if function.name)

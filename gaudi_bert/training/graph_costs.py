@@ -22,7 +22,7 @@ from gaudi_bert.training.graph_check import HANDLES, operations_of
 __all__ = ["MemoryModel", "activation_bytes", "live_bytes", "matrix_flops", "memory_model"]
 
 # Outputs that are the memory of the first input under another shape or name.
-VIEWS = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "ReadVariableOp"}
+VIEWS = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient"}
 PRODUCTS = {"MatMul": ("transpose_a",), "BatchMatMul": ("adj_x",), "BatchMatMulV2": ("adj_x",), "BatchMatMulV3": ("adj_x",)}
 
 
@@ -39,35 +39,24 @@ def _product_flops(operation: tf.Operation) -> int:
     return 2 * operation.outputs[0].shape.num_elements() * inner
 
 
-def activation_bytes(graph: tf.Graph, sums: tf.Tensor) -> int:
+def activation_bytes(graph: tf.Graph, sums: tf.Operation) -> int:
     """Bytes that the forward pass keeps for the backward pass.
 
     Args:
-        graph: of one forward and backward pass.
-        sums: what the forward pass ends in; whatever it does not depend on is the backward pass.
+        graph: of one forward and backward pass, in the order of tracing.
+        sums: the operation that the forward pass ends in.
     """
-    forward = _ancestors(sums.op)
     owners = _owners(graph)
+    operations = graph.get_operations()
+    end = operations.index(sums) + 1
+    made = {tensor.name: _bytes(tensor) for operation in operations[:end] for tensor in operation.outputs}
     kept: dict[str, int] = {}
-    for operation in graph.get_operations():
-        if operation in forward:
-            continue
+    for operation in operations[end:]:
         for tensor in operation.inputs:
             owner = owners[tensor.name]
-            if owner is not None and owner.op in forward and owner.op.type not in ("Placeholder", "Const"):
-                kept[owner.name] = _bytes(owner)
+            if owner in made:
+                kept[owner] = made[owner]
     return sum(kept.values())
-
-
-def _ancestors(last: tf.Operation) -> set[tf.Operation]:
-    found, waiting = {last}, [last]
-    while waiting:
-        operation = waiting.pop()
-        for before in [tensor.op for tensor in operation.inputs]:
-            if before not in found:
-                found.add(before)
-                waiting.append(before)
-    return found
 
 
 def live_bytes(graph: tf.Graph) -> np.ndarray:
@@ -82,10 +71,10 @@ def live_bytes(graph: tf.Graph) -> np.ndarray:
     for moment, operation in enumerate(operations):
         for tensor in operation.inputs:
             owner = owners[tensor.name]
-            if owner is not None:
-                deaths[owner.name] = moment
+            if owner:
+                deaths[owner] = moment
         for tensor in operation.outputs:
-            if owners[tensor.name] is tensor:
+            if owners[tensor.name] == tensor.name:
                 births[tensor.name] = (moment, _bytes(tensor))
                 deaths[tensor.name] = moment
     changes = np.zeros(len(operations) + 1, np.int64)
@@ -95,18 +84,18 @@ def live_bytes(graph: tf.Graph) -> np.ndarray:
     return np.cumsum(changes[:-1])
 
 
-def _owners(graph: tf.Graph) -> dict[str, tf.Tensor | None]:
-    """Which tensor's memory each tensor is: its own, or another's of which it is a view; None for inputs and variables."""
-    owners: dict[str, tf.Tensor | None] = {}
+def _owners(graph: tf.Graph) -> dict[str, str]:
+    """Whose memory each tensor is, by name: its own, or that of which it is a view; empty for inputs and variables."""
+    owners: dict[str, str] = {}
     for operation in graph.get_operations():
         for number, tensor in enumerate(operation.outputs):
             if operation.type in ("Placeholder", "Const", "ReadVariableOp") or tensor.dtype in HANDLES:
-                owners[tensor.name] = None
+                owners[tensor.name] = ""
             elif operation.type in VIEWS:
                 shown = operation.inputs[number if operation.type == "IdentityN" else 0]
                 owners[tensor.name] = owners[shown.name]
             else:
-                owners[tensor.name] = tensor
+                owners[tensor.name] = tensor.name
     return owners
 
 

@@ -1,0 +1,120 @@
+"""Costs of a graph, against hand counts and against graphs small enough to follow with a pencil."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.config import TrainingSettings
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.inputs import BatchSizes
+from gaudi_bert.model.parameters import parameter_count
+from gaudi_bert.training.graph_costs import MemoryModel, activation_bytes, live_bytes, matrix_flops, memory_model
+from gaudi_bert.training.graph_report import CARDS, USABLE_SHARE, report_on_step, trace_step
+
+CONFIG = BertConfig(
+    vocab_size=31,
+    hidden_size=6,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=10,
+    max_position_embeddings=13,
+)
+SIZES = BatchSizes(packs=5, positions=11, masked_slots=4, depth=2)
+KILOBYTE = 1024 * tf.float32.size
+
+
+def token_type_flops(config: BertConfig, sizes: BatchSizes) -> int:
+    """Two rows are looked up by a product, whose backward pass is one product, not two."""
+    return 2 * sizes.packs * sizes.positions * config.type_vocab_size * config.hidden_size
+
+
+def forward_flops(config: BertConfig, sizes: BatchSizes) -> int:
+    """By hand, without the token types: two for every multiplication of the matrix products."""
+    tokens, hidden = sizes.packs * sizes.positions, config.hidden_size
+    projections = 4 * tokens * hidden * hidden
+    attention = 2 * tokens * sizes.positions * hidden
+    feed_forward = 2 * tokens * hidden * config.intermediate_size
+    masked = sizes.packs * sizes.masked_slots * (hidden * hidden + hidden * config.vocab_size)
+    sentences = sizes.packs * sizes.depth * (hidden * hidden + 2 * hidden)
+    return 2 * (config.num_hidden_layers * (projections + attention + feed_forward) + masked + sentences)
+
+
+@pytest.mark.parametrize("packs", [1, 5])
+def test_flops_are_those_counted_by_hand_three_times_over(packs) -> None:
+    """A backward pass multiplies twice for each product of the forward pass."""
+    sizes = SIZES._replace(packs=packs)
+    graphs = trace_step(CONFIG, TrainingSettings(), sizes, 1)
+    assert matrix_flops(graphs["update"]) == 3 * forward_flops(CONFIG, sizes) + 2 * token_type_flops(CONFIG, sizes)
+
+
+def test_transposed_and_batched_products_are_counted() -> None:
+    with tf.Graph().as_default() as graph:
+        tf.matmul(tf.zeros([3, 5]), tf.zeros([3, 7]), transpose_a=True)
+        tf.matmul(tf.zeros([3, 5]), tf.zeros([7, 5]), transpose_b=True)
+        tf.matmul(tf.zeros([2, 4, 3, 5]), tf.zeros([2, 4, 3, 7]), transpose_a=True)
+    assert matrix_flops(graph) == 2 * (3 * 5 * 7 + 3 * 5 * 7 + 8 * 3 * 5 * 7)
+
+
+def chain() -> tf.Graph:
+    """Three tensors of one kilobyte-of-floats each, and a view; the first is read again at the end."""
+    with tf.Graph().as_default() as graph:
+        start = tf.compat.v1.placeholder(tf.float32, [1024])
+        first = tf.exp(start, name="first")
+        second = tf.exp(tf.reshape(first, [32, 32]), name="second")
+        tf.multiply(tf.reshape(second, [1024]), first, name="third")
+    return graph
+
+
+def test_tensors_live_from_their_birth_to_their_last_reader_and_views_cost_nothing() -> None:
+    graph = chain()
+    alive = dict(zip((operation.name for operation in graph.get_operations()), live_bytes(graph), strict=True))
+    assert (alive["first"], alive["second"], alive["third"]) == (KILOBYTE, 2 * KILOBYTE, 3 * KILOBYTE)
+
+
+def test_kept_for_the_backward_pass_is_what_it_reads_of_the_forward_pass() -> None:
+    with tf.Graph().as_default() as graph:
+        start = tf.compat.v1.placeholder(tf.float32, [1024])
+        forward = tf.exp(start)
+        unused = tf.exp(forward)
+        sums = tf.reduce_sum(unused)
+        _ = forward * 2.0
+    assert activation_bytes(graph, sums.op) == KILOBYTE
+
+
+def test_memory_for_any_number_of_packs_is_what_a_trace_would_say() -> None:
+    def measured(packs: int) -> np.ndarray:
+        return live_bytes(trace_step(CONFIG, TrainingSettings(), SIZES._replace(packs=packs), 2)["next"])
+
+    model = memory_model(measured(1000), measured(2000), 1000, 2000)
+    assert model.peak(1717) == measured(1717).max()
+    budget = model.peak(23)
+    assert model.peak(model.most_packs(budget)) <= budget < model.peak(model.most_packs(budget) + 1)
+    assert model.most_packs(model.peak(1) - 1) == 0
+
+
+def test_measurements_that_do_not_belong_together_are_a_defect() -> None:
+    with pytest.raises(ValueError, match="2 and 3 operations"):
+        memory_model([1, 2], [1, 2, 3], 1, 2)
+    with pytest.raises(ValueError, match="not of the form"):
+        memory_model([1, 2], [2, 5], 2, 4)
+    assert MemoryModel(np.array([7]), np.array([0])).peak(1000) == 7
+
+
+def test_the_report_adds_up() -> None:
+    one = report_on_step(CONFIG, TrainingSettings(), SIZES, 1, communication_MB=0)
+    many = report_on_step(CONFIG, TrainingSettings(), SIZES, 3, communication_MB=0)
+    assert one.problems == many.problems == ()
+    assert one.parameters == parameter_count(CONFIG)
+    assert (one.parameter_bytes, one.optimizer_bytes) == (4 * one.parameters, 8 * one.parameters)
+    assert many.flops_per_update == 3 * many.flops_per_micro_batch == 3 * one.flops_per_update
+    assert 0 < many.activation_bytes <= many.peak_bytes
+    assert [card.card for card in one.cards] == list(CARDS)
+    state = many.parameter_bytes + many.optimizer_bytes + many.gradient_bytes
+    per_pack = many.peak_bytes / SIZES.packs
+    most = int((CARDS["Gaudi"] * USABLE_SHARE - state) / per_pack)
+    assert 0.5 * most < many.cards[0].most_packs < 2 * most
+    rounded = report_on_step(CONFIG, TrainingSettings(precision="bfloat16"), SIZES, 1, communication_MB=0)
+    assert rounded.activation_bytes < one.activation_bytes
+    assert rounded.cards[1].most_packs > one.cards[1].most_packs
