@@ -44,13 +44,12 @@ def own_copy(built: Path, temporary: Path) -> Path:
 def choose() -> None:
     """Set numba's variables for this process and those that it starts."""
     built = os.environ.get(BUILT)
-    if built is None or not Path(built).is_dir() or Path(built).parent == Path(tempfile.gettempdir()):
+    if built is None or not Path(built).is_dir():
         return
     if not processor_flags() >= NEEDED_FLAGS:
         for name in (BUILT, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"):
             os.environ.pop(name, None)
-        return
-    if not os.access(built, os.W_OK):
+    elif not os.access(built, os.W_OK):
         os.environ[BUILT] = str(own_copy(Path(built), Path(tempfile.gettempdir())))
 
 

@@ -23,7 +23,7 @@ ANSWER_SECONDS = 60
 # What the daemon says, and what to do about it. The first that fits counts.
 _REMEDIES: tuple[tuple[str, type[GaudiBertError], str], ...] = (
     (
-        r"unknown or invalid runtime name",
+        r"(?i)unknown (or invalid )?runtime",
         InputError,
         "install the Gaudi container runtime and add it to the daemon, or name another one in docker.runtime",
     ),

@@ -158,10 +158,13 @@ def _start_rendezvous(engine: Engine, run: DockerRun, stack: ExitStack) -> None:
     stack.callback(engine.remove, container)
     output = engine.output(container)
     engine.start(container)
+    said = ""
     for pieces in output:
-        if any(READY.encode() in (piece or b"") for piece in pieces):
+        said += "".join((piece or b"").decode("utf-8", "replace") for piece in pieces)
+        if READY in said:
             return
-    raise FailedError(f"container {container.name} ended before the training workers could meet; see the daemon's log")
+    reason = " | ".join(said.splitlines()[-3:]) or "it said nothing"
+    raise FailedError(f"container {container.name} ended before the training workers could meet: {reason}")
 
 
 def _follow_until_stopped(engine: Engine, followers: Sequence[Follower]) -> dict[str, Any]:

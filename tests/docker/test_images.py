@@ -59,7 +59,7 @@ print(*render(pipeline_from_mapping({}, "the defaults")).steps)
 
 
 def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Docker) -> None:
-    code = "import horovod.tensorflow as h; print(h.gloo_built(), bool(h.mpi_built()), h.__version__)"
+    code = "import horovod, horovod.tensorflow as h; print(h.gloo_built(), bool(h.mpi_built()), horovod.__version__)"
     assert python(docker, TRAIN, code, "--env", "TF_CPP_MIN_LOG_LEVEL=3") == "True True 0.28.1"
     assert docker("run", "--rm", "--entrypoint", "mpirun", TRAIN, "--version").stdout.startswith("mpirun (Open MPI) 4.1")
     script = "mkdir -p /run/sshd && ssh-keygen -A >/dev/null && /usr/sbin/sshd -T -o StrictModes=no | grep -i ^strictmodes"

@@ -77,7 +77,7 @@ def test_a_refused_connection_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("status", "message", "error", "remedy"),
     [
-        (400, "Unknown runtime specified habana: unknown or invalid runtime name: habana", InputError, "docker.runtime"),
+        (400, "Unknown runtime specified habana", InputError, "docker.runtime"),
         (400, 'invalid mount config for type "bind": bind source path does not exist: /x', InputError, "this machine"),
         (500, "write /var/lib/docker: no space left on device", FailedError, "free some space"),
         (500, "something of its own", FailedError, "see the daemon's log"),
