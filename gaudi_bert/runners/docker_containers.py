@@ -132,7 +132,9 @@ def _single_container(run: DockerRun, stage: str) -> Container:
         "labels": {**run.labels, "gaudi-bert.stage": stage},
         "entrypoint": _command(run, stage, on_cards),
         "environment": (_card_environment(settings) | environment) if on_cards else environment,
-        "mounts": _mounts(run),
+        "mounts": _mounts(run, stage),
+        # Where a relative path on the command line starts.
+        "working_dir": os.getcwd(),
     }
     if stage in TRAINING_STAGES and not on_cards:
         container["shm_size"] = int(quantity_value(resources.shared_memory))
@@ -148,9 +150,9 @@ def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
     return training_command(run.settings, command, over_ssh=False) if on_cards and stage == "train" else command
 
 
-def _mounts(run: DockerRun) -> list[dict[str, Any]]:
+def _mounts(run: DockerRun, stage: str) -> list[dict[str, Any]]:
     return [
-        *input_mounts(run.settings, run.pipeline.parent),
+        *input_mounts(run.settings, stage, run.pipeline.parent),
         bind_mount(run.root, "--work", read_only=False),
         bind_mount(run.pipeline, "PIPELINE", source=run.settings_file),
     ]

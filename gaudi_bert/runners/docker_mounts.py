@@ -49,32 +49,50 @@ def bind_mount(path: Path, key: str, *, source: Path | None = None, read_only: b
     return {"Type": "bind", "Source": real, "Target": str(target), "ReadOnly": read_only}
 
 
-def input_mounts(settings: PipelineSettings, pipeline_folder: Path) -> list[Mount]:
-    """Mounts of all that the pipeline file names.
+def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) -> list[Mount]:
+    """Mounts of all that the pipeline file names and `stage` reads.
 
     Args:
         settings: the pipeline.
-        pipeline_folder: where relative paths in it start.
+        stage: one of `gaudi_bert.config.STAGES`.
+        pipeline_folder: where relative paths of text and records start.
 
     Raises:
         InputError: something is not there, or would hide files of the image.
     """
     mounts: dict[str, Mount] = {}
-    for key, path in _roots(settings, pipeline_folder):
-        if not path.exists():
-            raise InputError(f"{key} = {path}: no such file or folder; check the path")
-        mount = bind_mount(path, key)
-        mounts[mount["Target"]] = mount
+    for key, text in named_paths(settings):
+        if _reads(stage, key):
+            for path, source in _shown(key, text, pipeline_folder):
+                mount = bind_mount(path, key, source=source)
+                mounts[mount["Target"]] = mount
     return [mount for target, mount in mounts.items() if not _is_inside_another(target, mounts)]
 
 
-def _roots(settings: PipelineSettings, pipeline_folder: Path) -> Iterator[tuple[str, Path]]:
-    """What has to be mounted for each path: itself, or the folder where a glob starts."""
-    for key, text in named_paths(settings):
-        path = Path(os.path.abspath(pipeline_folder / Path(text).expanduser()))
-        if key.endswith(("text", "records")) and not path.exists() and glob.has_magic(text):
-            path = next(parent for parent in path.parents if not glob.has_magic(str(parent)))
-        yield key, path
+def _reads(stage: str, key: str) -> bool:
+    if key.endswith("records"):
+        return stage != "prepare"
+    return stage == ("train" if key == "training.init_checkpoint" else "prepare")
+
+
+def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[tuple[Path, Path]]:
+    """What has to be shown for a path, and what is shown there.
+
+    That is the path itself; of a glob or of a checkpoint's prefix, the folder; and with records, the vocabulary beside them.
+    """
+    start = Path() if key == "training.init_checkpoint" else pipeline_folder
+    path = Path(os.path.abspath(start / Path(text).expanduser()))
+    if not path.exists() and glob.has_magic(text):
+        path = next(parent for parent in path.parents if not glob.has_magic(str(parent)))
+    elif key == "training.init_checkpoint" and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
+        path = path.parent
+    if not path.exists():
+        raise InputError(f"{key} = {path}: no such file or folder; check the path")
+    yield path, path
+    folder = path if path.is_dir() else path.parent
+    vocabulary = folder.resolve().parent / "vocab.txt"
+    if key.endswith("records") and vocabulary.is_file():
+        yield folder.parent / "vocab.txt", vocabulary
 
 
 def _is_inside_another(target: str, mounts: dict[str, Mount]) -> bool:

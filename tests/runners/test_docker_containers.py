@@ -119,7 +119,7 @@ def test_what_the_pipeline_names_is_shown_where_it_lies_and_read_only(tmp_path: 
         {"prepare": {"text": ["text", str(tmp_path / "books" / "*" / "*.txt"), "python-docs"], "vocab": "../vocab.txt"}},
         "a test",
     )
-    mounts = input_mounts(settings, tmp_path / "pipelines")
+    mounts = input_mounts(settings, "prepare", tmp_path / "pipelines")
     assert {mount["Target"]: mount["ReadOnly"] for mount in mounts} == {
         str(tmp_path / "pipelines" / "text"): True,
         str(tmp_path / "books"): True,
@@ -131,23 +131,44 @@ def test_a_linked_folder_is_shown_under_the_name_that_the_pipeline_uses(tmp_path
     (tmp_path / "far" / "records").mkdir(parents=True)
     (tmp_path / "records").symlink_to(tmp_path / "far" / "records")
     settings = pipeline_from_mapping({"prepare": {"records": "records"}}, "a test")
-    (mount,) = input_mounts(settings, tmp_path)
+    (mount,) = input_mounts(settings, "histogram", tmp_path)
     assert (mount["Target"], mount["Source"]) == (str(tmp_path / "records"), str(tmp_path / "far" / "records"))
 
 
 def test_one_mount_serves_what_lies_inside_another(tmp_path: Path) -> None:
     (tmp_path / "data" / "evaluation").mkdir(parents=True)
     settings = pipeline_from_mapping({"prepare": {"records": "data", "evaluation_records": "data/evaluation"}}, "a test")
-    assert [mount["Target"] for mount in input_mounts(settings, tmp_path)] == [str(tmp_path / "data")]
+    assert [mount["Target"] for mount in input_mounts(settings, "histogram", tmp_path)] == [str(tmp_path / "data")]
 
 
 def test_a_missing_path_is_named_with_its_key(tmp_path: Path) -> None:
     settings = pipeline_from_mapping({"prepare": {"records": "nowhere"}}, "a test")
     with pytest.raises(InputError, match=r"prepare\.records = .*nowhere: no such file or folder"):
-        input_mounts(settings, tmp_path)
+        input_mounts(settings, "histogram", tmp_path)
 
 
 @pytest.mark.parametrize("place", ["/", "/usr/share/books", "/opt", "/etc", "/tmp"])
 def test_nothing_of_the_host_hides_the_images_own_files(place: str) -> None:
     with pytest.raises(InputError, match=r"prepare\.text = "):
         bind_mount(Path(place), "prepare.text")
+
+
+def test_a_stage_sees_what_it_reads_only(tmp_path: Path) -> None:
+    (tmp_path / "books").mkdir()
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "model.ckpt-7.index").write_text("x")
+    mapping = {"prepare": {"text": "books"}, "training": {"init_checkpoint": str(tmp_path / "earlier" / "model.ckpt-7")}}
+    settings = pipeline_from_mapping(mapping, "a test")
+    seen = {
+        stage: [mount["Target"] for mount in input_mounts(settings, stage, tmp_path)]
+        for stage in ("prepare", "plan", "train")
+    }
+    assert seen == {"prepare": [str(tmp_path / "books")], "plan": [], "train": [str(tmp_path / "earlier")]}
+
+
+def test_the_vocabulary_beside_records_comes_with_them(tmp_path: Path) -> None:
+    (tmp_path / "examples" / "train").mkdir(parents=True)
+    (tmp_path / "examples" / "vocab.txt").write_text("x")
+    settings = pipeline_from_mapping({"prepare": {"records": "examples/train"}}, "a test")
+    mounts = input_mounts(settings, "histogram", tmp_path)
+    assert [mount["Target"] for mount in mounts] == [str(tmp_path / "examples" / name) for name in ("train", "vocab.txt")]
