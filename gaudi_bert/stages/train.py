@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from gaudi_bert.common.errors import InputError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["model_config", "train"]
 
 BERT_VOCABULARY = 30522
+COMPILED_KEY = "compiled_kernels"
 
 # Settings that change nothing of the weights: a run may be resumed with others.
 FREE_SETTINGS = {
@@ -238,7 +240,8 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
     from gaudi_bert.training.optimizers import Optimizer
 
     settings = job.plan.settings
-    model = BertForPretraining(job.config, seed=settings.seed, compute_dtype=device.compute_dtype)
+    compiled = _compiles_kernels(job, device, reporter)
+    model = BertForPretraining(job.config, seed=settings.seed, compute_dtype=device.compute_dtype, compiled=compiled)
     evaluator = None
     if job.evaluation_source is not None:
         evaluator = Evaluator(
@@ -261,9 +264,26 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
         kept_settings={
             "model": job.config.to_json(),
             "training": job.settings.training.model_dump(mode="json", exclude={"init_checkpoint"}),
+            "data": asdict(job.source.schema),
+            COMPILED_KEY: compiled,
         },
         reporter=reporter,
     )
+
+
+def _compiles_kernels(job: _Job, device: Device, reporter: Reporter) -> bool:
+    """Whether kernels are compiled: as when the run began, because compiled dropout draws other places."""
+    from gaudi_bert.training.checkpoint import newest_settings
+
+    stored = newest_settings(job.out / "checkpoints") if job.communicator.is_first else None
+    choice = np.array([0.0, 0.0] if stored is None else [1.0, float(stored.get(COMPILED_KEY, False))])
+    is_resumed, was_compiled = (value > 0 for value in job.communicator.sum_array(choice))
+    if not is_resumed:
+        return device.compiles_kernels
+    if was_compiled and device.kind == "hpu":
+        reporter.say("note: the run began with kernels compiled for a CPU; from here on dropout draws other places")
+        return False
+    return bool(was_compiled)
 
 
 def _train(run: TrainingRun) -> Outcome:

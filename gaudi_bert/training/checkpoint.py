@@ -26,6 +26,7 @@ __all__ = [
     "checkpoint_files",
     "checkpoint_identity",
     "find_checkpoint",
+    "newest_settings",
     "read_checkpoint",
     "read_newest",
     "remove_old_checkpoints",
@@ -50,7 +51,8 @@ class Checkpoint:
         first_moments: the optimiser's m, by variable name; empty in a checkpoint of weights only.
         second_moments: the optimiser's v, by variable name.
         progress: where the run stood: packs read by each process, processes, sequences and tokens seen.
-        settings: `model` (BertConfig as JSON), `training`, and `data` as the run was given them.
+        settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
+            `compiled_kernels`.
     """
 
     update: int
@@ -147,11 +149,28 @@ def checkpoint_identity(path: Path) -> str:
     Raises:
         InputError: as `read_checkpoint`, as far as the header shows it.
     """
+    return str(_read_metadata(path)[CHECKSUM_KEY])
+
+
+def newest_settings(folder: Path) -> Mapping[str, Any] | None:
+    """The settings in the newest checkpoint of `folder` whose header is whole; None without such a checkpoint."""
+    for path in reversed(checkpoint_files(folder)):
+        try:
+            settings: Mapping[str, Any] = json.loads(_read_metadata(path)[METADATA_KEY])["settings"]
+            return settings
+        except InputError:
+            continue  # it will be told of when it is read as a whole
+    return None
+
+
+def _read_metadata(path: Path) -> Mapping[str, str]:
+    """The texts in the header: no tensor is read."""
     with explained_os_errors(path, "read"), open(path, "rb") as handle:
         start = handle.read(8)
         header = handle.read(min(int.from_bytes(start, "little"), MAX_HEADER_BYTES))
     try:
-        return str(_parse_header(start + header)[0]["__metadata__"][CHECKSUM_KEY])
+        metadata = _parse_header(start + header)[0]["__metadata__"]
+        return {key: metadata[key] for key in (METADATA_KEY, CHECKSUM_KEY)}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: not a whole checkpoint of gaudi-bert (its header); use the one before it") from error
 
