@@ -25,7 +25,7 @@ COARSE_BINS = 512
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
 QUICK_ITERATIONS = 3500
-QUICK_ITERATIONS_PER_LENGTH = 3
+QUICK_ITERATIONS_PER_LENGTH = 4
 """Simplex iterations that a bound which has to be quick may take: the larger of the two."""
 
 

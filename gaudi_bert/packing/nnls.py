@@ -68,7 +68,9 @@ class ActiveSet(NamedTuple):
     scratch: np.ndarray  # float64 [K]
 
 
-def solve_nnls(target: np.ndarray, weights: np.ndarray, depth: int, *, additions: int = 2) -> NnlsSolution:
+def solve_nnls(
+    target: np.ndarray, weights: np.ndarray, depth: int, *, additions: int = 2, max_rounds: int = 10**9
+) -> NnlsSolution:
     """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that
     fill L slots exactly.
 
@@ -77,6 +79,7 @@ def solve_nnls(target: np.ndarray, weights: np.ndarray, depth: int, *, additions
         weights: float64 [L], positive residual weights.
         depth: most sequences in a pack, >= 1; L or more means no limit.
         additions: columns that may enter in one round; more of them save pricing and cost exchanges.
+        max_rounds: stop after so many rounds, short of the optimum.
     """
     max_length = len(target)
     depth = max(1, min(depth, max_length))
@@ -85,7 +88,7 @@ def solve_nnls(target: np.ndarray, weights: np.ndarray, depth: int, *, additions
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _empty_set(max_length, depth)
     chain = power_chain(depth - 1, max_length)
-    size, rounds, residual = _run(counts, squared_weights, chain, state, additions)
+    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, max_rounds)
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
     return NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective, int(rounds))
@@ -114,7 +117,12 @@ def _strategy(state: ActiveSet, column: int) -> tuple[int, ...]:
 
 @kernel
 def _run(
-    counts: np.ndarray, squared_weights: np.ndarray, chain: np.ndarray, state: ActiveSet, additions: int
+    counts: np.ndarray,
+    squared_weights: np.ndarray,
+    chain: np.ndarray,
+    state: ActiveSet,
+    additions: int,
+    max_rounds: int,
 ) -> tuple[int, int, np.ndarray]:
     """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds, residual [L + 1])."""
     top = counts.size - 1
@@ -124,7 +132,7 @@ def _run(
     residual = counts.copy()
     size, rounds, stalled = 0, 0, 0
     objective = np.sum(squared_weights * residual * residual)
-    while stalled < STALLED_ROUNDS:
+    while stalled < STALLED_ROUNDS and rounds < max_rounds:
         rounds += 1
         prices = squared_weights * residual
         completion = completion_values(chain, prices, table)

@@ -36,6 +36,9 @@ from gaudi_bert.packing.settle import settle_slots
 
 __all__ = ["Optimum", "pack_optimally"]
 
+NNLS_ROUNDS = 1.5
+"""Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it is no help."""
+
 PATIENCE = 4
 """Simplex iterations for each length before the NNLS is asked for strategies."""
 
@@ -54,7 +57,7 @@ class Effort:
 
 
 THOROUGH = Effort((DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6)))
-QUICK = Effort((DiveSettings(0.25, max_steps=6),), iterations=12)
+QUICK = Effort((DiveSettings(0.25, max_steps=6),), iterations=60)
 """For a coarse grid, where a pack or two more do not matter."""
 
 
@@ -136,7 +139,9 @@ def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme, eff
     relaxation = programme.generate(PATIENCE * len(programme.lengths))
     if not relaxation.closed:
         enough = int(np.ceil(counts.sum() / relaxation.bound)) + 1  # deeper packs are hardly ever needed, and cost time
-        solution = solve_nnls(counts, residual_weights(len(counts)), min(depth, enough))
+        solution = solve_nnls(
+            counts, residual_weights(len(counts)), min(depth, enough), max_rounds=int(NNLS_ROUNDS * len(programme.lengths))
+        )
         programme = Programme(counts, depth)
         programme.relaxation = relaxation
         programme.add(solution.strategies)
