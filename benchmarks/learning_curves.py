@@ -48,7 +48,7 @@ QUIET = Reporter(quiet=True)
 SHORT, ROW, DEPTH = 40, 128, 8
 SHORT_PREDICTIONS, ROW_PREDICTIONS = 6, 20
 SEEDS = (1, 2, 3)
-EVALUATIONS, HELD_OUT = 20, 512
+EVALUATIONS, HELD_OUT = 20, 1024
 PREPARE = PrepareSettings(
     text="python-docs",
     train_vocab=2048,

@@ -24,6 +24,7 @@ __all__ = [
     "GaudiSettings",
     "ImageSettings",
     "KubernetesSettings",
+    "MlperfSettings",
     "ModelSettings",
     "PackingSettings",
     "PipelineSettings",
@@ -217,6 +218,15 @@ class GaudiSettings(Settings):
     )
 
 
+class MlperfSettings(Settings):
+    """The log of an MLPerf submission; needs the package mlperf-logging."""
+
+    log: bool = Field(False, description="write train/mlperf.log")
+    organization: str = Field("unnamed", min_length=1, description="who submits")
+    platform: str = Field("unnamed", min_length=1, description="the machine")
+    division: Literal["closed", "open"] = "closed"
+
+
 class ImageSettings(Settings):
     """Container images."""
 
@@ -318,6 +328,7 @@ class PipelineSettings(Settings):
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     gaudi: GaudiSettings = GaudiSettings()
+    mlperf: MlperfSettings = MlperfSettings()
     images: ImageSettings = ImageSettings()
     resources: ResourceSettings = ResourceSettings()
     docker: DockerSettings = DockerSettings()

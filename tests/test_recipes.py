@@ -19,6 +19,8 @@ from gaudi_bert.stages.pack import pack
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.hyperparameters import BatchPlan, plan_batches
 
+ROOT = Path(__file__).resolve().parent.parent
+
 # Sequences of an update, peak learning rate, updates, warm-up, power of the decay: BERT-large with LAMB.
 PUBLISHED = {
     "wikipedia-128": (65_536, 6e-3, 7038, 2000, 0.5),
@@ -156,19 +158,31 @@ def write_unpacked(folder: Path, lengths: Iterator[int], length: int, prediction
             write_record(handle, encode_example(features))
 
 
-@pytest.mark.parametrize("factor", FACTORS)
+@pytest.fixture(scope="module", params=FACTORS)
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[float, dict[str, Path]]:
+    """A packing factor, and for each recipe records that pack to it."""
+    folders = {}
+    for name in PUBLISHED:
+        folder = tmp_path_factory.mktemp(name)
+        settings = load_pipeline(ROOT / "pipelines" / f"{name}.yaml")
+        length, predictions = settings.prepare.max_sequence_length, settings.prepare.max_predictions
+        write_unpacked(folder / "unpacked", lengths_for(request.param, length), length, predictions)
+        pack(folder / "unpacked", folder / "packed", settings.packing, reporter=Reporter(quiet=True))
+        folders[name] = folder / "packed"
+    return request.param, folders
+
+
+@pytest.mark.parametrize("cards", CARDS)
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_dry_run_on_packed_data_plans_the_published_update(
-    repository: Path, tmp_path: Path, name: str, factor: float
+def test_a_dry_run_plans_the_published_update(
+    repository: Path, tmp_path: Path, packed: tuple[float, dict[str, Path]], name: str, cards: int
 ) -> None:
-    settings = recipe(repository, name, 1)
-    length, predictions = settings.prepare.max_sequence_length, settings.prepare.max_predictions
-    write_unpacked(tmp_path / "unpacked", lengths_for(factor, length), length, predictions)
-    pack(tmp_path / "unpacked", tmp_path / "packed", settings.packing, reporter=Reporter(quiet=True))
-    settings = settings.model_copy(update={"training": settings.training.model_copy(update={"init_checkpoint": None})})
-    done = train(
-        settings, tmp_path / "packed", None, tmp_path / "out", reporter=Reporter(quiet=True), resume=False, dry_run=True
-    )
+    factor, folders = packed
+    settings, data = recipe(repository, name, cards), folders[name]
+    done = train(settings, data, data, tmp_path / "out", reporter=Reporter(quiet=True), dry_run=True)
     assert done["packing_factor"] == pytest.approx(factor)
-    assert done["sequences_per_update"] == pytest.approx(PUBLISHED[name][0], rel=0.03)
+    assert done["workers"] == cards
+    assert done["sequences_per_update"] == pytest.approx(plan(settings, factor).sequences_per_update)
+    if name != "mlperf" or factor == 2.0:
+        assert done["sequences_per_update"] == pytest.approx(PUBLISHED[name][0], rel=0.02)
     assert not (tmp_path / "out").exists()

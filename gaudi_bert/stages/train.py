@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gaudi_bert.training.device import Device
     from gaudi_bert.training.distributed import Communicator
     from gaudi_bert.training.loop import Outcome, TrainingRun
+    from gaudi_bert.training.mlperf_log import RunEvents
     from gaudi_bert.training.run_plan import RunPlan
     from gaudi_bert.training.source import DataSource
 
@@ -239,6 +240,7 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
     from gaudi_bert.training.loop import TrainingRun
     from gaudi_bert.training.optimizers import Optimizer
 
+    events = _open_events(job)
     settings = job.plan.settings
     compiled = _compiles_kernels(job, device, reporter)
     model = BertForPretraining(job.config, seed=settings.seed, compute_dtype=device.compute_dtype, compiled=compiled)
@@ -268,7 +270,18 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
             COMPILED_KEY: compiled,
         },
         reporter=reporter,
+        events=events,
     )
+
+
+def _open_events(job: _Job) -> RunEvents:
+    """MLPerf's log, where the settings ask for it."""
+    from gaudi_bert.training.mlperf_log import MlperfLog, open_events
+
+    events = open_events(job.out / "mlperf.log", job.settings.mlperf, job.communicator.is_first)
+    if isinstance(events, MlperfLog):
+        events.describe(job.plan, job.source, job.config)
+    return events
 
 
 def _compiles_kernels(job: _Job, device: Device, reporter: Reporter) -> bool:

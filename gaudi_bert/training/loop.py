@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from gaudi_bert.training.evaluate import Evaluation, Evaluator
 from gaudi_bert.training.hyperparameters import BatchPlan
 from gaudi_bert.training.input import TrainingOrder, training_batches
 from gaudi_bert.training.metrics import MetricsWriter, progress_line
+from gaudi_bert.training.mlperf_log import RunEvents
 from gaudi_bert.training.normalization import normalization_for
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.schedule import learning_rate_at
@@ -69,6 +70,7 @@ class TrainingRun:
         folder: where checkpoints, metrics and TensorBoard go.
         kept_settings: what every checkpoint keeps of the settings.
         reporter: where progress goes.
+        events: who else is told, or nobody.
     """
 
     settings: TrainingSettings
@@ -81,6 +83,7 @@ class TrainingRun:
     folder: Path
     kept_settings: Mapping[str, Any]
     reporter: Reporter
+    events: RunEvents = field(default_factory=RunEvents)
 
     @property
     def checkpoints(self) -> Path:
@@ -141,6 +144,7 @@ class TrainingLoop:
             stop = stack.enter_context(StopRequest())
             if run.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
+            stack.enter_context(run.events).begins(self._progress.sequences)
             while not self._is_finished:
                 self._update()
                 self._after_update(run.communicator.any_true(stop.requested))
@@ -153,7 +157,7 @@ class TrainingLoop:
     @property
     def _reached_target(self) -> bool:
         target, evaluation = self._run.settings.target_masked_lm_accuracy, self._evaluation
-        return target is not None and evaluation is not None and evaluation.figures.masked_lm_accuracy >= target
+        return target is not None and evaluation is not None and bool(evaluation.figures.masked_lm_accuracy >= target)
 
     def _update(self) -> None:
         """Do one update."""
@@ -220,7 +224,11 @@ class TrainingLoop:
             run.reporter.say(progress_line(update, run.settings.updates, values, seconds_left))
 
     def _evaluate(self, evaluator: Evaluator) -> None:
+        events, sequences = self._run.events, self._progress.sequences
+        events.evaluation_begins(sequences)
         self._evaluation = evaluator.run()
+        accuracy = self._evaluation.figures.masked_lm_accuracy
+        events.evaluation_ends(sequences, accuracy, self._evaluation.sequences, self._is_finished)
         if self._metrics is not None:
             self._metrics.write("evaluation", self._progress.update, {**self._evaluation.as_json(), **self._work_done()})
             self._run.reporter.say(f"evaluation after update {self._progress.update}: {self._evaluation.line()}")
