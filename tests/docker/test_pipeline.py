@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -155,19 +157,56 @@ def test_cards_without_their_runtime_are_one_line(docker: Docker, gaudi_bert: Ga
     assert "install the Gaudi container runtime" in done.stderr.splitlines()[-1]
 
 
-def test_two_containers_train_the_same_model_as_one(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
-    if "horovod" not in (ROOT / "gaudi_bert" / "training" / "distributed.py").read_text():
-        pytest.skip("NOT TESTED: training does not use Horovod yet")
+def test_two_containers_train_the_same_model_as_two_processes(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
+    threads = ("--set", "training.threads=1", "--set", "resources.workers=2")
     assert gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", DATA_STAGES).returncode == 0
-    losses = {}
-    for workers in (1, 2):
-        shutil.rmtree(tiny / "work" / "tiny" / "train", ignore_errors=True)
-        done = gaudi_bert(
-            tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "train", "--set", f"resources.workers={workers}"
-        )
-        assert done.returncode == 0, done.stderr
-        lines = map(json.loads, (tiny / "work" / "tiny" / "train" / "metrics.jsonl").read_text().splitlines())
-        losses[workers] = [line["loss"] for line in lines if line["kind"] == "train"]
-        assert (f"({workers} containers)" in done.stderr) is (workers > 1)
-    assert len(losses[1]) == len(losses[2]) == 6
+    shutil.copytree(tiny / "work", tiny / "local")
+    done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "train", *threads)
+    assert done.returncode == 0, done.stderr
+    assert "(2 containers)" in done.stderr
+    train_in_two_processes(tiny, "run", "tiny.yaml", "--work", "local", "--stages", "train", *threads)
+    ours, theirs = (losses(tiny / work / "tiny" / "train" / "metrics.jsonl") for work in ("work", "local"))
+    assert len(ours) == 6
+    assert ours == theirs
     assert leftovers(docker, tiny) == ""
+
+
+def losses(metrics: Path) -> list[float]:
+    lines = map(json.loads, metrics.read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def train_in_two_processes(folder: Path, *arguments: str) -> None:
+    """The same command twice on this machine, with the same rendezvous."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    everywhere = {
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_HOSTNAME": "localhost",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+    }
+    command = [sys.executable, "-m", "gaudi_bert.runners.rendezvous", port]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as rendezvous:
+        assert rendezvous.stdout is not None
+        assert rendezvous.stdout.readline() == "rendezvous: ready\n"
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "gaudi_bert", *arguments],
+                cwd=folder,
+                env={**os.environ, **everywhere, "HOROVOD_RANK": rank, "HOROVOD_LOCAL_RANK": rank},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in ("0", "1")
+        ]
+        said = [process.communicate(timeout=300)[1] for process in processes]
+        rendezvous.terminate()
+    assert [process.returncode for process in processes] == [0, 0], said
