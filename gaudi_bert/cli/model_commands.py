@@ -1,4 +1,4 @@
-"""Commands about the model: train, evaluate, verify-model."""
+"""Commands about the model: train, evaluate, verify-model, export."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command()(train)
     app.command()(evaluate)
     app.command("verify-model")(verify_model)
+    app.command()(export)
 
 
 def train(
@@ -75,4 +76,20 @@ def verify_model(
     from gaudi_bert.stages.verify_model import verify_model as run
 
     result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
+    output.print_result(result, json, output.describe_any)
+
+
+def export(
+    checkpoint: Annotated[Path, typer.Option(help="Weights: of ours, of Hugging Face or of Google.", show_default=False)],
+    format_: Annotated[str, typer.Option("--format", help="huggingface, google or savedmodel.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
+    vocab: Annotated[Path | None, typer.Option(help="Its vocab.txt; default: found beside the examples or weights.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="savedmodel: rows of a batch.")] = 1,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Write a model for transformers, for TF1 BERT, or for serving."""
+    from gaudi_bert.stages.export import export as run
+
+    result = run(checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, output.describe_any)

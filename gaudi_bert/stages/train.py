@@ -302,14 +302,16 @@ def _compiles_kernels(job: _Job, device: Device, reporter: Reporter) -> bool:
 def _train(run: TrainingRun) -> Outcome:
     """Start or resume, and train to the end."""
     from gaudi_bert.training.loop import Progress, TrainingLoop
-    from gaudi_bert.training.resume import load_weights, resume_run, share_state
+    from gaudi_bert.training.resume import resume_run, share_state
+    from gaudi_bert.training.weights import load_weights
 
     progress = Progress()
     if run.communicator.is_first:
         progress = resume_run(run.checkpoints, run.model, run.optimizer, run.communicator.size, run.reporter.say)
         if progress.update == 0 and run.settings.init_checkpoint is not None:
-            load_weights(run.settings.init_checkpoint, run.model)
-            run.reporter.say(f"train: starts from the weights of {run.settings.init_checkpoint}")
+            weights = load_weights(run.settings.init_checkpoint, run.model)
+            lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
+            run.reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
     progress = share_state(progress, run.model, run.optimizer, run.communicator)
     return TrainingLoop(run, progress).run()
 

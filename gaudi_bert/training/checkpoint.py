@@ -26,6 +26,7 @@ __all__ = [
     "checkpoint_files",
     "checkpoint_identity",
     "find_checkpoint",
+    "is_checkpoint",
     "newest_settings",
     "read_checkpoint",
     "read_newest",
@@ -161,6 +162,15 @@ def newest_settings(folder: Path) -> Mapping[str, Any] | None:
         except InputError:
             continue  # it will be told of when it is read as a whole
     return None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether the file is one of ours, whole or not, by its header; other safetensors files are not."""
+    with explained_os_errors(path, "read"), open(path, "rb") as handle:
+        start = handle.read(8)
+        length = int.from_bytes(start, "little")
+        header = handle.read(min(length, MAX_HEADER_BYTES))
+    return f'"{METADATA_KEY}":'.encode() in header
 
 
 def _read_metadata(path: Path) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Take up a run where its newest whole checkpoint left it, or start one from the weights of another.
+"""Take up a run where its newest whole checkpoint left it.
 
 The first process reads the checkpoint, the others are given what it read, so the folder need not be shared. A run may go
 on with another number of processes: the position in the data is then the same number of packs in total, and the order from
@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, read_newest
+from gaudi_bert.training.checkpoint import read_newest
 from gaudi_bert.training.distributed import Communicator
 from gaudi_bert.training.loop import Progress
 from gaudi_bert.training.optimizers import Optimizer
 
-__all__ = ["load_weights", "resume_run", "share_state"]
+__all__ = ["resume_run", "share_state"]
 
 
 def resume_run(
@@ -61,18 +61,6 @@ def share_state(progress: Progress, model: BertForPretraining, optimizer: Optimi
     states = (model.variables_by_name, optimizer.first_moments, optimizer.second_moments)
     communicator.broadcast([variable for state in states for variable in state.values()])
     return Progress(*(int(value) for value in shared))
-
-
-def load_weights(path: Path | str, model: BertForPretraining) -> Checkpoint:
-    """Set the model's variables, and nothing else, from a checkpoint or from the newest one in a folder.
-
-    Raises:
-        InputError: no checkpoint is there, it is damaged, or is of another model.
-    """
-    file = find_checkpoint(path)
-    checkpoint = read_checkpoint(file)
-    _assign(model.variables_by_name, checkpoint.variables, file)
-    return checkpoint
 
 
 def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray], path: Path) -> None:

@@ -21,6 +21,7 @@ COMMANDS = (
     "train",
     "evaluate",
     "verify-model",
+    "export",
     "run",
     "report",
 )
