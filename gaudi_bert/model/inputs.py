@@ -43,6 +43,9 @@ UNPACKED_FEATURES = (
 """Names of the features of an unpacked example."""
 
 
+MOST_LOGITS = 2**31 - 1
+
+
 class BatchSizes(NamedTuple):
     """Packs, positions, masked slots and depth of a batch."""
 
@@ -103,5 +106,11 @@ def check_batch(batch: Mapping[str, tf.Tensor], config: BertConfig) -> BatchSize
         raise InputError(
             f"batch: packs have {sizes['L']} positions, the model's max_position_embeddings is "
             f"{config.max_position_embeddings}; give the model at least as many"
+        )
+    logits = sizes["B"] * sizes["Q"] * config.vocab_size
+    if logits > MOST_LOGITS:
+        raise InputError(
+            f"batch: {sizes['B']} packs x {sizes['Q']} masked slots x {config.vocab_size} words are {logits:,} logits, "
+            f"at most {MOST_LOGITS:,} can be numbered by int32; make micro-batches smaller"
         )
     return BatchSizes(packs=sizes["B"], positions=sizes["L"], masked_slots=sizes["Q"], depth=sizes["S"])

@@ -30,8 +30,9 @@ CARDS = {"Gaudi": 32 * 10**9, "Gaudi2": 96 * 10**9}
 USABLE_SHARE = 0.9
 """Of what is left for tensors: the rest is lost to alignment and to the compiled graph itself."""
 MEGABYTE = 2**20
-# Large enough that TensorFlow treats no tensor with this dimension as a small constant, and so the graphs are the same.
-FEW_PACKS, MANY_PACKS = 1000, 2000
+# Memory is measured at these numbers of packs. TensorFlow makes one operation of zeros with less than 1000 elements, and two
+# of more; there is no whole number c with 64 * c < 1000 <= 66 * c, so both graphs have the same operations.
+FEW_PACKS, MANY_PACKS = 64, 66
 
 
 @dataclass(frozen=True)

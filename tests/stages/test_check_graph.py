@@ -81,3 +81,6 @@ def test_the_command_prints_json_and_refuses_an_impossible_model(tmp_path) -> No
     refused = doctor("--set", "model.max_position_embeddings=64")
     assert refused.returncode == 2
     assert "the model's max_position_embeddings is 64" in refused.stderr
+    too_many = doctor("--set", "training.micro_batch_packs=20000")
+    assert too_many.returncode == 2
+    assert "at most 2,147,483,647 can be numbered by int32; make micro-batches smaller" in too_many.stderr
