@@ -187,7 +187,10 @@ class TrainingSettings(Settings):
     shuffle_packs: int = Field(4096, ge=1, description="buffer of the seeded shuffle while reading")
     fusion_bytes: Bytes = Field(64 * 2**20, description="several workers: gradients travel merged to at most this much")
     stall_seconds: float = Field(
-        600, ge=1, description="several workers: one that shows no sign of work for so long ends the run, and is named"
+        300,
+        ge=1,
+        description="several workers: one that shows no sign of work for so long (three times as long while it builds its "
+        "graph or saves) ends the run, and is named",
     )
     watch_port: int = Field(0, ge=0, le=65_535, description="several workers: where rank 0 listens to the others; 0: any")
     seed: int = 12345

@@ -24,7 +24,7 @@ from gaudi_bert.runners.mpirun import training_command
 __all__ = ["run_training_processes"]
 
 # Long enough for the watchdog of the others to name who failed, and to end them.
-GRACE_SECONDS = 20.0
+GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 
 

@@ -58,8 +58,8 @@ class Communicator:
         """Wait until every process is here."""
         self.sum_array(np.zeros(1))
 
-    def note(self, place: str) -> None:
-        """Say what this process is working on: a sign of work for the watchdog."""
+    def note(self, place: str, *, slow: bool = False) -> None:
+        """Say what this process is working on: a sign of work for the watchdog. `slow`: it may take longer than usual."""
 
     def arrive(self) -> None:
         """Say that this process's share is done, and that it is about to wait for the others."""

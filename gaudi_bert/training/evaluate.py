@@ -106,8 +106,8 @@ class Evaluator:
         sums = np.zeros(8, np.float64)
         label_counts = np.zeros(vocabulary, np.float64)
         sequences = 0
-        for batch in self._batches():
-            self._communicator.note("an evaluation")
+        for number, batch in enumerate(self._batches()):
+            self._communicator.note("an evaluation", slow=number == 0)
             inputs = {name: tf.constant(values) for name, values in batch.items()}
             sums += self._sums(inputs).numpy().astype(np.float64)
             labels = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]

@@ -57,10 +57,10 @@ class HorovodCommunicator(Communicator):
         for index, variable in enumerate(variables):
             variable.assign(self.horovod.broadcast(tf.convert_to_tensor(variable), 0, name=f"state_{index}"))
 
-    def note(self, place: str) -> None:
-        """Say what this process is working on: a sign of work for the watchdog."""
+    def note(self, place: str, *, slow: bool = False) -> None:
+        """Say what this process is working on: a sign of work for the watchdog. `slow`: it may take longer than usual."""
         if self.watchdog is not None:
-            self.watchdog.note(place)
+            self.watchdog.note(place, slow)
 
     def arrive(self) -> None:
         """Say that this process's share is done, and that it is about to wait for the others."""

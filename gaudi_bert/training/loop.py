@@ -127,6 +127,7 @@ class TrainingLoop:
         limits = BatchLimits.of(run.source, run.model.config)
         self._batches = training_batches(run.source, limits, run.plan.micro_batch_packs, order)
         self._window = Window(progress.update + 1, has_cold_start=True)
+        self._is_cold = True
         self._metrics: MetricsWriter | None = None
         self._report: WindowReport | None = None
         self._evaluation: Evaluation | None = None
@@ -163,11 +164,12 @@ class TrainingLoop:
         """Do one update."""
         run, update = self._run, self._progress.update + 1
         settings = run.settings
-        run.communicator.note(f"update {update}")
+        run.communicator.note(f"update {update}", slow=self._is_cold)
         self._window.begin()
         batches = list(islice(self._batches, run.plan.accumulation_steps))
         sums = self._step.run(batches, update, self._learning_rate(update))
         self._window.add(sums, batches)
+        self._is_cold = False
         packs = self._progress.packs + run.plan.packs_per_update_and_worker
         self._progress = replace(self._progress, update=update, packs=packs)
         if update == 1 and settings.updates > 1:
@@ -243,6 +245,7 @@ class TrainingLoop:
         run, progress = self._run, self._progress
         if not run.communicator.is_first:
             return
+        run.communicator.note(f"the checkpoint of update {progress.update}", slow=True)
         checkpoint = Checkpoint(
             update=progress.update,
             variables={name: variable.numpy() for name, variable in run.model.variables_by_name.items()},

@@ -124,8 +124,8 @@ class TrainingStep:
         if self._is_whole:
             return self._whole_update(*inputs[0], scalars)
         sums = self._first(*inputs[0])
-        for each in inputs[1:]:
-            self._communicator.note(f"update {update}")
+        for number, each in enumerate(inputs[1:], start=2):
+            self._communicator.note(f"micro-batch {number} of update {update}", slow=self.graphs_traced < 2)
             sums = self._next(*each, sums)
         if self._communicator.size > 1:
             sums.numpy()  # a device may still be at it

@@ -7,6 +7,8 @@ so who waits is ahead of who is waited for, wherever a process sleeps. In the or
 2. A process that says nothing at all for `stall_seconds` is stopped, or its host is out of reach.
 3. A process that has reached fewer meeting points than another and has shown no sign of work for `stall_seconds` is stuck.
 4. If all are at the same meeting point and none has moved for `stall_seconds`, the connection between them is stuck.
+
+A process that says that its work is *slow* (it builds a graph, or writes a checkpoint) has three times as long for it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = ["Member", "Verdict", "judge"]
+
+PATIENCE = 3
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Member:
         arrivals: meeting points reached.
         signs: signs of work shown.
         place: what it is doing, for people.
+        slow: whether that may take longer than usual.
         state: `left` once it is done, `failed` with `reason` and `exit_code`, `lost` once its connection broke.
     """
 
@@ -40,15 +45,20 @@ class Member:
     arrivals: int = 0
     signs: int = 0
     place: str = "starting"
+    slow: bool = True
     state: Literal["here", "left", "failed", "lost"] = "here"
     reason: str = ""
     exit_code: int = 1
 
-    def beat(self, now: float, arrivals: int, signs: int, place: str) -> None:
+    def beat(self, now: float, arrivals: int, signs: int, place: str, slow: bool) -> None:
         """Take down what it says of itself."""
         if (arrivals, signs) != (self.arrivals, self.signs):
             self.moved = now
-        self.heard, self.arrivals, self.signs, self.place = now, arrivals, signs, place
+        self.heard, self.arrivals, self.signs, self.place, self.slow = now, arrivals, signs, place, slow
+
+    def has_stopped(self, now: float, stall_seconds: float) -> bool:
+        """Whether it has not moved for as long as its work allows."""
+        return now - self.moved > stall_seconds * (PATIENCE if self.slow else 1)
 
 
 @dataclass(frozen=True)
@@ -89,14 +99,13 @@ def _stuck(here: Sequence[Member], now: float, stall_seconds: float) -> Verdict 
         return None
     fewest = min(member.arrivals for member in here)
     behind = [member for member in here if member.arrivals == fewest]
-    stuck = [member for member in behind if now - member.moved > stall_seconds]
-    if len(behind) < len(here) and stuck:
-        names = ", ".join(f"{_title(member)} in {member.place}" for member in stuck)
-        seconds = min(now - member.moved for member in stuck)
+    stuck = [member for member in behind if member.has_stopped(now, stall_seconds)]
+    names = ", ".join(f"{_title(member)} in {member.place}" for member in stuck)
+    seconds = min((now - member.moved for member in stuck), default=0.0)
+    if stuck and len(behind) < len(here):
         return Verdict(f"{names}: no sign of work for {seconds:.0f} s, and the other processes wait for it", 1)
     if len(stuck) == len(here):
-        names = ", ".join(f"{_title(member)} in {member.place}" for member in stuck)
-        return Verdict(f"no process has moved for {stall_seconds:.0f} s: {names}; check the network between them", 1)
+        return Verdict(f"no process has moved for {seconds:.0f} s: {names}; check the network between them", 1)
     return None
 
 

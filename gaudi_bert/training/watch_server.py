@@ -1,8 +1,9 @@
 """The watchdog's side in rank 0: it hears every process, rank 0 itself too, over TCP, and ends the run for all of them.
 
 Messages are JSON, one a line. A process first says `{"token", "rank", "name"}`, then, twice a second, `{"arrivals", "signs",
-"place"}`, which is answered by `{"noted"}`, and at last `{"bye"}` or `{"failed", "exit_code"}`, answered by `{"bye"}`. A
-verdict, `{"verdict", "exit_code"}`, goes to the other processes first and to rank 0 last, because this server ends with it.
+"place", "slow"}`, which is answered by `{"noted"}`, and at last `{"bye"}` or `{"failed", "exit_code"}`, answered by
+`{"bye"}`. A verdict, `{"verdict", "exit_code"}`, goes to the other processes first and to rank 0 last, because this server
+ends with rank 0.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class WatchServer:
                 elif "failed" in message:
                     member.state, member.reason, member.exit_code = "failed", message["failed"], message["exit_code"]
                 else:
-                    member.beat(time.monotonic(), message["arrivals"], message["signs"], message["place"])
+                    member.beat(time.monotonic(), **message)
                     self._send(rank, {"noted": True})
         finally:
             self._gone[rank].set()

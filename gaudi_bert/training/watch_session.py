@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,21 +42,23 @@ def watch_session(communicator: Communicator, settings: TrainingSettings) -> Ite
     try:
         yield watchdog
         communicator.barrier()
-    except StoppedError:
-        # All processes stop at the same update. A launcher terminates those that are slower to leave: let them be slow.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except StoppedError:  # in all processes, at the same update
+        _outlive_the_launcher()
         communicator.barrier()
         watchdog.leave()
         raise
     except GaudiBertError as error:
+        _outlive_the_launcher()
         watchdog.fail(str(error), error.exit_code)
         raise
     except (tf.errors.OpError, RuntimeError) as error:
         watchdog.await_verdict(VERDICT_SECONDS)
+        _outlive_the_launcher()
         text = " ".join(str(error).split())[:300]
         watchdog.fail(text, FailedError.exit_code)
         raise FailedError(f"rank {communicator.rank}: {text}") from error
     except BaseException as error:
+        _outlive_the_launcher()
         watchdog.fail(f"{type(error).__name__}: {error}", FailedError.exit_code)
         raise
     else:
@@ -63,6 +66,12 @@ def watch_session(communicator: Communicator, settings: TrainingSettings) -> Ite
     finally:
         if server is not None:
             server.wait(VERDICT_SECONDS)
+
+
+def _outlive_the_launcher() -> None:
+    """Launchers terminate the other processes as soon as one has ended: let this one say its last word, it ends soon."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _begin(communicator: Communicator, settings: TrainingSettings) -> tuple[WatchServer | None, Watchdog]:

@@ -57,7 +57,7 @@ class Watchdog:
         end: Callable[[str, int], None] = end_process,
     ) -> None:
         self._connection, self._rank, self._stall_seconds, self._end = connection, rank, stall_seconds, end
-        self._arrivals, self._signs, self._place = 0, 0, "starting"
+        self._arrivals, self._signs, self._place, self._slow = 0, 0, "starting", True
         self._sending, self._leaving = threading.Lock(), False
         self._received = b""
         self._send({"token": token, "rank": rank, "name": f"{socket.gethostname()}, process {os.getpid()}"})
@@ -68,10 +68,10 @@ class Watchdog:
         """This process has reached a meeting point: from now on it waits for the others."""
         self._arrivals += 1
 
-    def note(self, place: str) -> None:
-        """A sign of work, and what it is on."""
+    def note(self, place: str, slow: bool) -> None:
+        """A sign of work, what it is on, and whether that may take longer than usual."""
         self._signs += 1
-        self._place = place
+        self._place, self._slow = place, slow
 
     def leave(self) -> None:
         """Say that all is done; the run goes on without this process."""
@@ -104,7 +104,7 @@ class Watchdog:
         try:
             while True:
                 if not self._leaving:
-                    self._send({"arrivals": self._arrivals, "signs": self._signs, "place": self._place})
+                    self._send(self._state())
                 next_beat = time.monotonic() + BEAT_SECONDS
                 while (left := next_beat - time.monotonic()) > 0:
                     for message in self._receive(left):
@@ -117,6 +117,9 @@ class Watchdog:
                     return
         except OSError:
             self._end_without_server("rank 0 is lost: its process has ended or was killed")
+
+    def _state(self) -> dict[str, Any]:
+        return {"arrivals": self._arrivals, "signs": self._signs, "place": self._place, "slow": self._slow}
 
     def _is_last(self, message: dict[str, Any]) -> bool:
         """Whether nothing follows; a verdict ends the process here, unless it is leaving anyway."""

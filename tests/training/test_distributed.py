@@ -1,0 +1,119 @@
+"""One process alone, and one that a launcher started where Horovod is not what it should be."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.config import TrainingSettings
+from gaudi_bert.training.distributed import Communicator, connect
+
+SETTINGS = TrainingSettings()
+LAUNCHERS = {
+    "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "mpiexec": ("PMI_RANK", "PMI_SIZE"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch) -> None:
+    for names in LAUNCHERS.values():
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+
+
+def launch(monkeypatch, launcher: str, rank: int, size: int) -> None:
+    for name, value in zip(LAUNCHERS[launcher], (rank, size), strict=True):
+        monkeypatch.setenv(name, str(value))
+
+
+def test_alone_nothing_travels() -> None:
+    communicator = connect(SETTINGS)
+    assert (communicator.rank, communicator.size, communicator.local_size, communicator.is_first) == (0, 1, 1, True)
+    assert communicator.any_true(True)
+    assert not communicator.any_true(False)
+    tensor = tf.constant([1.5])
+    assert communicator.sum_tensors([tensor])[0] is tensor
+    np.testing.assert_array_equal(communicator.sum_array(np.arange(3)), [0.0, 1.0, 2.0])
+    with communicator.watched(SETTINGS) as watched:
+        assert watched is communicator
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_is_known(monkeypatch, launcher: str) -> None:
+    launch(monkeypatch, launcher, 3, 8)
+    assert find_launch() == Launch(launcher, 3, 8)
+
+
+def test_a_launcher_of_one_needs_no_horovod(monkeypatch) -> None:
+    launch(monkeypatch, "mpirun", 0, 1)
+    assert connect(SETTINGS) == Communicator()
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("x", "2"), ("", "")])
+def test_nonsense_in_the_environment_is_named(rank: str, size: str) -> None:
+    with pytest.raises(InputError, match=f"HOROVOD_RANK={rank} and HOROVOD_SIZE={size} are not 0 <= rank < size"):
+        find_launch({"HOROVOD_RANK": rank, "HOROVOD_SIZE": size})
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_horovod_missing_under_a_launcher_is_one_line_on_every_rank(monkeypatch, launcher: str) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
+    for rank in range(2):
+        launch(monkeypatch, launcher, rank, 2)
+        with pytest.raises(
+            InputError, match=f"rank {rank} of 2, started by {launcher}: several processes need Horovod"
+        ) as raised:
+            connect(SETTINGS)
+        assert "make setup-horovod" in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def stand_in(**changes) -> types.ModuleType:
+    """A module like `horovod.tensorflow` that records nothing and connects to nobody."""
+    module = types.ModuleType("horovod.tensorflow")
+    members = {"init": lambda: None, "rank": lambda: 0, "size": lambda: 1, "local_size": lambda: 1, **changes}
+    for name, member in members.items():
+        setattr(module, name, member)
+    return module
+
+
+def test_horovod_without_mpi_under_mpirun_is_told(monkeypatch) -> None:
+    """Each process would train on its own, and all of them write the same files."""
+    launch(monkeypatch, "mpirun", 1, 4)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in())
+    with pytest.raises(InputError, match=r"rank 1 of 4, started by mpirun: Horovod says rank 0 of 1; .*without MPI"):
+        connect(SETTINGS)
+
+
+def test_horovod_that_cannot_connect_is_one_line(monkeypatch) -> None:
+    def init() -> None:
+        raise RuntimeError("Gloo connectFullMesh failed\nwith timeout")
+
+    launch(monkeypatch, "horovodrun", 0, 2)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in(init=init))
+    with pytest.raises(InputError, match=r"cannot connect \(Gloo connectFullMesh failed with timeout\); start all ranks"):
+        connect(SETTINGS)
+
+
+def test_the_fusion_threshold_is_set_before_horovod_starts(monkeypatch) -> None:
+    seen = {}
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD", raising=False)
+
+    def init() -> None:
+        import os
+
+        seen["threshold"] = os.environ["HOROVOD_FUSION_THRESHOLD"]
+
+    launch(monkeypatch, "horovodrun", 0, 2)
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", stand_in(init=init, size=lambda: 2))
+    connect(TrainingSettings(fusion_bytes="16MiB"))
+    assert seen["threshold"] == str(16 * 2**20)
+    monkeypatch.delenv("HOROVOD_FUSION_THRESHOLD")

@@ -1,0 +1,201 @@
+"""Two real Horovod processes on this machine: the same figures as one process, one end for all, whoever fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import training_data as data
+from reference import training_updates as work
+from reference import two_processes as script
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.evaluate import evaluate
+from gaudi_bert.stages.train import train
+from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
+from gaudi_bert.training.distributed import Communicator
+
+pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
+
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("records")
+    data.write_packed(folder / "train", data.make_packs(29))
+    data.write_packed(folder / "three", data.make_packs(29), shards=3)
+    data.write_packed(folder / "evaluation", data.make_packs(19, seed=8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(records, tmp_path_factory) -> Path:
+    """What two processes left (see `reference/two_processes.py`)."""
+    out = tmp_path_factory.mktemp("two")
+    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, script.__file__, str(records), str(out)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def ranks(results) -> list[dict]:
+    return [json.loads((results / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def read(path: Path, what: str) -> dict[str, np.ndarray]:
+    with np.load(path) as file:
+        return {name.removeprefix(f"{what} "): file[name] for name in file.files if name.startswith(f"{what} ")}
+
+
+def test_sums_and_broadcasts_are_the_same_in_both(ranks) -> None:
+    assert [(each["rank"], each["size"], each["local_size"]) for each in ranks] == [(0, 2, 2), (1, 2, 2)]
+    for each in ranks:
+        assert each["sum"] == [2.0, 1.0]
+        assert each["any"] == [True, False]
+    assert ranks[0]["bits"] == ranks[1]["bits"]
+
+
+@pytest.mark.parametrize("case", ["global-1", "global-3", "lamb", "balanced"])
+def test_two_processes_are_one_big_batch(results, case) -> None:
+    """The parameters after five updates, however the packs are shared out."""
+    arguments = {**script.CASES[case], "micro_batches": 1}
+    one, _ = work.run_updates(Communicator(), **arguments)
+    start = {name: variable.numpy() for name, variable in work.make_model().variables_by_name.items()}
+    two = read(results / f"{case}.npz", "parameter")
+    assert work.largest_difference(two, one) <= 1e-6
+    assert work.largest_difference(start, one) > 1e-3
+
+
+def test_the_predecessors_normalization_is_another_gradient(results) -> None:
+    """`local`: the mean of the micro-batches' own means."""
+    one, _ = work.run_updates(Communicator(), 1)
+    assert work.largest_difference(read(results / "local.npz", "parameter"), one) > 1e-5
+
+
+def test_unpacked_in_two_processes_is_packed_in_one_gradient_for_gradient(results) -> None:
+    _, packed = work.run_updates(Communicator(), 1, updates=1)
+    unpacked = read(results / "unpacked.npz", "gradient")
+    for name, gradient in packed.items():
+        allowed = 1e-8 if name.endswith("/key/bias") else 1e-5 * np.linalg.norm(gradient)
+        assert np.linalg.norm(unpacked[name] - gradient) <= allowed, name
+
+
+def test_a_taken_port_is_one_line_in_both(ranks) -> None:
+    for each in ranks:
+        assert each["port"]["code"] == 2
+        assert "training.watch_port = " in each["port"]["text"]
+        assert "rank 0 cannot listen there (Address already in use); choose another port" in each["port"]["text"]
+
+
+def test_shards_that_two_processes_cannot_share_are_refused_by_both(ranks) -> None:
+    for each in ranks:
+        assert each["shards"]["code"] == 2
+        assert (
+            "3 files cannot be shared evenly by 2 processes; use a number of processes among [1, 3]"
+            in each["shards"]["text"]
+        )
+
+
+def test_a_signal_to_one_process_stops_both_with_one_checkpoint(ranks, results) -> None:
+    for each in ranks:
+        assert "stopped on request after update 7 of 1000000" in each["stopped"]
+    files = checkpoint_files(results / "stopped" / "checkpoints")
+    assert [file.name for file in files] == ["update-00000007.safetensors"]
+    assert read_checkpoint(files[0]).progress["processes"] == 2
+
+
+def test_one_process_goes_on_from_two_and_says_so(records, results, tmp_path, capsys) -> None:
+    """Another number of processes may go on when the shards divide."""
+    stopped = results / "stopped"
+    rare = {"log_every_updates": 1_000_000, "save_every_updates": 1_000_000}
+    long_run = script.settings(updates=1_000_000, threads=None, **rare)
+    saved = json.loads((stopped / "settings.json").read_text())
+    saved["settings"]["training"]["updates"] = 9
+    (stopped / "settings.json").write_text(json.dumps(saved))
+    short = long_run.model_copy(update={"training": long_run.training.model_copy(update={"updates": 9})})
+    summary = train(short, records / "train", None, stopped, reporter=Reporter(), resume=True)
+    assert (summary["updates"], summary["processes"]) == (9, 1)
+    assert "2 processes wrote the checkpoint, 1 go on" in capsys.readouterr().err
+
+
+def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, tmp_path) -> None:
+    file = checkpoint_files(results / "trained" / "checkpoints")[-1]
+    stored = read_checkpoint(file)
+    stored.settings["training"]["threads"] = None  # this process has its threads
+    alone = evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=Reporter(quiet=True))
+    together = ranks[0]["evaluated"]
+    assert ranks[1]["evaluated"] == {}
+    assert together.keys() == alone.keys()
+    for name, value in alone.items():
+        assert together[name] == pytest.approx(value, abs=1e-9) if isinstance(value, float) else together[name] == value, (
+            name
+        )
+
+
+def test_the_target_stops_the_run_for_both(ranks, results) -> None:
+    assert ranks[0]["trained"]["reached_target"]
+    assert ranks[0]["trained"]["updates"] < 12
+    assert (ranks[0]["trained"]["processes"], ranks[1]["trained"]) == (2, {})
+    update = ranks[0]["trained"]["updates"]
+    assert [file.name for file in checkpoint_files(results / "trained" / "checkpoints")] == [
+        f"update-{update:08d}.safetensors"
+    ]
+
+
+SLEEPS = """
+import os, sys, time
+from pathlib import Path
+
+sys.path.insert(0, {tests!r})
+import tensorflow as tf
+from reference import two_processes as script
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.train import train
+from gaudi_bert.training.step import TrainingStep
+
+right, passes = TrainingStep._gradients, []
+
+
+def pause():
+    passes.append(1)
+    if os.environ["HOROVOD_RANK"] == "1" and len(passes) == 4:
+        print("asleep", flush=True)
+        time.sleep(600)
+
+
+def sleepy(self, *arguments):
+    gradients, sums = right(self, *arguments)
+    with tf.control_dependencies([tf.py_function(pause, [], [])]):
+        return gradients, tf.identity(sums)
+
+
+TrainingStep._gradients = sleepy
+train(script.settings(stall_seconds=3), Path({data!r}) / "train", None, Path({out!r}), reporter=Reporter(quiet=True))
+"""
+
+
+def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(records, tmp_path) -> None:
+    code = SLEEPS.format(tests=str(Path(script.__file__).parent.parent), data=str(records), out=str(tmp_path / "out"))
+    (tmp_path / "sleeps.py").write_text(code)
+    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, str(tmp_path / "sleeps.py")]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    said = done.stdout + done.stderr
+    assert "asleep" in said
+    assert done.returncode != 0
+    for rank in (0, 1):
+        assert f"error: rank {rank} ends with the run: rank 1 (" in said
+    # Two micro-batches make an update: it sleeps in the second one of update 2.
+    assert "update 2: no sign of work for 3 s, and the other processes wait for it" in said
+    assert not (tmp_path / "out" / "training.json").exists()
