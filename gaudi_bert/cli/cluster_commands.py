@@ -127,6 +127,5 @@ def _examine_graph(pipeline: Path, work: Path, overrides: list[str] | None, json
     output.print_result(result, json, describe_graph)
     if not result["fit"]:
         first = result["problems"][0]
-        raise FailedError(
-            f"{len(result['problems'])} operations are not fit for Gaudi, the first: {first['type']}, {first['kind']}"
-        )
+        problems = f"{len(result['problems'])} problems"
+        raise FailedError(f"{pipeline}: not fit for Gaudi: {problems}, the first: {first['type']}, {first['kind']}")

@@ -28,14 +28,14 @@ def fold_seed(seed_2: tf.Tensor, site: int) -> tf.Tensor:
 
 
 def plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
-    """Zeros where a number is dropped and ones elsewhere, float32.
+    """False where a number is dropped and True elsewhere: a byte a place, as it is kept for the backward pass.
 
     A random 32-bit word serves two places: once as it is, and once with its lower half moved up.
     """
     places = shape.num_elements()
     words = tf.random.stateless_uniform([(places + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32)
     noise = tf.concat([words, tf.bitwise.left_shift(words, 16)], axis=0)[:places]
-    return tf.reshape(tf.cast(noise >= _threshold(rate), tf.float32), shape)
+    return tf.reshape(noise >= _threshold(rate), shape)
 
 
 def kept_places(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:

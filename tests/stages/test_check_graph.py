@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+import tensorflow as tf
 from reference import training_data
 
 from gaudi_bert.config import load_pipeline
@@ -84,3 +86,23 @@ def test_the_command_prints_json_and_refuses_an_impossible_model(tmp_path) -> No
     too_many = doctor("--set", "training.micro_batch_packs=20000")
     assert too_many.returncode == 2
     assert "at most 2,147,483,647 can be numbered by int32; make micro-batches smaller" in too_many.stderr
+
+
+def test_a_graph_that_is_not_fit_is_exit_code_1(monkeypatch, tmp_path, capsys) -> None:
+    """A model that calls back to Python in its forward pass, from the command line."""
+    from gaudi_bert.cli import main
+    from gaudi_bert.model import bert
+
+    def talkative(hidden_TH, *_):
+        return tf.ensure_shape(tf.numpy_function(lambda hidden: hidden, [hidden_TH], tf.float32), hidden_TH.shape)
+
+    monkeypatch.setattr(bert, "encode", talkative)
+    (tmp_path / "pipeline.yaml").write_text("name: small\n")
+    overrides = [part for each in SMALL for part in ("--set", each)]
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", "--graph", str(tmp_path / "pipeline.yaml"), "--work", str(tmp_path), *overrides])
+    assert left.value.code == 1
+    said = capsys.readouterr()
+    assert "mend     host call: PyFunc" in said.out
+    assert said.out.endswith("not fit for Gaudi\n")
+    assert said.err.splitlines()[-1].endswith("not fit for Gaudi: 4 problems, the first: PyFunc, host call")
