@@ -44,7 +44,7 @@ $(TESTING): $(HOROVOD)
 pack: setup
 	$(RUN) --stages prepare,histogram,plan,write,verify
 
-train: setup
+train: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
 	$(RUN) --stages train,evaluate,report
 
 test: setup-test

@@ -1,25 +1,27 @@
 """Training processes on this machine: one command, started several times, that find each other by Horovod.
 
-On CPUs they meet through Gloo: this process keeps the address book (Horovod's rendezvous server) and gives each its number
+On CPUs they meet through Gloo: this process keeps the address book (`rendezvous.py`) and gives each its number
 in the environment, as `horovodrun --gloo` does. `horovodrun` itself is not used: it kills all processes five seconds after a
 signal, before a checkpoint may be whole, and turns every exit code into 1 and a traceback. With cards, `mpirun` starts them.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import FrameType
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.mpirun import training_command
+from gaudi_bert.runners.rendezvous import RendezvousServer
 
 __all__ = ["run_training_processes"]
 
@@ -56,53 +58,54 @@ def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -
 @contextmanager
 def _address_book(processes: int) -> Iterator[list[dict[str, str]]]:
     """The environment of each process; while the context lasts, they can find each other."""
-    try:
-        server_module = importlib.import_module("horovod.runner.http.http_server")
-        hosts = importlib.import_module("horovod.runner.common.util.hosts")
-        gloo = importlib.import_module("horovod.runner.gloo_run")
-    except ImportError as error:
+    if find_spec("horovod") is None:
         raise InputError(
-            f"resources.workers: {processes} processes need Horovod, and it is not installed ({error}); "
+            f"resources.workers: {processes} processes need Horovod, which is not installed; "
             "run `make setup-horovod`, or set resources.workers to 1"
-        ) from error
-    server = server_module.RendezvousServer(0)
-    port = server.start()
-    slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{processes}"), processes)
-    server.init(slots)
-    common = {
-        **os.environ,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        )
+    with RendezvousServer(("127.0.0.1", 0)) as server:
+        threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+        yield [{**os.environ, **_environment(rank, processes, server.server_address[1])} for rank in range(processes)]
+        server.shutdown()
+
+
+def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
+    """What Horovod reads of the variables that `horovodrun` sets."""
+    values = {
+        "HOROVOD_RANK": rank,
+        "HOROVOD_SIZE": processes,
+        "HOROVOD_LOCAL_RANK": rank,
+        "HOROVOD_LOCAL_SIZE": processes,
+        "HOROVOD_CROSS_RANK": 0,
+        "HOROVOD_CROSS_SIZE": 1,
+        "HOROVOD_HOSTNAME": "localhost",
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "lo",
-        "PYTHONUNBUFFERED": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
     }
-    try:
-        yield [{**common, **gloo.create_slot_env_vars(slot)} for slot in slots]
-    finally:
-        server.stop()
+    return {name: str(value) for name, value in values.items()}
 
 
 def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> int:
-    """Run all until they end; the first exit code that is not 0, or 0. When one fails, the others have `GRACE_SECONDS`."""
+    """Run all until they end; return an exit code that is not 0 if there is one. After a failure, the others have
+    `GRACE_SECONDS` to say what they know.
+    """
     running: list[subprocess.Popen[bytes]] = []
     with _forwarded_signals(running):
         for command, environment in zip(commands, environments, strict=True):
             running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
-        first_failure, deadline = 0, float("inf")
-        while any(process.poll() is None for process in running):
-            failed = [process.returncode for process in running if process.returncode]
-            if failed and not first_failure:
-                first_failure, deadline = failed[0], time.monotonic() + GRACE_SECONDS
+        deadline = float("inf")
+        while None in (codes := [process.poll() for process in running]):
+            if deadline == float("inf") and any(codes):
+                deadline = time.monotonic() + GRACE_SECONDS
             if time.monotonic() > deadline:
                 for process in running:
                     process.kill()
             time.sleep(LOOK_SECONDS)
-    codes = [process.returncode for process in running]
-    # A process that was killed by a signal has a negative code; who names the reason has another one.
-    said = [code for code in codes if code > 0]
-    return said[0] if said else max((abs(code) and 1 for code in codes), default=0)
+    # Who was killed by a signal has a negative code; another one may know the reason.
+    return next((code for code in codes if code > 0), int(any(codes)))
 
 
 @contextmanager

@@ -1,0 +1,150 @@
+"""Several training processes on this machine: their environment, their signals, their exit codes; and a run of two."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from reference import training_data as data
+
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.runners import processes
+from gaudi_bert.runners.processes import run_training_processes
+
+TWO = pipeline_from_mapping({"resources": {"workers": 2}}, "test")
+RANK = "import os, sys, time; rank = int(os.environ['HOROVOD_RANK']); "
+
+
+def run(code: str, settings: PipelineSettings = TWO) -> None:
+    run_training_processes(settings, [sys.executable, "-c", RANK + code])
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 1.0)
+
+
+def test_each_process_is_told_its_number_and_where_the_others_are(tmp_path) -> None:
+    run(f"import json; json.dump(dict(os.environ), open(r'{tmp_path}/' + str(rank), 'w'))")
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert [(each["HOROVOD_RANK"], each["HOROVOD_LOCAL_RANK"], each["HOROVOD_SIZE"]) for each in found] == [
+        ("0", "0", "2"),
+        ("1", "1", "2"),
+    ]
+    assert found[0]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == found[1]["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("sys.exit(2)", InputError), ("sys.exit(1)", FailedError), ("os.abort()", FailedError), ("sys.exit(75)", StoppedError)],
+)
+def test_the_exit_code_says_what_kind_of_end_it_was(code: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match="train: "):
+        run(code)
+
+
+def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
+    started = time.monotonic()
+    with pytest.raises(InputError, match="one of 2 processes ended with exit code 2; it says why above"):
+        run("print('the reason', file=sys.stderr) if rank else time.sleep(600); sys.exit(2)")
+    assert time.monotonic() - started < 60
+    assert "the reason" in capfd.readouterr().err
+
+
+def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
+    code = (
+        f"import signal; from pathlib import Path; asked = []; signal.signal(signal.SIGTERM, lambda *_: asked.append(1)); "
+        f"Path(r'{tmp_path}', str(rank)).touch()\n"
+        "while not asked: time.sleep(0.05)\n"
+        "time.sleep(0.5); sys.exit(75)"
+    )
+
+    def ask() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=ask).start()
+    with pytest.raises(StoppedError, match="the same command goes on"):
+        run(code)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(processes, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="2 processes need Horovod, which is not installed; run `make setup-horovod`"):
+        run("pass")
+
+
+def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    program.chmod(0o755)
+    settings = pipeline_from_mapping({"resources": {"cards": 8, "mpi_prefix": str(tmp_path)}}, "test")
+    run_training_processes(settings, ["gaudi-bert", "train"])
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[arguments.index("-np") + 1] == "8"
+    assert arguments[-2:] == ["gaudi-bert", "train"]
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory) -> Path:
+    """A pipeline of two workers whose data is packed already."""
+    pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
+    folder = tmp_path_factory.mktemp("run")
+    data.write_packed(folder / "work" / "two" / "packed" / "train", data.make_packs(29))
+    settings = {
+        "name": "two",
+        "prepare": {"evaluation_fraction": 0},
+        "model": {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20},
+        "training": {"updates": 3, "warmup_updates": 1, "global_batch_sequences": 16, "micro_batch_packs": 4},
+        "resources": {"workers": 2},
+    }
+    (folder / "two.yaml").write_text(json.dumps(settings))
+    return folder / "two.yaml"
+
+
+def run_pipeline(pipeline: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gaudi_bert", "run", str(pipeline), "--work", str(pipeline.parent / "work")]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = [*command, "--stages", "train", "--json"]
+    return subprocess.run(done, capture_output=True, text=True, timeout=200, env=environment)
+
+
+def test_a_pipeline_of_two_workers_trains_in_two_processes(pipeline: Path) -> None:
+    done = run_pipeline(pipeline)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)["train"]
+    assert (summary["updates"], summary["processes"]) == (3, 2)
+    assert done.stderr.count("train: on CPU") == 1
+
+
+def test_a_damaged_record_of_one_process_ends_both_with_its_name(pipeline: Path, tmp_path) -> None:
+    shutil.copytree(pipeline.parent, tmp_path / "copy")
+    folder = tmp_path / "copy" / "work" / "two"
+    shutil.rmtree(folder / "train", ignore_errors=True)
+    for shard in (1, 3):  # rank 1's
+        file = folder / "packed" / "train" / f"packed-00000-{shard:05d}.tfrecord"
+        content = bytearray(file.read_bytes())
+        content[60] ^= 1
+        file.write_bytes(content)
+    done = run_pipeline(tmp_path / "copy" / "two.yaml")
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 3, done.stderr
+    for line in errors[:2]:
+        assert ".tfrecord: record 0" in line
+    assert any(line.startswith("error: rank 0 ends with the run: rank 1 (") for line in errors)
+    assert "Traceback" not in done.stderr
+    assert not (folder / "train" / "training.json").exists()
