@@ -105,7 +105,7 @@ def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[s
                     process.kill()
             time.sleep(LOOK_SECONDS)
     # Who was killed by a signal has a negative code; another one may know the reason.
-    return next((code for code in codes if code > 0), int(any(codes)))
+    return next((code for code in codes if code is not None and code > 0), int(any(codes)))
 
 
 @contextmanager

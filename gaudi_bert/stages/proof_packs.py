@@ -19,14 +19,20 @@ __all__ = ["first_packs", "random_packs"]
 
 RANDOM_LENGTH, RANDOM_PACKS = 128, 5
 MOST_JOINED = 8
+# Packs looked at for some that hold several sequences.
+SEARCHED = 256
 
 Batch = dict[str, np.ndarray]
+# What to call a record in an error, and its features.
+PlacedRecord = tuple[str, dict[str, np.ndarray]]
 
 _KINDS = {"int64": "int32", "float32": "float32"}
 
 
 def first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
-    """The first packs of the data, checked; unpacked sequences are joined to packs first.
+    """The first packs of several sequences in the data, checked; unpacked sequences are joined to packs first.
+
+    Where there are too few of them among the first `SEARCHED`, packs of one sequence make up the number.
 
     Args:
         source: packed or unpacked records.
@@ -45,7 +51,11 @@ def first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     from gaudi_bert.model.sequences import split_packs
     from gaudi_bert.training.checks import BatchLimits, check_values
 
-    places, rows = _first_records(source, packs if source.is_packed else 3 * packs)
+    if source.is_packed:
+        found = sorted(_first_records(source, SEARCHED), key=_holds_one)[:packs]
+    else:
+        found = _first_records(source, 3 * packs)
+    places, rows = [place for place, _ in found], [row for _, row in found]
     tensors = as_packed(
         {
             spec.name: tf.constant(np.stack([row[spec.name] for row in rows]), _KINDS[spec.kind])
@@ -59,26 +69,29 @@ def first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
     return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
 
 
-def _first_records(source: DataSource, count: int) -> tuple[list[str], list[dict[str, np.ndarray]]]:
+def _holds_one(record: PlacedRecord) -> bool:
+    return np.count_nonzero(record[1]["next_sentence_weights"]) < 2
+
+
+def _first_records(source: DataSource, count: int) -> list[PlacedRecord]:
     """What to call the first `count` records, and what they hold."""
     from gaudi_bert.records.example import decode_example
     from gaudi_bert.records.framing import read_records
     from gaudi_bert.records.schema import RecordError, check_features
 
     stream = ((file.path, n, record) for file in source.files for n, record in enumerate(read_records(file.path)))
-    places: list[str] = []
-    rows: list[dict[str, np.ndarray]] = []
+    found: list[PlacedRecord] = []
     for path, number, record in itertools.islice(stream, count):
-        places.append(f"{path}: record {number}")
+        place = f"{path}: record {number}"
         try:
             features = decode_example(record)
             check_features(features, source.schema)
         except RecordError as error:
-            raise InputError(f"{places[-1]}: {error}; write the records again") from error
-        rows.append(features)
-    if not rows:
+            raise InputError(f"{place}: {error}; write the records again") from error
+        found.append((place, features))
+    if not found:
         raise InputError(f"{source.path}: holds no records; give a folder that holds some")
-    return places, rows
+    return found
 
 
 def random_packs(config: BertConfig, seed: int) -> Batch:

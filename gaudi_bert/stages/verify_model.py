@@ -138,7 +138,10 @@ def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> dict[
             raise FailedError(
                 "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
             )
-    reporter.say(f"verify-model:   leak probe: {compared} sequences beside a changed one, none differs by a bit")
+    if compared:
+        reporter.say(f"verify-model:   leak probe: {compared} sequences beside a changed one, none differs by a bit")
+    else:
+        reporter.say("verify-model:   leak probe: nothing to compare, no pack that was looked at holds two sequences")
     return {"leaks": 0, "leak_comparisons": compared}
 
 

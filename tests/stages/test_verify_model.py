@@ -62,6 +62,23 @@ def test_checkpoint_on_data(tmp_path, checkpoint, kind):
     assert result["leaks"] == 0
 
 
+def test_packs_of_several_sequences_are_looked_for(tmp_path, checkpoint):
+    packs = [pack for pack in training_data.make_packs(60) if len(pack) == 1] + training_data.make_packs(7)
+    data = training_data.write_packed(tmp_path / "data", packs, shards=1)
+    result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=4)
+    assert result["packs"] == 4
+    assert result["leak_comparisons"] > 0
+
+
+def test_where_no_pack_holds_two_sequences_the_probe_says_so(tmp_path, checkpoint):
+    packs = [pack for pack in training_data.make_packs(30) if len(pack) == 1]
+    stream = io.StringIO()
+    data = training_data.write_packed(tmp_path / "data", packs, shards=1)
+    result = verify_model(checkpoint=checkpoint, data=data, reporter=Reporter(stream), packs=4)
+    assert result["leak_comparisons"] == 0
+    assert "leak probe: nothing to compare" in stream.getvalue()
+
+
 def test_a_leaking_mask_is_found(monkeypatch):
     right = bert.attention_bias
     monkeypatch.setattr(bert, "attention_bias", lambda mask, *rest: right(tf.minimum(mask, 1), *rest))
