@@ -134,7 +134,7 @@ def train(work: Path, name: str, seed: int, updates: int) -> dict[str, Any]:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     started, variant = time.perf_counter(), VARIANTS[name]
     settings = TRAINING.model_copy(update={"seed": seed, "updates": updates})
-    points = list(points_of_run(work, variant, settings))
+    points = [{name: round(value, 5) for name, value in point.items()} for point in points_of_run(work, variant, settings)]
     seconds = time.perf_counter() - started
     return {"variant": name, "seed": seed, "updates": updates, "seconds": round(seconds, 1), "points": points}
 

@@ -26,7 +26,7 @@ import numpy as np
 from measuring import show, timed
 
 SECTIONS = ("speed-up", "transformers", "utilisation", "input", "scaling")
-MATRIX = 3072
+MATRIX = 4096
 BASE_ROWS, SMALL_ROWS = 4, 8
 
 
