@@ -13,7 +13,7 @@ from typing import Any
 from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.stages.layout import WorkFolder
-from gaudi_bert.stages.train import model_config
+from gaudi_bert.stages.train_job import model_config
 
 __all__ = ["check_graph", "describe_graph"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +18,18 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import ModelSettings, PipelineSettings
+from gaudi_bert.config import PipelineSettings
 from gaudi_bert.stages.artefact import Signature, begin_artefact, remove_artefact, settings_path
+from gaudi_bert.stages.train_job import TrainingJob, describe_job, plan_job
 
 if TYPE_CHECKING:
-    from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.device import Device
-    from gaudi_bert.training.distributed import Communicator
     from gaudi_bert.training.loop import Outcome, TrainingRun
     from gaudi_bert.training.mlperf_log import RunEvents
     from gaudi_bert.training.run_plan import RunPlan
-    from gaudi_bert.training.source import DataSource
 
-__all__ = ["model_config", "train"]
+__all__ = ["train"]
 
-BERT_VOCABULARY = 30522
 COMPILED_KEY = "compiled_kernels"
 
 # Settings that change nothing of the weights: a run may be resumed with others.
@@ -48,19 +45,6 @@ FREE_SETTINGS = {
     "stall_seconds",
     "watch_port",
 }
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What is known of a run before anything is built."""
-
-    settings: PipelineSettings
-    source: DataSource
-    evaluation_source: DataSource | None
-    config: BertConfig
-    communicator: Communicator
-    plan: RunPlan
-    out: Path
 
 
 def train(
@@ -103,8 +87,8 @@ def train(
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     communicator = connect(settings.training)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
-    job = _plan_job(settings, data, evaluation_data, Path(out), on_the_fly, communicator, dry_run)
-    for line in _describe(job, dry_run):
+    job = plan_job(settings, data, evaluation_data, Path(out), on_the_fly, communicator, dry_run)
+    for line in describe_job(job, dry_run):
         reporter.say(line)
     if dry_run:
         return {"dry_run": True, **job.plan.as_json()} if communicator.is_first else {}
@@ -115,7 +99,7 @@ def train(
     return summary if communicator.is_first else {}
 
 
-def _run(job: _Job, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> dict[str, Any]:
+def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> dict[str, Any]:
     """Train where there is anything to do; files are the business of the first process alone."""
     first = job.communicator.is_first
     with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
@@ -132,81 +116,13 @@ def _run(job: _Job, device: Device, reporter: Reporter, resume: bool, overwrite:
     return summary
 
 
-def _threads(job: _Job) -> int | None:
+def _threads(job: TrainingJob) -> int | None:
     """CPU threads of this process: processes that share a host share its cores."""
     asked, processes = job.settings.training.threads, job.communicator.local_size
     return asked if asked is not None or processes == 1 else max(1, (os.cpu_count() or 1) // processes)
 
 
-def _plan_job(
-    settings: PipelineSettings,
-    data: Path,
-    evaluation_data: Path | None,
-    out: Path,
-    on_the_fly: Path | None,
-    communicator: Communicator,
-    dry_run: bool,
-) -> _Job:
-    """Open the data, settle the model and the batches; refuse what does not fit."""
-    from gaudi_bert.stages.on_the_fly import on_the_fly_source
-    from gaudi_bert.training.run_plan import plan_run
-    from gaudi_bert.training.source import check_fits, open_source
-
-    source = open_source(data) if on_the_fly is None else on_the_fly_source(data, on_the_fly)
-    evaluation_source = open_source(evaluation_data) if evaluation_data is not None else None
-    if evaluation_source is None and settings.training.target_masked_lm_accuracy is not None:
-        raise InputError("training.target_masked_lm_accuracy: there is no evaluation data to reach it on; give some")
-    config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
-    for each in (source, evaluation_source):
-        if each is not None:
-            check_fits(each, config)
-    resources = settings.resources
-    # A dry run tells of the run that the settings describe, wherever it is asked for.
-    alone = dry_run and communicator.size == 1
-    processes = resources.workers * resources.processes_per_worker if alone else communicator.size
-    if source.files:
-        source.share(communicator.rank, processes)
-    plan = plan_run(
-        settings.training,
-        source.packing_factor,
-        processes=processes,
-        processes_per_worker=resources.processes_per_worker,
-        slots_per_pack=source.schema.max_sequence_length,
-        packs=source.packs,
-    )
-    return _Job(settings, source, evaluation_source, config, communicator, plan, out)
-
-
-def model_config(settings: ModelSettings, vocabulary_size: int | None, max_sequence_length: int) -> BertConfig:
-    """The model's configuration: what the settings leave open comes from the data."""
-    from gaudi_bert.model.config import BertConfig
-
-    values = settings.model_dump()
-    if values["vocab_size"] is None:
-        values["vocab_size"] = vocabulary_size or BERT_VOCABULARY
-    if values["max_position_embeddings"] is None:
-        values["max_position_embeddings"] = max_sequence_length
-    return BertConfig(**values)
-
-
-def _describe(job: _Job, dry_run: bool) -> list[str]:
-    """The run as lines for people; all of its figures before a dry run."""
-    settings, source, config = job.plan.settings, job.source, job.config
-    kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
-    vocabulary = f"vocabulary {config.vocab_size:,}"
-    if source.vocabulary_size is None:
-        vocabulary += " (the data does not record its own)"
-    lines = [
-        f"{source.path} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
-        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}; {settings.optimizer}, "
-        f"learning rate {settings.learning_rate:g}",
-        *job.plan.short_lines(),
-        *(job.plan.table() if dry_run else []),
-    ]
-    return [f"train: {line}" for line in lines]
-
-
-def _is_finished(job: _Job, resume: bool, overwrite: bool) -> bool:
+def _is_finished(job: TrainingJob, resume: bool, overwrite: bool) -> bool:
     """Whether the run is there already; otherwise its folder is made ready."""
     from gaudi_bert.training.checkpoint import checkpoint_files
 
@@ -223,7 +139,7 @@ def _is_finished(job: _Job, resume: bool, overwrite: bool) -> bool:
     return False
 
 
-def _signature(job: _Job) -> Signature:
+def _signature(job: TrainingJob) -> Signature:
     """What the weights are a function of."""
     kept = job.settings.training.model_dump(exclude=FREE_SETTINGS)
     # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
@@ -233,7 +149,7 @@ def _signature(job: _Job) -> Signature:
     return Signature("train", {"model": job.config.to_json(), "training": kept}, inputs)
 
 
-def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
+def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun:
     """Make the model and all that works on it; the device is open."""
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.training.evaluate import Evaluator
@@ -274,7 +190,7 @@ def _set_up(job: _Job, device: Device, reporter: Reporter) -> TrainingRun:
     )
 
 
-def _open_events(job: _Job) -> RunEvents:
+def _open_events(job: TrainingJob) -> RunEvents:
     """MLPerf's log, where the settings ask for it."""
     from gaudi_bert.training.mlperf_log import MlperfLog, open_events
 
@@ -284,7 +200,7 @@ def _open_events(job: _Job) -> RunEvents:
     return events
 
 
-def _compiles_kernels(job: _Job, device: Device, reporter: Reporter) -> bool:
+def _compiles_kernels(job: TrainingJob, device: Device, reporter: Reporter) -> bool:
     """Whether kernels are compiled: as when the run began, because compiled dropout draws other places."""
     from gaudi_bert.training.checkpoint import newest_settings
 
