@@ -190,7 +190,7 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     unpacked = data.write_unpacked(tmp_path / "examples" / "train", data.make_packs(29))
     start = settings(updates=2, init_checkpoint=str(whole_run), loss="sequence", optimizer="lamb")
     listener = Listener()
-    with pytest.raises(InputError, match="the weights are of another model: vocab_size is 61 there, 30522 here; set model.vocab_size to 61"):
+    with pytest.raises(InputError, match="the weights are of another model: vocab_size is 61 there, 30522 here"):
         train(start, unpacked, packed, tmp_path / "one", reporter=listener)
     (tmp_path / "examples" / "vocab.txt").write_text("word\n" * data.VOCABULARY)
     summary = train(start, unpacked, packed, tmp_path / "two", reporter=listener)
