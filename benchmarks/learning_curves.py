@@ -146,7 +146,6 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.training.checks import BatchLimits
     from gaudi_bert.training.distributed import Communicator
     from gaudi_bert.training.evaluate import Evaluator
-    from gaudi_bert.training.hyperparameters import plan_batches
     from gaudi_bert.training.input import TrainingOrder, training_batches
     from gaudi_bert.training.optimizers import Optimizer
     from gaudi_bert.training.schedule import learning_rate_at
@@ -155,7 +154,6 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")
     rows = round(settings.global_batch_sequences / source.packing_factor)
-    plan = plan_batches(settings.model_copy(update={"micro_batch_packs": rows}), source.packing_factor)
     config = BertConfig(vocab_size=PREPARE.train_vocab, max_position_embeddings=ROW, **MODEL)
     model = BertForPretraining(config, seed=settings.seed, compute_dtype=variant.precision, compiled=True)
     step = TrainingStep(
@@ -164,7 +162,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
         Communicator(),
         loss="token",
         clip_norm=settings.clip_norm,
-        accumulation_steps=plan.accumulation_steps,
+        accumulation_steps=1,
         seed=settings.seed,
     )
     held_out = open_source(work / "short" / "evaluation")
