@@ -183,6 +183,9 @@ class TrainingSettings(Settings):
     evaluate_every_updates: int = Field(500, ge=1)
     evaluate_packs: int | None = Field(None, ge=1, description="packs of one evaluation during training; default: all")
     log_every_updates: int = Field(50, ge=1)
+    measure_speedup: bool = Field(
+        False, description="time passes over packed and unpacked rows first: the realized speed-up, for two more graphs"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of one operation; default: one a core")
     shuffle_packs: int = Field(4096, ge=1, description="buffer of the seeded shuffle while reading")
     fusion_bytes: Bytes = Field(64 * 2**20, description="several workers: gradients travel merged to at most this much")

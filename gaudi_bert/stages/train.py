@@ -42,6 +42,7 @@ FREE_SETTINGS = {
     "evaluate_packs",
     "log_every_updates",
     "fusion_bytes",
+    "measure_speedup",
     "stall_seconds",
     "watch_port",
 }
@@ -110,7 +111,9 @@ def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, ove
         reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
-        summary = _summary(_train(_set_up(job, device, reporter)), job.plan)
+        run = _set_up(job, device, reporter)
+        measured = _measure_speedup(run) if run.settings.measure_speedup and job.source.is_packed else {}
+        summary = {**_summary(_train(run), job.plan), **measured}
         if first:
             write_json(job.out / "training.json", summary)
     return summary
@@ -213,6 +216,22 @@ def _compiles_kernels(job: TrainingJob, device: Device, reporter: Reporter) -> b
         reporter.say("note: the run began with kernels compiled for a CPU; from here on dropout draws other places")
         return False
     return bool(was_compiled)
+
+
+def _measure_speedup(run: TrainingRun) -> dict[str, Any]:
+    """What packing brings on this device, measured on the first micro-batch."""
+    from gaudi_bert.training.checks import BatchLimits
+    from gaudi_bert.training.input import TrainingOrder, training_batches
+    from gaudi_bert.training.speedup import measure_speedup
+
+    run.communicator.note("measuring the speed-up", slow=True)
+    settings, source = run.settings, run.source
+    order = TrainingOrder(settings.seed, settings.shuffle_packs, run.communicator.rank, run.communicator.size)
+    limits = BatchLimits.of(source, run.model.config)
+    batch = next(training_batches(source, limits, settings.micro_batch_packs, order))
+    speedup = measure_speedup(run.model, settings.loss, batch, source.schema.max_predictions, source.packing_factor)
+    run.reporter.say(f"train: {speedup.line()}")
+    return {"realized_speedup": speedup.realized}
 
 
 def _train(run: TrainingRun) -> Outcome:

@@ -17,6 +17,7 @@ from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.stages.train import train
+from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 
 MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 TRAINING = {
@@ -184,6 +185,27 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     assert plan["sequences_per_update"] == pytest.approx(8 * plan["packing_factor"])
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_realized_speedup_is_measured_and_changes_no_bit(packed, held_out, whole_run, tmp_path) -> None:
+    listener = Listener()
+    out = tmp_path / "train"
+    summary = train(settings(measure_speedup=True), packed, held_out, out, reporter=listener)
+    assert summary["realized_speedup"] > 0
+    assert "train: realized speed-up " in listener.text
+    ends = [read_checkpoint(find_checkpoint(folder)).variables for folder in (out, whole_run)]
+    assert all((value == ends[1][name]).all() for name, value in ends[0].items())
+
+
+def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) -> None:
+    with pytest.raises(InputError, match="target_masked_lm_accuracy: there is no evaluation data"):
+        train(settings(target_masked_lm_accuracy=0.001), packed, None, tmp_path / "one", reporter=Reporter(quiet=True))
+    easy = settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=6)
+    listener = Listener()
+    summary = train(easy, packed, held_out, tmp_path / "two", reporter=listener)
+    assert (summary["updates"], summary["reached_target"]) == (6, True)
+    assert "target_masked_lm_accuracy = 0.001 is reached, the run ends" in listener.text
+    assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True)["skipped"]
 
 
 def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_path) -> None:
