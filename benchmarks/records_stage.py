@@ -6,7 +6,6 @@ python records_stage.py write-shard RECORDS PLAN OUT K/N WORKERS               p
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -55,9 +54,16 @@ def write_shard(records: Path, planned: Path, packed: Path, shard: str, workers:
     write(records, planned, packed, shard=(number, count), reporter=QUIET, workers=workers)
 
 
+def peak_mebibytes() -> float:
+    """The largest resident memory since this program began. (`ru_maxrss` would count the parent's, before exec.)"""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    kibibytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(kibibytes) / 1024
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "write-shard":
         write_shard(*(Path(argument) for argument in sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
     else:
         run_stage(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        print(peak_mebibytes())
