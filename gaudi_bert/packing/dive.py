@@ -4,8 +4,8 @@ The whole part of every usage is fixed. What remains is a few hundred sequences,
 with the same basis, is still optimal; from there some of the largest fractions are fixed to one more pack and
 the programme is solved again with what is left to cover (diving, as in Sadykov et al. 2019). While fixed packs
 plus the rest's objective stay within the target the strategies at hand are enough; when they do not, column
-generation supplies strategies for the rest. As soon as the rest is provably over the target, or small, the last
-states on the way are searched exhaustively (`last_packs`).
+generation supplies strategies for the rest. After every step the rest is searched exhaustively, within a limit of
+nodes, for packs that meet the target (`last_packs`).
 """
 
 from __future__ import annotations
