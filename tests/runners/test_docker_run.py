@@ -158,6 +158,15 @@ def test_sigterm_stops_the_container_first(engine: FakeEngine, tmp_path: Path) -
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises, also where this process was started in the background, with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_stops_all_workers(engine: FakeEngine, tmp_path: Path) -> None:
     engine.says = {"rendezvous": [(b"rendezvous: ready\n", None)]}
 
