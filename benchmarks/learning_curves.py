@@ -107,8 +107,8 @@ def make_data(work: Path) -> None:
 
 def lengthen(short: Path, out: Path) -> None:
     """Write every record again with room for 128 tokens and 20 masked positions: the same sequences, more padding."""
-    from gaudi_bert.records.example import decode_example, encode_example
-    from gaudi_bert.records.framing import read_records, write_record
+    from gaudi_bert.records.wire.example import decode_example, encode_example
+    from gaudi_bert.records.wire.framing import read_records, write_record
 
     partial = out.with_name(f".{out.name}")
     partial.mkdir(exist_ok=True)
@@ -143,13 +143,13 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     """Train, and measure on the held-out sequences every so many updates."""
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.training.checks import BatchLimits
-    from gaudi_bert.training.distributed import Communicator
+    from gaudi_bert.training.distributed.communicator import Communicator
     from gaudi_bert.training.evaluate import Evaluator
-    from gaudi_bert.training.input import TrainingOrder, training_batches
+    from gaudi_bert.training.input.batches import TrainingOrder, training_batches
+    from gaudi_bert.training.input.source import open_source
+    from gaudi_bert.training.input.value_limits import BatchLimits
     from gaudi_bert.training.optimizers import Optimizer
     from gaudi_bert.training.schedule import learning_rate_at
-    from gaudi_bert.training.source import open_source
     from gaudi_bert.training.step import TrainingStep
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")

@@ -20,10 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
 from gaudi_bert.packing.estimate import Estimate, estimate_packing
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.pack import depth_of, pack_histogram, solve
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 NAMES = ("wikipedia-128", "wikipedia-384", "wikipedia-512", "wikipedia-1024", "wikipedia-2048", "squad-384")

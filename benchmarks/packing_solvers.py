@@ -17,10 +17,10 @@ import scipy
 from packing import load, print_table
 from scipy.optimize import nnls
 
+from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.nnls import solve_nnls
-from gaudi_bert.packing.nnlshp import residual_weights
-from gaudi_bert.packing.pack import depth_of, pack_histogram, solve
+from gaudi_bert.packing.nnls.nnlshp import residual_weights
+from gaudi_bert.packing.nnls.solver import solve_nnls
 
 __all__ = ["print_speed"]
 

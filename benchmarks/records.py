@@ -83,10 +83,10 @@ class Engine:
     def __init__(self, records: Path, planned: Path) -> None:
         from gaudi_bert.records.assign import assign_sequences
         from gaudi_bert.records.files import list_record_files
-        from gaudi_bert.records.group import buffer_bytes, read_group
-        from gaudi_bert.records.pack import PackEncoder
-        from gaudi_bert.records.shards import output_buffer
-        from gaudi_bert.records.unpacked_index import INDEX_COLUMNS
+        from gaudi_bert.records.read.group import buffer_bytes, read_group
+        from gaudi_bert.records.read.unpacked_index import INDEX_COLUMNS
+        from gaudi_bert.records.write.encoder import PackEncoder
+        from gaudi_bert.records.write.shards import output_buffer
         from gaudi_bert.stages.plan_reader import read_plan
         from gaudi_bert.stages.write import match_files
 
@@ -108,8 +108,8 @@ class Engine:
 
     def read_and_scan(self) -> None:
         """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
-        from gaudi_bert.records.scan import RecordScan, UnpackedFormat, scan_buffer
-        from gaudi_bert.records.unpacked_index import LENGTH as LENGTH_COLUMN
+        from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, scan_buffer
+        from gaudi_bert.records.read.unpacked_index import LENGTH as LENGTH_COLUMN
 
         buffer = scan_buffer()
         for file in self.files:
@@ -120,7 +120,7 @@ class Engine:
 
     def scan_in_memory(self) -> None:
         """The same without reading: the bytes are in memory already."""
-        from gaudi_bert.records.scan import UnpackedFormat
+        from gaudi_bert.records.read.scan import UnpackedFormat
 
         for raw, offsets in zip(self.raw, self.raw_offsets, strict=True):
             form = UnpackedFormat(self.plan.unpacked_schema, offsets, self.raw_index[: offsets.size])

@@ -9,8 +9,8 @@ import numpy as np
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
-from gaudi_bert.records.example import encode_example
-from gaudi_bert.records.framing import write_record
+from gaudi_bert.records.wire.example import encode_example
+from gaudi_bert.records.wire.framing import write_record
 
 FILES, SEQUENCES_A_FILE, SEED = 8, 20_000, 7
 LENGTH, DEPTH = 512, 3

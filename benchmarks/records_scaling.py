@@ -88,8 +88,8 @@ def _write_in_processes(paths: list[Path], shards: int, workers: int) -> float:
 def groups(folder: Path, rounds: int) -> None:
     """Efficiency of packing groups of 100,000 within themselves, against packing all of Wikipedia at once."""
     del folder, rounds
+    from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.histogram import Histogram
-    from gaudi_bert.packing.pack import pack_histogram
 
     everything = Histogram(LENGTH, np.array(json.loads(HISTOGRAM.read_text(encoding="utf-8"))["counts"]))
     drawn = [draw_lengths(GROUP_SEQUENCES, SEED + number) for number in range(GROUPS_PACKED)]

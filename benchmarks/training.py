@@ -61,7 +61,7 @@ def ratio(above: Times, below: Times, factor: float = 1.0) -> Times:
 
 def measure_speed_up(records: Any, rounds: int) -> None:
     """What of the packing factor arrives."""
-    from training_data import BASE_LIKE, Trainer
+    from tests.builders.training_data import BASE_LIKE, Trainer
 
     print(f"\nrealized speed-up, {BASE_LIKE.num_hidden_layers} layers of BERT-base, {BASE_ROWS} rows an update")
     trainers = {
@@ -80,8 +80,9 @@ def measure_speed_up(records: Any, rounds: int) -> None:
 def measure_transformers(records: Any, rounds: int) -> None:
     """Real tokens a second beside PyTorch's."""
     import torch
-    from training_data import SMALL, Trainer, unpacked_batches
     from training_pytorch import TransformersTrainer
+
+    from tests.builders.training_data import SMALL, Trainer, unpacked_batches
 
     torch.set_num_threads(os.cpu_count() or 1)
     batches = unpacked_batches(records.unpacked, SMALL_ROWS, 8)
@@ -107,7 +108,7 @@ def measure_transformers(records: Any, rounds: int) -> None:
 
 def measure_utilisation(records: Any, rounds: int) -> None:
     """How much of the processor's matrix peak a step uses, in float32 and in bfloat16."""
-    from training_data import BASE_LIKE, Trainer, training_flops_a_row
+    from tests.builders.training_data import BASE_LIKE, Trainer, training_flops_a_row
 
     has_bfloat16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     kinds = ("float32", "bfloat16") if has_bfloat16 else ("float32",)
@@ -149,7 +150,7 @@ def matrix_product(kind: str) -> Callable[[], Any]:
 
 def measure_input(records: Any, rounds: int) -> None:
     """The share of the time that a step waits for its batch."""
-    from training_data import SMALL, TINY, Trainer
+    from tests.builders.training_data import SMALL, TINY, Trainer
 
     print("\ninput: share of the time spent waiting for the next batch (reading, parsing, checking)")
     for name, config, updates in (("2 layers, hidden 128", TINY, 20), ("4 layers, hidden 256", SMALL, 5)):
@@ -179,7 +180,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from training_data import make_records
+    from tests.builders.training_data import make_records
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -16,11 +16,11 @@ from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.metadata import Metadata
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.training.checks import BatchLimits
-from gaudi_bert.training.distributed import Communicator
-from gaudi_bert.training.input import Batch, TrainingOrder, training_batches
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches
+from gaudi_bert.training.input.source import DataSource, open_source
+from gaudi_bert.training.input.value_limits import BatchLimits
 from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.source import DataSource, open_source
 from gaudi_bert.training.step import TrainingStep
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11

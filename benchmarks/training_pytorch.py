@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.input import Batch
+from gaudi_bert.training.input.batches import Batch
 
 IGNORED = -100
 

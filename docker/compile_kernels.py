@@ -20,8 +20,8 @@ LENGTH, PREDICTIONS = 96, 7
 
 def write_records(path: Path, count: int) -> None:
     """Unpacked records of random lengths."""
-    from gaudi_bert.records.example import decode_example, encode_example
-    from gaudi_bert.records.framing import read_records, write_record
+    from gaudi_bert.records.wire.example import decode_example, encode_example
+    from gaudi_bert.records.wire.framing import read_records, write_record
 
     generator = random.Random(7)
     path.parent.mkdir(parents=True)

@@ -11,10 +11,10 @@ import pytest
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.pack import pack_histogram
-from gaudi_bert.records.example import encode_example
-from gaudi_bert.records.framing import write_record
+from gaudi_bert.records.wire.example import encode_example
+from gaudi_bert.records.wire.framing import write_record
 from gaudi_bert.stages.pack import pack
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.hyperparameters import BatchPlan, plan_batches

@@ -38,8 +38,8 @@ def wait(
     json: arguments.Json = False,
 ) -> None:
     """Wait until all that a stage needs has been made."""
+    from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.waiting import wait_for_inputs
-    from gaudi_bert.stages.layout import WorkFolder
 
     settings = arguments.pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
@@ -49,11 +49,11 @@ def wait(
 
 def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
-    from gaudi_bert.runners import kubernetes_manage
-    from gaudi_bert.runners.kubernetes_client import Cluster
+    from gaudi_bert.runners.kubernetes import manage
+    from gaudi_bert.runners.kubernetes.client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, set_)
-    found = kubernetes_manage.status(settings, Cluster(settings.kubernetes.namespace))
+    found = manage.status(settings, Cluster(settings.kubernetes.namespace))
     output.print_result(found, json, _describe_status)
 
 
@@ -73,11 +73,11 @@ def logs(
     set_: arguments.Set = None,
 ) -> None:
     """Show the logs of a pipeline's pods."""
-    from gaudi_bert.runners import kubernetes_manage
-    from gaudi_bert.runners.kubernetes_client import Cluster
+    from gaudi_bert.runners.kubernetes import manage
+    from gaudi_bert.runners.kubernetes.client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, set_)
-    kubernetes_manage.show_logs(settings, step, Cluster(settings.kubernetes.namespace), typer.echo)
+    manage.show_logs(settings, step, Cluster(settings.kubernetes.namespace), typer.echo)
 
 
 def delete(
@@ -87,11 +87,11 @@ def delete(
     json: arguments.Json = False,
 ) -> None:
     """Remove all Jobs of a pipeline; its work folder stays, unless you say --data."""
-    from gaudi_bert.runners import kubernetes_manage
-    from gaudi_bert.runners.kubernetes_client import Cluster
+    from gaudi_bert.runners.kubernetes import manage
+    from gaudi_bert.runners.kubernetes.client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, set_)
-    removed = kubernetes_manage.delete(settings, Cluster(settings.kubernetes.namespace), data=data)
+    removed = manage.delete(settings, Cluster(settings.kubernetes.namespace), data=data)
     output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["nothing was there"])
 
 
@@ -104,7 +104,7 @@ def doctor(
     json: arguments.Json = False,
 ) -> None:
     """Say whether all is ready for Gaudi, and what to mend."""
-    from gaudi_bert.runners.doctor import examine_cluster, examine_host
+    from gaudi_bert.runners.doctor.readiness import examine_cluster, examine_host
 
     if graph is not None:
         _examine_graph(graph, work, set_, json)
@@ -119,8 +119,8 @@ def doctor(
 
 
 def _examine_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
+    from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.stages.check_graph import check_graph, describe_graph
-    from gaudi_bert.stages.layout import WorkFolder
 
     settings = arguments.pipeline_settings(pipeline, overrides)
     result = check_graph(settings, WorkFolder.of(settings, work, pipeline.parent))

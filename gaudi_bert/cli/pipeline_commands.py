@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from gaudi_bert.artefacts.work_folder import SPLITS
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import STAGES, PipelineSettings
-from gaudi_bert.stages.layout import SPLITS
 
 __all__ = ["register"]
 
@@ -58,7 +58,7 @@ def _run_local(request: RunRequest) -> None:
 
 
 def _run_docker(request: RunRequest) -> None:
-    from gaudi_bert.runners.docker_run import run_on_docker
+    from gaudi_bert.runners.docker.run import run_on_docker
 
     flags = ["--overwrite"] if request.overwrite else []
     flags += ["--finish"] if request.finish else []
@@ -70,7 +70,7 @@ def _run_docker(request: RunRequest) -> None:
 
 
 def _run_kubernetes(request: RunRequest) -> None:
-    from gaudi_bert.runners.kubernetes_run import run_on_kubernetes
+    from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
     if request.overwrite:
         raise InputError(
@@ -86,7 +86,7 @@ def _run_kubernetes(request: RunRequest) -> None:
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:
-    from gaudi_bert.runners.rendering import write_rendered
+    from gaudi_bert.runners.kubernetes.rendering import write_rendered
 
     parts = write_rendered(settings, stages, folder)
     output.print_result({"folder": str(folder), "parts": parts}, json, _describe_rendered)
@@ -137,7 +137,7 @@ def run(
 
 
 def _show_dry_run(settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path, json: bool) -> None:
-    from gaudi_bert.runners.outlook import look_ahead
+    from gaudi_bert.runners.preview import look_ahead
 
     outlook = look_ahead(settings, stages, work, pipeline_folder)
     planned = {

@@ -19,7 +19,7 @@ from gaudi_bert.corpus.pairs import SegmentPairs, choose_pairs
 from gaudi_bert.corpus.randomness import RandomStream
 from gaudi_bert.corpus.tokens import TokenBlock, tokenize_documents
 from gaudi_bert.corpus.vocabulary import Vocabulary
-from gaudi_bert.records.rows import encode_rows
+from gaudi_bert.records.write.rows import encode_rows
 
 __all__ = ["BlockExamples", "BlockJob", "ExampleColumns", "ExampleSettings", "assemble_columns", "make_examples"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
+from gaudi_bert.packing.heuristics.sorted_batches import sort_into_batches
 from gaudi_bert.packing.histogram import Histogram, rescaled
-from gaudi_bert.packing.pack import ALGORITHMS, depth_of, solve
-from gaudi_bert.packing.sorted_batches import sort_into_batches
 
 __all__ = ["ESTIMATE_ALGORITHMS", "Estimate", "LengthEstimate", "estimate_packing", "scan_lengths"]
 
@@ -94,7 +94,7 @@ def estimate_packing(
         packs, slots, lower_bound = -(-batches.padded_tokens // histogram.max_sequence_length), batches.padded_tokens, None
     else:
         if algorithm == "greedy" or algorithm in SEPARATORS:
-            from gaudi_bert.packing.greedy import count_greedy_packs
+            from gaudi_bert.packing.heuristics.greedy import count_greedy_packs
 
             packs = count_greedy_packs(histogram.counts, most, seed=seed, separators=SEPARATORS.get(algorithm, 0))
         else:

@@ -16,10 +16,10 @@ from typing import Any
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, read_json, write_json
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.framing import CUT_SHORT, FRAME_BYTES, read_records, record_place
 from gaudi_bert.records.metadata import METADATA_NAME, Metadata, Shard, read_own_metadata
 from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, read_records, record_place
 
 __all__ = ["PREDECESSOR_DEPTH", "predecessor_metadata_path", "read_predecessor_metadata", "write_predecessor_metadata"]
 

@@ -31,7 +31,7 @@ from gaudi_bert.reporting.contents import (
 
 __all__ = ["NAMES", "ReportInputs", "read_inputs"]
 
-# What a work folder may hold, as `gaudi_bert.stages.layout` names it.
+# What a work folder may hold, as `gaudi_bert.artefacts.work_folder` names it.
 NAMES = {
     "examples": "examples/examples.json",
     "prepare_settings": "examples/settings.json",

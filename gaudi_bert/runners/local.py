@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import STAGES, PipelineSettings
-from gaudi_bert.stages.artefact import Signature, begin_artefact
-from gaudi_bert.stages.layout import SplitPaths, WorkFolder
 from gaudi_bert.stages.shards import histogram_part, histogram_parts, histogram_shard
 
 __all__ = ["LocalRun", "plan_stages", "run_stages"]

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.config import STAGES
-from gaudi_bert.stages.layout import SplitPaths, WorkFolder
 from gaudi_bert.stages.shards import histogram_parts
 
 __all__ = ["WAITERS", "missing_inputs", "wait_for_inputs"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.stages.layout import WorkFolder
 from gaudi_bert.stages.train_job import model_config
 
 __all__ = ["check_graph", "describe_graph"]
@@ -55,7 +55,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> dict[str, Any
         InputError: the metadata of the packed data is damaged, or the model's settings are not possible.
     """
     from gaudi_bert.model.inputs import BatchSizes
-    from gaudi_bert.training.graph_report import report_on_step
+    from gaudi_bert.training.graph.report import report_on_step
     from gaudi_bert.training.run_plan import plan_run
 
     data = _sizes(settings, folder.split("train").packed)

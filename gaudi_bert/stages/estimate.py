@@ -115,9 +115,9 @@ def _compare(
     histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
 ) -> list[dict[str, Any]]:
     """One row for each algorithm and depth, with its time and the memory it took on top of what was there."""
-    from gaudi_bert.packing.bounds import lower_bound
+    from gaudi_bert.packing.algorithms import depth_of
     from gaudi_bert.packing.estimate import estimate_packing
-    from gaudi_bert.packing.pack import depth_of
+    from gaudi_bert.packing.exact.bounds import lower_bound
 
     def number(depth: str | int) -> int:
         return depth_of(depth, histogram.max_sequence_length)
@@ -190,7 +190,7 @@ def _status_bytes(key: str) -> int | None:
 
 def _draw(histogram: Histogram, result: dict[str, Any], depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
     """Write the pictures; those of a single packing show `nnls` at `depth`. Returns their names."""
-    from gaudi_bert.packing.pack import pack_histogram
+    from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.reporting import packing_pictures
 
     packing = pack_histogram(histogram, "nnls", depth)

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TrainingSettings
-from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 if TYPE_CHECKING:
     from gaudi_bert.training.checkpoint import Checkpoint
-    from gaudi_bert.training.distributed import Communicator
+    from gaudi_bert.training.distributed.communicator import Communicator
     from gaudi_bert.training.evaluate import Evaluation
-    from gaudi_bert.training.source import DataSource
+    from gaudi_bert.training.input.source import DataSource
 
 __all__ = ["evaluate"]
 
@@ -54,8 +54,8 @@ def evaluate(
     """
     from gaudi_bert.training.checkpoint import checkpoint_identity, find_checkpoint
     from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed import connect
-    from gaudi_bert.training.source import open_source
+    from gaudi_bert.training.distributed.communicator import connect
+    from gaudi_bert.training.input.source import open_source
 
     file = find_checkpoint(checkpoint)
     sources = [open_source(each) for each in (data, unpacked) if each is not None]
@@ -116,7 +116,7 @@ def _measure_with(
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.evaluate import Evaluator
-    from gaudi_bert.training.source import check_fits
+    from gaudi_bert.training.input.source import check_fits
 
     config = BertConfig.from_json(stored.settings["model"])
     model = BertForPretraining(config, seed=0)

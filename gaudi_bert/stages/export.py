@@ -22,8 +22,8 @@ from gaudi_bert.config import load_pipeline
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.training.saved_model import ServingSizes
-    from gaudi_bert.training.weights import Weights
+    from gaudi_bert.training.weights.saved_model import ServingSizes
+    from gaudi_bert.training.weights.sources import Weights
 
 __all__ = ["FORMATS", "export"]
 
@@ -62,7 +62,7 @@ def export(
         InputError: the weights cannot be read or lack their heads, the format cannot hold the model, or `out` is not empty.
     """
     from gaudi_bert.model.parameters import parameter_count
-    from gaudi_bert.training.weights import read_weights
+    from gaudi_bert.training.weights.sources import read_weights
 
     if kind not in FORMATS:
         raise InputError(f"--format {kind}: choose one of {', '.join(FORMATS)}")
@@ -120,7 +120,7 @@ def _write_hugging_face(folder: Path, weights: Weights, config: BertConfig, voca
 
 
 def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
-    from gaudi_bert.training.google_checkpoint import write_google_checkpoint
+    from gaudi_bert.training.weights.google_checkpoint import write_google_checkpoint
 
     write_google_checkpoint(folder / "bert_model.ckpt", weights.variables)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}
@@ -128,14 +128,14 @@ def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
 
 
 def _write_saved_model(folder: Path, weights: Weights, config: BertConfig, sizes: ServingSizes) -> None:
-    from gaudi_bert.training.saved_model import write_saved_model
+    from gaudi_bert.training.weights.saved_model import write_saved_model
 
     write_saved_model(folder, config, weights.variables, sizes)
 
 
 def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSizes:
     """The sizes of the data that a model of ours was trained on; else what is common."""
-    from gaudi_bert.training.saved_model import ServingSizes
+    from gaudi_bert.training.weights.saved_model import ServingSizes
 
     data = weights.settings.get("data", {})
     length = data.get("max_sequence_length", config.max_position_embeddings)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json, write_text
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 if TYPE_CHECKING:
     from gaudi_bert.records.files import RecordFile
@@ -57,7 +57,7 @@ def histogram(
         InputError: bad input, with file, record and offset; or `out` was made from something else.
     """
     from gaudi_bert.records.files import find_vocabulary, list_record_files
-    from gaudi_bert.records.threads import map_files
+    from gaudi_bert.records.read.threads import map_files
 
     files = list_record_files(records)
     if shard is not None:
@@ -96,7 +96,7 @@ def _vocabulary_info(path: Path | None) -> dict[str, Any] | None:
 
 def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchema:
     """The sizes of the first record; every other record is then held to them."""
-    from gaudi_bert.records.scan import unpacked_schema
+    from gaudi_bert.records.read.scan import unpacked_schema
 
     schema, others = unpacked_schema(files[0].path)
     if others:
@@ -107,8 +107,8 @@ def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchem
 
 def _count_file(file: RecordFile, schema: UnpackedSchema, buffer: np.ndarray, progress: Any) -> dict[str, Any]:
     """The entry of one file in histogram.json."""
-    from gaudi_bert.records.scan import RecordScan, UnpackedFormat
-    from gaudi_bert.records.unpacked_index import LENGTH, MASKED
+    from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat
+    from gaudi_bert.records.read.unpacked_index import LENGTH, MASKED
 
     form = UnpackedFormat.for_pieces(schema)
     scan = RecordScan(file.path, form, buffer, progress=progress)

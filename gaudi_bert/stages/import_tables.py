@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, read_json, write_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 __all__ = ["import_tables"]
 
@@ -51,8 +51,8 @@ def import_tables(
             named).
         FailedError: the files cannot be written.
     """
-    from gaudi_bert.records.adapters.arrow_files import table_files
-    from gaudi_bert.records.adapters.tables import measure_tables
+    from gaudi_bert.records.tables.arrow_files import table_files
+    from gaudi_bert.records.tables.token_tables import measure_tables
 
     files = table_files(source)
     names = _names(files)
@@ -94,7 +94,7 @@ def import_tables(
 
 def _identity(path: Path) -> dict[str, int]:
     """Size and CRC-32C, by which an input is known wherever it lies."""
-    from gaudi_bert.records.crc32c import crc32c
+    from gaudi_bert.records.wire.crc32c import crc32c
 
     checksum = 0
     with explained_os_errors(path, "read"), path.open("rb") as handle:
@@ -114,9 +114,9 @@ def _names(files: list[Path]) -> list[str]:
 
 def _import_file(table: Path, target: Path, max_sequence_length: int, max_predictions: int) -> None:
     """Convert one table, unless it is done already; the count beside it is written after it."""
-    from gaudi_bert.records.adapters.tables import read_examples
-    from gaudi_bert.records.example import encode_example
-    from gaudi_bert.records.framing import write_record
+    from gaudi_bert.records.tables.token_tables import read_examples
+    from gaudi_bert.records.wire.example import encode_example
+    from gaudi_bert.records.wire.framing import write_record
 
     if target.exists() and _count_path(target).exists():
         return

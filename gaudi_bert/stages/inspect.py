@@ -50,8 +50,8 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
     Raises:
         InputError: the file cannot be read, has no such record, or the record is not an example.
     """
-    from gaudi_bert.records.example import decode_example
     from gaudi_bert.records.schema import RecordError
+    from gaudi_bert.records.wire.example import decode_example
 
     path = Path(file)
     payload = _payload(path, record)
@@ -88,7 +88,7 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
 
 
 def _payload(path: Path, record: int) -> bytes:
-    from gaudi_bert.records.framing import read_records
+    from gaudi_bert.records.wire.framing import read_records
 
     if record < 0:
         raise InputError(f"{path}: record {record}: records are numbered from 0; pass --record 0 or more")

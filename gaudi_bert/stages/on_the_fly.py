@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gaudi_bert.records.on_the_fly import OnTheFlyGroup, OnTheFlyPacking
+    from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup, OnTheFlyPacking
     from gaudi_bert.stages.plan_reader import WritePlan
-    from gaudi_bert.training.source import DataSource
+    from gaudi_bert.training.input.source import DataSource
 
 __all__ = ["on_the_fly_source", "open_on_the_fly"]
 
@@ -36,7 +36,7 @@ def open_on_the_fly(
     Raises:
         InputError: the plan is not writable, or the files are not those of the plan.
     """
-    from gaudi_bert.records.on_the_fly import OnTheFlyPacking
+    from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking
 
     content, groups = _open(records, plan)
     return OnTheFlyPacking(
@@ -56,7 +56,7 @@ def on_the_fly_source(records: str | Path, plan: Path) -> DataSource:
     Raises:
         InputError: as `open_on_the_fly`.
     """
-    from gaudi_bert.training.source import DataSource
+    from gaudi_bert.training.input.source import DataSource
 
     content, groups = _open(records, plan)
     packs = sum(group.packs for group in groups)
@@ -79,7 +79,7 @@ def _tokens(groups: list[OnTheFlyGroup]) -> int:
 def _open(records: str | Path, plan: Path) -> tuple[WritePlan, list[OnTheFlyGroup]]:
     """A plan, and its groups with their files where they are now."""
     from gaudi_bert.records.files import list_record_files
-    from gaudi_bert.records.on_the_fly import OnTheFlyGroup
+    from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
     from gaudi_bert.stages.plan_reader import read_plan
     from gaudi_bert.stages.write import match_files
 

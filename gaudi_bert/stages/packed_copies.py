@@ -31,7 +31,7 @@ def packed_copies(
     """
     written: dict[str, Any] = {}
     if parquet:
-        from gaudi_bert.records.adapters.packed_parquet import write_packed_parquet
+        from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
 
         result = write_packed_parquet(packed, reporter=reporter)
         written["parquet"] = result["folder"]

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.files import read_json, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
-from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 if TYPE_CHECKING:
     from gaudi_bert.packing.groups import FileCounts
@@ -88,8 +88,8 @@ def _pack_groups(
     records: CountedRecords, groups: Sequence[Sequence[FileCounts]], settings: PackingSettings, reporter: Reporter
 ) -> list[Packing]:
     """Pack each group; several at once where there are cores (the kernels run outside Python's lock)."""
+    from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.groups import group_histogram
-    from gaudi_bert.packing.pack import pack_histogram
 
     with reporter.task("plan", len(groups), "groups") as task:
 

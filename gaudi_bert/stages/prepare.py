@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config import PrepareSettings
-from gaudi_bert.stages.artefact import Signature, begin_artefact, settings_path
 
 if TYPE_CHECKING:
     from gaudi_bert.corpus.blocks import Block, Section, SourceScan

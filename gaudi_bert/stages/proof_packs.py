@@ -13,7 +13,7 @@ from gaudi_bert.common.permutation import random_words
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.sequences import Sequence
-    from gaudi_bert.training.source import DataSource
+    from gaudi_bert.training.input.source import DataSource
 
 __all__ = ["first_packs", "random_packs"]
 
@@ -49,7 +49,7 @@ def first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
 
     from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
     from gaudi_bert.model.sequences import split_packs
-    from gaudi_bert.training.checks import BatchLimits, check_values
+    from gaudi_bert.training.input.value_limits import BatchLimits, check_values
 
     if source.is_packed:
         found = sorted(_first_records(source, SEARCHED), key=_holds_one)[:packs]
@@ -75,9 +75,9 @@ def _holds_one(record: PlacedRecord) -> bool:
 
 def _first_records(source: DataSource, count: int) -> list[PlacedRecord]:
     """What to call the first `count` records, and what they hold."""
-    from gaudi_bert.records.example import decode_example
-    from gaudi_bert.records.framing import read_records
     from gaudi_bert.records.schema import RecordError, check_features
+    from gaudi_bert.records.wire.example import decode_example
+    from gaudi_bert.records.wire.framing import read_records
 
     stream = ((file.path, n, record) for file in source.files for n, record in enumerate(read_records(file.path)))
     found: list[PlacedRecord] = []

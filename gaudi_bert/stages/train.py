@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, remove_artefact, settings_path
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.stages.artefact import Signature, begin_artefact, remove_artefact, settings_path
 from gaudi_bert.stages.train_job import TrainingJob, describe_job, plan_job
 
 if TYPE_CHECKING:
     from gaudi_bert.training.device import Device
+    from gaudi_bert.training.logs.mlperf import RunEvents
     from gaudi_bert.training.loop import Outcome, TrainingRun
-    from gaudi_bert.training.mlperf_log import RunEvents
     from gaudi_bert.training.run_plan import RunPlan
 
 __all__ = ["train"]
@@ -82,7 +82,7 @@ def train(
         StoppedError: a signal asked for it; the run can be resumed.
     """
     from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed import connect
+    from gaudi_bert.training.distributed.communicator import connect
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
@@ -195,7 +195,7 @@ def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun
 
 def _open_events(job: TrainingJob) -> RunEvents:
     """MLPerf's log, where the settings ask for it."""
-    from gaudi_bert.training.mlperf_log import MlperfLog, open_events
+    from gaudi_bert.training.logs.mlperf import MlperfLog, open_events
 
     events = open_events(job.out / "mlperf.log", job.settings.mlperf, job.communicator.is_first)
     if isinstance(events, MlperfLog):
@@ -220,8 +220,8 @@ def _compiles_kernels(job: TrainingJob, device: Device, reporter: Reporter) -> b
 
 def _measure_speedup(run: TrainingRun) -> dict[str, Any]:
     """What packing brings on this device, measured on the first micro-batch."""
-    from gaudi_bert.training.checks import BatchLimits
-    from gaudi_bert.training.input import TrainingOrder, training_batches
+    from gaudi_bert.training.input.batches import TrainingOrder, training_batches
+    from gaudi_bert.training.input.value_limits import BatchLimits
     from gaudi_bert.training.speedup import measure_speedup
 
     run.communicator.note("measuring the speed-up", slow=True)
@@ -238,7 +238,7 @@ def _train(run: TrainingRun) -> Outcome:
     """Start or resume, and train to the end."""
     from gaudi_bert.training.loop import Progress, TrainingLoop
     from gaudi_bert.training.resume import resume_run, share_state
-    from gaudi_bert.training.weights import load_weights
+    from gaudi_bert.training.weights.sources import load_weights
 
     progress = Progress()
     if run.communicator.is_first:

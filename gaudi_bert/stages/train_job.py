@@ -11,9 +11,9 @@ from gaudi_bert.config import ModelSettings, PipelineSettings
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.training.distributed import Communicator
+    from gaudi_bert.training.distributed.communicator import Communicator
+    from gaudi_bert.training.input.source import DataSource
     from gaudi_bert.training.run_plan import RunPlan
-    from gaudi_bert.training.source import DataSource
 
 __all__ = ["TrainingJob", "describe_job", "model_config", "plan_job"]
 
@@ -57,8 +57,8 @@ def plan_job(
         InputError: data and model do not fit, or the processes cannot share the data evenly.
     """
     from gaudi_bert.stages.on_the_fly import on_the_fly_source
+    from gaudi_bert.training.input.source import check_fits, open_source
     from gaudi_bert.training.run_plan import plan_run
-    from gaudi_bert.training.source import check_fits, open_source
 
     source = open_source(data) if on_the_fly is None else on_the_fly_source(data, on_the_fly)
     evaluation_source = open_source(evaluation_data) if evaluation_data is not None else None

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gaudi_bert.records.census import Census
     from gaudi_bert.records.files import RecordFile
     from gaudi_bert.records.metadata import Metadata, Shard
-    from gaudi_bert.records.mixing import Mixing
+    from gaudi_bert.records.proof.file_contents import Census
+    from gaudi_bert.records.proof.mixing import Mixing
 
 __all__ = ["verify"]
 
@@ -50,10 +50,10 @@ def verify(records: str | Path, packed: Path, *, reporter: Reporter, workers: in
         InputError: the records are damaged, or there is no packed folder.
         FailedError: something is missing, doubled, changed or damaged; the first of it is named.
     """
-    from gaudi_bert.records.census import Census
     from gaudi_bert.records.files import list_record_files
-    from gaudi_bert.records.mixing import Mixing
     from gaudi_bert.records.packed_folder import read_metadata
+    from gaudi_bert.records.proof.file_contents import Census
+    from gaudi_bert.records.proof.mixing import Mixing
     from gaudi_bert.records.schema import UnpackedSchema
 
     metadata = read_metadata(packed)
@@ -103,8 +103,8 @@ def _read_inputs(
     progress: Callable[[int], None],
 ) -> list[str]:
     """Add all input files to `total`; how they differ from those of the metadata."""
-    from gaudi_bert.records.census import take_census, unpacked_pieces
-    from gaudi_bert.records.threads import map_files
+    from gaudi_bert.records.proof.file_contents import take_census, unpacked_pieces
+    from gaudi_bert.records.read.threads import map_files
 
     lock = threading.Lock()
 
@@ -136,8 +136,8 @@ def _read_shards(
     progress: Callable[[int], None],
 ) -> None:
     """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata."""
-    from gaudi_bert.records.census import packed_pieces, take_census
-    from gaudi_bert.records.threads import map_files
+    from gaudi_bert.records.proof.file_contents import packed_pieces, take_census
+    from gaudi_bert.records.read.threads import map_files
 
     lock = threading.Lock()
 
@@ -165,7 +165,7 @@ def _same(there: Census, here: Census) -> bool:
 
 
 def _summary(metadata: Metadata, here: Census, mixing: Mixing, reporter: Reporter) -> dict[str, Any]:
-    from gaudi_bert.records.mixing import dropped_packs, is_balanced
+    from gaudi_bert.records.proof.mixing import dropped_packs, is_balanced
 
     packs = [shard.packs for shard in metadata.shards]
     balanced = is_balanced([shard.name for shard in metadata.shards], packs)

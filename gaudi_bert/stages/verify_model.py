@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.model.equivalence import Differences
-    from gaudi_bert.training.source import DataSource
+    from gaudi_bert.training.input.source import DataSource
 
 __all__ = ["verify_model"]
 
@@ -57,7 +57,7 @@ def verify_model(
         FailedError: a difference is beyond rounding, or an output leaked into another sequence.
     """
     from gaudi_bert.stages.proof_packs import first_packs, random_packs
-    from gaudi_bert.training.source import check_fits, open_source
+    from gaudi_bert.training.input.source import check_fits, open_source
 
     source = open_source(data) if data is not None else None
     config, values = _read_weights(checkpoint) if checkpoint is not None else (_random_config(source), None)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from gaudi_bert.records.census import Census
     from gaudi_bert.records.files import RecordFile
     from gaudi_bert.records.metadata import Metadata
+    from gaudi_bert.records.proof.file_contents import Census
     from gaudi_bert.records.schema import UnpackedSchema
 
 __all__ = ["describe_difference"]
@@ -37,7 +37,7 @@ def describe_difference(
 ) -> str:
     """One line: how many sequences of the records are missing, how many there are too many, and the first of
     them."""
-    from gaudi_bert.records.census import packed_pieces, unpacked_pieces
+    from gaudi_bert.records.proof.file_contents import packed_pieces, unpacked_pieces
 
     classes, all_of_them = _classes_to_search(there.sums, here.sums)
     wanted = _collect(files, lambda file, buffer: unpacked_pieces(file.path, schema, buffer), classes, workers)
@@ -83,7 +83,7 @@ def _collect(
 ) -> np.ndarray:
     """int64 [found, 4]: hash, number of the file, number of the record, number of the sequence in it (from
     1)."""
-    from gaudi_bert.records.threads import map_files
+    from gaudi_bert.records.read.threads import map_files
 
     def search(task: tuple[int, Any], buffer: np.ndarray) -> np.ndarray:
         number, item = task

@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json
 from gaudi_bert.common.progress import Reporter, Task
-from gaudi_bert.stages.artefact import Signature, begin_artefact
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gaudi_bert.records.group import GroupFile
     from gaudi_bert.records.metadata import Shard
+    from gaudi_bert.records.read.group import GroupFile
     from gaudi_bert.stages.plan_reader import WritePlan
 
 __all__ = ["match_files", "write"]
@@ -91,7 +91,7 @@ def write(
 
 def match_files(records: str | Path, found: Sequence[Any], plan: WritePlan) -> dict[str, GroupFile]:
     """The files of the plan, by name, where they are now."""
-    from gaudi_bert.records.group import GroupFile
+    from gaudi_bert.records.read.group import GroupFile
 
     there = {file.name: file for file in found}
     for name in sorted(set(there) - {file.name for file in plan.files}):
@@ -118,7 +118,7 @@ def _write_groups(
     workers: int | None,
 ) -> int:
     """Write the groups that have no manifest yet; how many that were."""
-    from gaudi_bert.records.group import buffer_bytes, group_buffer
+    from gaudi_bert.records.read.group import buffer_bytes, group_buffer
 
     waiting = [number for number in numbers if _manifest(out, number, plan) is None]
     members = {number: [files[name] for name in plan.groups[number].files] for number in waiting}
@@ -146,10 +146,10 @@ def _write_group(
 ) -> None:
     """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
     from gaudi_bert.records.assign import assign_sequences, shard_bounds
-    from gaudi_bert.records.group import read_group
-    from gaudi_bert.records.pack import PackEncoder
-    from gaudi_bert.records.shards import WRITERS_A_CORE, count_group_shards, output_buffer, shard_name, write_shard
-    from gaudi_bert.records.threads import map_in_threads, worker_count
+    from gaudi_bert.records.read.group import read_group
+    from gaudi_bert.records.read.threads import map_in_threads, worker_count
+    from gaudi_bert.records.write.encoder import PackEncoder
+    from gaudi_bert.records.write.shards import WRITERS_A_CORE, count_group_shards, output_buffer, shard_name, write_shard
 
     planned = plan.groups[number]
     group = read_group(files, plan.unpacked_schema, buffer, workers, lambda count: task.advance(count / 2))

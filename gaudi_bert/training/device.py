@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import GaudiSettings
-from gaudi_bert.training.gaudi import GaudiMissingError, load_gaudi
+from gaudi_bert.training.gaudi.runtime import GaudiMissingError, load_gaudi
 
 __all__ = ["Device", "open_device"]
 

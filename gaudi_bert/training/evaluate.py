@@ -17,11 +17,11 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
-from gaudi_bert.training.checks import BatchLimits
-from gaudi_bert.training.distributed import Communicator
-from gaudi_bert.training.input import Batch, evaluation_batches
-from gaudi_bert.training.metrics import Figures, figures_from_sums
-from gaudi_bert.training.source import DataSource
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.input.batches import Batch, evaluation_batches
+from gaudi_bert.training.input.source import DataSource
+from gaudi_bert.training.input.value_limits import BatchLimits
+from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
 from gaudi_bert.training.step import Loss
 
 __all__ = ["Evaluation", "Evaluator", "unigram_baseline"]

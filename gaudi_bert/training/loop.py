@@ -20,20 +20,20 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.training.checkpoint import Checkpoint, remove_old_checkpoints, write_checkpoint
-from gaudi_bert.training.checks import BatchLimits
-from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.evaluate import Evaluation, Evaluator
 from gaudi_bert.training.hyperparameters import BatchPlan
-from gaudi_bert.training.input import TrainingOrder, training_batches
-from gaudi_bert.training.metrics import MetricsWriter, progress_line
-from gaudi_bert.training.mlperf_log import RunEvents
-from gaudi_bert.training.normalization import normalization_for
+from gaudi_bert.training.input.batches import TrainingOrder, training_batches
+from gaudi_bert.training.input.source import DataSource
+from gaudi_bert.training.input.value_limits import BatchLimits
+from gaudi_bert.training.logs.interval import Window, WindowReport
+from gaudi_bert.training.logs.metrics import MetricsWriter, progress_line
+from gaudi_bert.training.logs.mlperf import RunEvents
+from gaudi_bert.training.loss_denominators import normalization_for
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.schedule import learning_rate_at
-from gaudi_bert.training.source import DataSource
 from gaudi_bert.training.step import TrainingStep
 from gaudi_bert.training.stopping import StopRequest
-from gaudi_bert.training.window import Window, WindowReport
 
 __all__ = ["Outcome", "Progress", "TrainingLoop", "TrainingRun"]
 

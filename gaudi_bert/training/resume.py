@@ -17,7 +17,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.training.checkpoint import read_newest
-from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loop import Progress
 from gaudi_bert.training.optimizers import Optimizer
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.input import Batch
+from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.step import Loss
 
 __all__ = ["Speedup", "measure_speedup"]

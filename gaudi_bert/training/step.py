@@ -23,8 +23,8 @@ import tensorflow as tf
 from gaudi_bert.common.permutation import random_words
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
-from gaudi_bert.training.distributed import Communicator
-from gaudi_bert.training.normalization import GLOBAL, Normalization
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.loss_denominators import GLOBAL, Normalization
 from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_by_global_norm
 
 __all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed", "loss_weights"]

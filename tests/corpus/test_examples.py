@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, ExampleSettings, make_examples
 from gaudi_bert.corpus.tokens import tokenize_documents
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, Vocabulary
-from gaudi_bert.records.example import decode_example
+from gaudi_bert.records.wire.example import decode_example
 
 WORDS = [f"w{number}" for number in range(40)]
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, "w", *(f"##{digit}" for digit in range(10)), *WORDS[:25]))

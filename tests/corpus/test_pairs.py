@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.corpus_pairs import pair_lengths_of_corpus, truncated_lengths
 
 from gaudi_bert.corpus.pairs import choose_pairs, kept_tokens
 from gaudi_bert.corpus.randomness import RandomStream
 from gaudi_bert.corpus.tokens import TokenBlock
+from tests.oracles.corpus_pairs import pair_lengths_of_corpus, truncated_lengths
 
 Corpus = list[list[int]]
 

@@ -10,7 +10,7 @@ from gaudi_bert.corpus import parts as module
 from gaudi_bert.corpus.blocks import Block, Section
 from gaudi_bert.corpus.examples import BlockExamples
 from gaudi_bert.corpus.parts import part_name, write_section
-from gaudi_bert.records.framing import frame, read_records
+from gaudi_bert.records.wire.framing import frame, read_records
 
 SECTION = Section("train", 1, (Block(3, 0, 5, 100),), range(4, 7))
 

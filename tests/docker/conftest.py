@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_containers import DOCKER, Docker
+
+from tests.builders.real_containers import DOCKER, Docker
 
 
 @pytest.fixture(scope="session")

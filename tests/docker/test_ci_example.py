@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from real_containers import Docker
+
+from tests.builders.real_containers import Docker
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "ci-example"

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from real_containers import BASE, DATA, DOCKER, TRAIN, Docker
+
+from tests.builders.real_containers import BASE, DATA, DOCKER, TRAIN, Docker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +53,7 @@ def test_the_data_image_has_no_tensorflow_and_the_training_image_no_solver(docke
 def test_the_data_image_carries_the_manifests_that_the_cluster_runner_fills(docker: Docker) -> None:
     code = """
 from gaudi_bert.config import pipeline_from_mapping
-from gaudi_bert.runners.kubernetes_manifests import render
+from gaudi_bert.runners.kubernetes.manifests import render
 print(*render(pipeline_from_mapping({}, "the defaults")).steps)
 """
     assert python(docker, DATA, code) == "prepare histogram plan write write-finish verify train evaluate report"
@@ -70,7 +71,7 @@ def test_the_training_image_has_horovod_over_gloo_and_mpi_and_an_sshd(docker: Do
 @pytest.mark.parametrize("image", [DATA, TRAIN])
 def test_kernels_are_there_already_whoever_runs_them(docker: Docker, image: str) -> None:
     code = """
-from gaudi_bert.records import crc32c
+from gaudi_bert.records.wire.features import crc32c
 assert crc32c.HARDWARE
 assert crc32c.crc32c(b"123456789") == 0xE3069283
 stats = crc32c.crc32c_kernel.stats
@@ -84,7 +85,7 @@ def test_a_processor_without_the_needed_instructions_still_packs(docker: Docker)
 import kernel_cache, os
 kernel_cache.processor_flags = lambda: frozenset()
 kernel_cache.choose()
-from gaudi_bert.records import crc32c
+from gaudi_bert.records.wire.features import crc32c
 print(crc32c.crc32c(b"123456789") == 0xE3069283, "NUMBA_CPU_NAME" in os.environ)
 """
     assert python(docker, DATA, code) == "True False"

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_containers import DATA, TRAIN, Docker
+
+from tests.builders.real_containers import DATA, TRAIN, Docker
 
 ROOT = Path(__file__).resolve().parents[2]
 GaudiBert = Callable[..., subprocess.CompletedProcess[str]]

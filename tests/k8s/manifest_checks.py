@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pod_checks import CARDS, check_pod
+from tests.k8s.pod_checks import CARDS, check_pod
 
 Json = dict[str, Any]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_settings import CARDS, MPIJOB
-from manifest_checks import check_manifests
-from schema_checks import VERSIONS, check_schema
 
 from gaudi_bert.config import load_pipeline
-from gaudi_bert.runners.kubernetes_manifests import render
+from gaudi_bert.runners.kubernetes.manifests import render
+from tests.k8s.cluster_settings import CARDS, MPIJOB
+from tests.k8s.manifest_checks import check_manifests
+from tests.k8s.schema_checks import VERSIONS, check_schema
 
 Json = dict[str, Any]
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from gaudi_bert.config import load_pipeline
-from gaudi_bert.runners.kubernetes_manifests import pod_specs, render
-from gaudi_bert.runners.kustomize import Manifest
+from gaudi_bert.runners.kubernetes.kustomize import Manifest
+from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
 
 PODS = 2
 DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")

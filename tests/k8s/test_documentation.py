@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "runners"))
-
-from fake_api_server import FakeApiServer
-from recorded import GAUDI_NODE, STORAGE_CLASS, active, node, running
+from tests.builders.fake_api_server import FakeApiServer
+from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, node, running
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")

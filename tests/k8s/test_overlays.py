@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from manifest_checks import check_manifests
-from pod_checks import amount, check_pod, containers
-from schema_checks import VERSIONS, check_schema
 
 from gaudi_bert import __version__
 from gaudi_bert.config import PipelineSettings, load_pipeline, pipeline_from_mapping
-from gaudi_bert.runners.kubernetes_manifests import render
+from gaudi_bert.runners.kubernetes.manifests import render
+from tests.k8s.manifest_checks import check_manifests
+from tests.k8s.pod_checks import amount, check_pod, containers
+from tests.k8s.schema_checks import VERSIONS, check_schema
 
 Json = dict[str, Any]
 

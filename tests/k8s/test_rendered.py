@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
-from manifest_checks import check_manifests
-from schema_checks import VERSIONS, check_schema
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import STAGES, load_pipeline
-from gaudi_bert.runners.kubernetes_manifests import Manifests, render
-from gaudi_bert.runners.rendering import write_rendered
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.rendering import write_rendered
+from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
+from tests.k8s.manifest_checks import check_manifests
+from tests.k8s.schema_checks import VERSIONS, check_schema
 
 Json = dict[str, Any]
 

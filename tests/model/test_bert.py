@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.model_packs import random_packs, small_config, small_model
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
@@ -15,6 +14,7 @@ from gaudi_bert.model.inputs import as_packed, check_batch
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.parameters import parameter_count, parameter_specs
 from gaudi_bert.model.sequences import join_sequences, split_packs
+from tests.builders.model_packs import random_packs, small_config, small_model
 
 LENGTHS = [[11, 5, 13], [17, 9]]
 

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import model_naive
-from reference.model_packs import random_packs, small_model
 
 from gaudi_bert.model.equivalence import compare_packed_with_unpacked, gradients_of
 from gaudi_bert.model.sequences import join_sequences, split_packs
+from tests.builders.model_packs import random_packs, small_model
+from tests.oracles import model as naive
 
 OUTPUT_BOUND = 1e-5
 GRADIENT_BOUND = 1e-5
@@ -33,7 +33,7 @@ def check_against_naive(model, packs, length, masked_slots, depth, loss) -> None
     outputs, losses, gradients = gradients_of(model, batch, loss)
     values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
     sequences = [sequence for pack in packs for sequence in pack]
-    expected_outputs, expected_losses, expected_gradients = model_naive.everything(model.config, values, sequences, loss)
+    expected_outputs, expected_losses, expected_gradients = naive.everything(model.config, values, sequences, loss)
     for placed, (hidden, words, sentence) in zip(split_packs(batch), expected_outputs, strict=True):
         ours = outputs.sequence_output_BLH[placed.pack, placed.positions]
         np.testing.assert_allclose(ours, hidden, rtol=0, atol=OUTPUT_BOUND)
@@ -112,7 +112,7 @@ def test_true_gradient_of_the_key_bias_is_zero():
     model = small_model()
     values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
     sequences = [sequence for pack in random_packs(3, [[7, 9]]) for sequence in pack]
-    gradients = model_naive.everything(model.config, values, sequences, "token")[2]
+    gradients = naive.everything(model.config, values, sequences, "token")[2]
     for name, gradient in gradients.items():
         if name.endswith("/key/bias"):
             assert np.abs(gradient).max() < 1e-16
@@ -125,7 +125,7 @@ def test_naive_model_in_float32_agrees_too():
     _, _, ours = gradients_of(model, batch, "token")
     values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
     sequences = [sequence for pack in packs for sequence in pack]
-    theirs = model_naive.everything(model.config, values, sequences, "token", tf.float32)[2]
+    theirs = naive.everything(model.config, values, sequences, "token", tf.float32)[2]
     check_gradients(ours, theirs, key_bias_bound=1e-7)
 
 

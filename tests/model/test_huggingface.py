@@ -10,7 +10,6 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.model_packs import random_packs, small_config, small_model
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
@@ -18,6 +17,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import from_hugging_face, hugging_face_name, to_hugging_face
 from gaudi_bert.model.parameters import parameter_specs
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+from tests.builders.model_packs import random_packs, small_config, small_model
 
 BOUND = 1e-4
 EMPTY = np.zeros(0, np.int32)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.model_packs import VOCABULARY, random_packs, small_model
 
 from gaudi_bert.model.bert import PretrainingOutputs
 from gaudi_bert.model.equivalence import probe_leaks
 from gaudi_bert.model.sequences import join_sequences, split_packs
+from tests.builders.model_packs import VOCABULARY, random_packs, small_model
 
 
 def outputs_of(model, batch) -> PretrainingOutputs:

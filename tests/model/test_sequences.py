@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference.model_packs import random_packs
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+from tests.builders.model_packs import random_packs
 
 
 def sequence(ids, segments, positions, masked_ids, label) -> Sequence:

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import ADVERSARIAL, published, small_histograms
-from reference.packing_naive import all_strategies, strategy_matrix
 from scipy.optimize import nnls
 
-from gaudi_bert.packing.ennlshp import ExtendedProblem, pack_ennlshp, solve_ennls
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
-from gaudi_bert.packing.nnlshp import pack_nnlshp
+from gaudi_bert.packing.nnls.ennlshp import ExtendedProblem, pack_ennlshp, solve_ennls
+from gaudi_bert.packing.nnls.nnlshp import pack_nnlshp
+from tests.builders.histograms import ADVERSARIAL, published, small_histograms
+from tests.oracles.packing import all_strategies, strategy_matrix
 
 
 def objective_of_equation_24(counts: np.ndarray, depth: int) -> float:

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import ADVERSARIAL, published, small_histograms
-from reference.packing_naive import first_fit_decreasing
 
-from gaudi_bert.packing.first_fit import pack_first_fit
+from gaudi_bert.packing.heuristics.first_fit import pack_first_fit
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
+from tests.builders.histograms import ADVERSARIAL, published, small_histograms
+from tests.oracles.packing import first_fit_decreasing
 
 
 @given(histogram=small_histograms(17, 5), depth=st.integers(1, 6))

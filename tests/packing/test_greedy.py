@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import expected, published, small_histograms
-from reference.packing_naive import next_fit
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation
-from gaudi_bert.packing.greedy import count_greedy_packs, pack_greedily
+from gaudi_bert.packing.heuristics.greedy import count_greedy_packs, pack_greedily
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
+from tests.builders.histograms import expected, published, small_histograms
+from tests.oracles.packing import next_fit
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 5), separators=st.integers(0, 2), seed=st.integers(0, 99))

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import ADVERSARIAL, NAMES, depth_number, expected, published, small_histograms
-from reference.packing_naive import fewest_packs
 
+from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.heuristics.shortest_pack_first import pack_shortest_first
+from gaudi_bert.packing.heuristics.unpacked import pack_none
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, check_mixture, packs_of
-from gaudi_bert.packing.shortest_pack_first import pack_shortest_first
-from gaudi_bert.packing.unpacked import pack_none
+from tests.builders.histograms import ADVERSARIAL, NAMES, depth_number, expected, published, small_histograms
+from tests.oracles.packing import fewest_packs
 
 HEURISTICS = {"spfhp": pack_shortest_first, "lpfhp": pack_longest_first}
 Heuristic = Callable[[np.ndarray, int], Mixture]

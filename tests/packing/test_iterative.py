@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.best_fit import best_fit_into
+from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.iterative import iterative_nnls, residual_weights
 from gaudi_bert.packing.mixture import check_mixture, packs_of
-from tests.reference.packing_data import ADVERSARIAL, expected, published
+from gaudi_bert.packing.nnls.iterative import iterative_nnls, residual_weights
+from tests.builders.histograms import ADVERSARIAL, expected, published
 
 EXPECTED = expected()["habana_iterative_nnls"]["structured-solver"]
 CASES = [

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import small_histograms
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.masked_budget import (
     budget_costs,
     choose_masked_slots,
@@ -17,6 +16,7 @@ from gaudi_bert.packing.masked_budget import (
     needed_masked_slots,
 )
 from gaudi_bert.packing.mixture import check_mixture, packs_of
+from tests.builders.histograms import small_histograms
 
 # Lengths 1 .. 8; a sequence of 4 has up to 3 masked positions, one of 2 up to 1, one of 8 up to 3.
 HISTOGRAM = Histogram(8, [0, 4, 0, 4, 0, 0, 0, 1], [0, 1, 0, 3, 0, 0, 0, 3])

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.cholesky import append_column, remove_column, solve_factor
-from gaudi_bert.packing.nnls import solve_nnls
+from gaudi_bert.packing.nnls.cholesky import append_column, remove_column, solve_factor
+from gaudi_bert.packing.nnls.solver import solve_nnls
 from gaudi_bert.packing.pricing import best_worth, completion_values, power_chain, unwind
-from tests.reference import packing_solver_naive as naive
-from tests.reference.packing_data import published
+from tests.builders.histograms import published
+from tests.oracles import packing_solver as naive
 
 
 @given(st.integers(1, 23), st.integers(1, 6), st.integers(0, 2**32 - 1))

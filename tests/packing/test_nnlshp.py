@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import ADVERSARIAL, expected, published, small_histograms
 
-from gaudi_bert.packing.complements import complete_by_complements
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
-from gaudi_bert.packing.nnls import solve_nnls
-from gaudi_bert.packing.nnlshp import pack_nnlshp, residual_weights
+from gaudi_bert.packing.nnls.complements import complete_by_complements
+from gaudi_bert.packing.nnls.nnlshp import pack_nnlshp, residual_weights
+from gaudi_bert.packing.nnls.solver import solve_nnls
+from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
 
 
 @pytest.mark.parametrize("name", ["wikipedia-512", "squad-384"])

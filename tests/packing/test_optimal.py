@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.packing.bounds import lower_bound, prove_bound
 from gaudi_bert.packing.certificate import Certificate, check_certificate
+from gaudi_bert.packing.exact.bounds import lower_bound, prove_bound
+from gaudi_bert.packing.exact.optimal import Optimum, pack_optimally
+from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.iterative import iterative_nnls
-from gaudi_bert.packing.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import check_mixture, packs_of
-from gaudi_bert.packing.optimal import Optimum, pack_optimally
-from tests.reference import packing_naive as naive
-from tests.reference.packing_data import ADVERSARIAL, published
+from gaudi_bert.packing.nnls.iterative import iterative_nnls
+from tests.builders.histograms import ADVERSARIAL, published
+from tests.oracles import packing as naive
 
 PROVEN = {
     "squad-384": {2: 45_335, 3: 40_195},

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import ADVERSARIAL, NAMES, expected, published, small_histograms
-from reference.packing_naive import fewest_packs
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config import ALGORITHMS as CONFIG_ALGORITHMS
+from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, pack_histogram, solve
 from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.pack import ALGORITHMS, depth_of, pack_histogram, solve
 from gaudi_bert.packing.result import Packing
+from tests.builders.histograms import ADVERSARIAL, NAMES, expected, published, small_histograms
+from tests.oracles.packing import fewest_packs
 
 
 def test_the_settings_know_the_same_algorithms() -> None:

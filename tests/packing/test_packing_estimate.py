@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from reference.packing_data import expected, published
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.estimate import ESTIMATE_ALGORITHMS, estimate_packing, scan_lengths
 from gaudi_bert.packing.histogram import Histogram
+from tests.builders.histograms import expected, published
 
 
 def test_a_row() -> None:

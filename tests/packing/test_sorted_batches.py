@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.packing_data import published, small_histograms
-from reference.packing_naive import sorted_batches
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.heuristics.sorted_batches import sort_into_batches
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.sorted_batches import sort_into_batches
+from tests.builders.histograms import published, small_histograms
+from tests.oracles.packing import sorted_batches
 
 
 @given(histogram=small_histograms(), batch=st.integers(1, 9))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference.packing_data import published
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import Histogram
@@ -14,6 +13,7 @@ from gaudi_bert.packing.unpadding import (
     linear_speed_up,
     speed_up,
 )
+from tests.builders.histograms import published
 
 
 def test_the_fit_meets_the_papers_equations() -> None:

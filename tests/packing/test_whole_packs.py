@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.coarse import Grid, coarse_counts, fill_strategies, interpolated_prices
+from gaudi_bert.packing.exact.coarse_grid import Grid, coarse_counts, fill_strategies, interpolated_prices
+from gaudi_bert.packing.exact.fill_slots import settle_slots
+from gaudi_bert.packing.exact.pack_search import search_packs
+from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.last_packs import search_packs
-from gaudi_bert.packing.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import check_mixture, coverage, packs_of
-from gaudi_bert.packing.settle import settle_slots
-from tests.reference import packing_naive as naive
+from tests.oracles import packing as naive
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=10), st.integers(1, 5))

@@ -21,15 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from records.fuzzer import Mutant, mutants
-from reference.records_wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
-from gaudi_bert.records.unpacked_index import LABEL, LENGTH, MASKED
+from gaudi_bert.records.read.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.records.read.unpacked_index import LABEL, LENGTH, MASKED
+from gaudi_bert.records.wire.example import decode_example
+from tests.builders.record_mutations import Mutant, mutants
+from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
 
 PAGE = mmap.PAGESIZE
 MOST_DATA = 16 * PAGE

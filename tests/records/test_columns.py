@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packing_case import make_case
-from reference.records_wire import FLOAT_KEYS, UNPACKED_KEYS, example, map_entry, random_sequence, unpacked_list
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.adapters.packed_parquet import packed_batches
-from gaudi_bert.records.columns import decode_columns
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.framing import read_records
 from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.columns import decode_columns
+from gaudi_bert.records.tables.packed_parquet import packed_batches
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
+from tests.builders.packing_case import make_case
+from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, example, map_entry, random_sequence, unpacked_list
 
 LENGTH, PREDICTIONS = 13, 5
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference.records_wire as naive
 
-from gaudi_bert.records import crc32c as engine
-from gaudi_bert.records.memory import address_of
+import tests.oracles.wire as naive
+from gaudi_bert.records.wire.features import crc32c as engine
+from gaudi_bert.records.wire.memory import address_of
 
 SIZES = [*range(60), 95, 96, 97, 1000, 12_287, 12_288, 12_289, 25_000]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.records_wire import example, field, random_sequence, split_list, unpacked_list, varint
 
-from gaudi_bert.records.example import decode_example, encode_example
 from gaudi_bert.records.schema import RecordError
+from gaudi_bert.records.wire.example import decode_example, encode_example
+from tests.oracles.wire import example, field, random_sequence, split_list, unpacked_list, varint
 
 
 def tensorflows(features: dict) -> bytes:

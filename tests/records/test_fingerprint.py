@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference.records_pack import pack_sequences
-from reference.records_wire import example, frame, random_sequence
 
-from gaudi_bert.records.census import packed_pieces, take_census, unpacked_pieces
-from gaudi_bert.records.fingerprint import CLASSES, add_hashes, class_of
-from gaudi_bert.records.scan import scan_buffer
+from gaudi_bert.records.proof.file_contents import packed_pieces, take_census, unpacked_pieces
+from gaudi_bert.records.proof.fingerprint import CLASSES, add_hashes, class_of
+from gaudi_bert.records.read.scan import scan_buffer
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from tests.oracles.packed_record import pack_sequences
+from tests.oracles.wire import example, frame, random_sequence
 
 
 def hashes_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> list[int]:

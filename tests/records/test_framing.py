@@ -9,14 +9,14 @@ import zlib
 from pathlib import Path
 
 import pytest
-import reference.records_wire as naive
 
+import tests.oracles.wire as naive
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.files import find_vocabulary, list_record_files
-from gaudi_bert.records.framing import RecordStream, frame, read_records, write_record
 from gaudi_bert.records.metadata import Metadata, Shard
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.schema import PackedSchema
+from gaudi_bert.records.wire.framing import RecordStream, frame, read_records, write_record
 
 PAYLOADS = [b"", b"a", bytes(range(256)) * 30, b"last"]
 

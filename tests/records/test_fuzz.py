@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fuzzer import FILE_DAMAGE, mutants
+
+from tests.builders.record_mutations import FILE_DAMAGE, mutants
 
 PROGRAM = Path(__file__).with_name("fuzz_scan.py")
 SEED, COUNT = 20, 10_000

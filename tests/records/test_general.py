@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import random
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from packing_case import QUIET, make_case
-from reference.records_wire import (
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.read.general import canonical_example
+from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.records.schema import RecordError, UnpackedSchema
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.stages.verify import verify
+from tests.builders.packing_case import QUIET, make_case
+from tests.oracles.wire import (
     FLOAT_KEYS,
     UNPACKED_KEYS,
     example,
@@ -28,13 +31,6 @@ from reference.records_wire import (
     unpacked_list,
     varint,
 )
-
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.general import canonical_example
-from gaudi_bert.records.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
-from gaudi_bert.records.schema import RecordError, UnpackedSchema
-from gaudi_bert.stages.verify import verify
 
 LENGTH, PREDICTIONS = 13, 5
 SCHEMA = UnpackedSchema(LENGTH, PREDICTIONS)

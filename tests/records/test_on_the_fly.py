@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packing_case import PackingCase, make_case, packed_keys, unpacked_key
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.framing import read_records
 from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.on_the_fly import open_on_the_fly
+from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference.records_pack import pack_sequences
-from reference.records_wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.group import GroupFile, buffer_bytes, read_group
-from gaudi_bert.records.memory import address_of
-from gaudi_bert.records.output import position_bytes, position_table
-from gaudi_bert.records.pack import (
+from gaudi_bert.records.read.group import GroupFile, buffer_bytes, read_group
+from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.wire.encode import position_bytes, position_table
+from gaudi_bert.records.wire.memory import address_of
+from gaudi_bert.records.write.encoder import (
     OUTPUT_FULL,
     TOO_DEEP,
     TOO_MANY_MASKED,
@@ -22,7 +21,8 @@ from gaudi_bert.records.pack import (
     PackEncoder,
     largest_record,
 )
-from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from tests.oracles.packed_record import pack_sequences
+from tests.oracles.wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
 
 
 def oracle(features: dict[str, list]) -> bytes:

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from packing_case import PackingCase, make_case
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.predecessor import write_predecessor_metadata
+from tests.builders.packing_case import PackingCase, make_case
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gaudi_bert.records.example import encode_example
-from gaudi_bert.records.framing import frame
-from gaudi_bert.records.rows import encode_rows
+from gaudi_bert.records.wire.example import encode_example
+from gaudi_bert.records.wire.framing import frame
+from gaudi_bert.records.write.rows import encode_rows
 
 
 @settings(max_examples=60, deadline=None)

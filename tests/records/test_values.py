@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.records_wire import varint
 
-from gaudi_bert.records import values as kernels
-from gaudi_bert.records.memory import address_of
+from gaudi_bert.records.wire.features import values as kernels
+from gaudi_bert.records.wire.memory import address_of
+from tests.oracles.wire import varint
 
 BEFORE = b"\x0a\x7fheader..\x7f"  # a field is preceded by its head, whose last byte is below 128
 

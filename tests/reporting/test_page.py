@@ -5,10 +5,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from reference.report_workdir import contents, write_workdir
 
 from gaudi_bert.reporting.inputs import read_inputs
 from gaudi_bert.reporting.page import render_page, summary_cards
+from tests.builders.report_work_folder import contents, write_workdir
 
 NOT_ENOUGH = {"examples/settings.json", "plan.settings.json", "verify.json", "train/settings.yaml"}
 VOID = {"meta", "link", "br", "img", "hr", "input"}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_api_server import FakeApiServer
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.runners.kubernetes_client import Cluster
+from gaudi_bert.runners.kubernetes.client import Cluster
+from tests.builders.fake_api_server import FakeApiServer
 
 
 @pytest.fixture

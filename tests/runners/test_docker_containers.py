@@ -10,8 +10,8 @@ import pytest
 from gaudi_bert import __version__
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import pipeline_from_mapping
-from gaudi_bert.runners.docker_containers import DockerRun, container_marks, rendezvous_container, stage_containers
-from gaudi_bert.runners.docker_mounts import bind_mount, input_mounts
+from gaudi_bert.runners.docker.containers import DockerRun, container_marks, rendezvous_container, stage_containers
+from gaudi_bert.runners.docker.mounts import bind_mount, input_mounts
 
 CARDS = {"cards": 8, "training": {"cpu": "95", "memory": "409Gi"}, "mpi_prefix": "/opt/amazon/openmpi"}
 

@@ -14,7 +14,7 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import ImageSettings
-from gaudi_bert.runners.docker_engine import Engine
+from gaudi_bert.runners.docker.engine import Engine
 
 pytest.importorskip("docker.client")
 

@@ -16,8 +16,8 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import ImageSettings, pipeline_from_mapping
-from gaudi_bert.runners import docker_run
-from gaudi_bert.runners.docker_run import run_on_docker
+from gaudi_bert.runners.docker import run as docker_run
+from gaudi_bert.runners.docker.run import run_on_docker
 
 Pieces = Sequence[tuple[bytes | None, bytes | None]]
 

@@ -6,15 +6,16 @@ import dataclasses
 from typing import Any
 
 import pytest
-from fake_api_server import FakeApiServer
-from recorded import GAUDI_NODE, STORAGE_CLASS, node
 
 from gaudi_bert.config import PipelineSettings, load_pipeline
-from gaudi_bert.runners import doctor_cluster, doctor_host
-from gaudi_bert.runners.doctor_cluster import ClusterAnswers
-from gaudi_bert.runners.doctor_host import HostAnswers
-from gaudi_bert.runners.findings import Finding
-from gaudi_bert.runners.kubernetes_client import Cluster
+from gaudi_bert.runners.doctor import cluster as cluster_checks
+from gaudi_bert.runners.doctor import host as host_checks
+from gaudi_bert.runners.doctor.cluster import ClusterAnswers
+from gaudi_bert.runners.doctor.finding import Finding
+from gaudi_bert.runners.doctor.host import HostAnswers
+from gaudi_bert.runners.kubernetes.client import Cluster
+from tests.builders.fake_api_server import FakeApiServer
+from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
 
 CARDS = load_pipeline(
     None,
@@ -56,7 +57,7 @@ def wrong(findings: list[Finding]) -> dict[str, Finding]:
 
 
 def test_a_server_as_the_vendor_wants_it_is_ready() -> None:
-    assert wrong(doctor_host.judge(SERVER, CARDS)) == {}
+    assert wrong(host_checks.judge(SERVER, CARDS)) == {}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_server_as_the_vendor_wants_it_is_ready() -> None:
 def test_what_is_wrong_with_a_host_is_said_with_its_remedy(
     changed: dict[str, Any], check: str, verdict: str, said: str
 ) -> None:
-    found = wrong(doctor_host.judge(dataclasses.replace(SERVER, **changed), CARDS))
+    found = wrong(host_checks.judge(dataclasses.replace(SERVER, **changed), CARDS))
     assert list(found) == [check]
     assert found[check].verdict == verdict
     assert said in str(found[check])
@@ -90,16 +91,16 @@ def test_what_is_wrong_with_a_host_is_said_with_its_remedy(
 
 def test_numa_balancing_does_no_harm_on_newer_kernels() -> None:
     answers = dataclasses.replace(SERVER, numa_balancing="1", kernel="6.8.0")
-    assert wrong(doctor_host.judge(answers, CARDS)) == {}
+    assert wrong(host_checks.judge(answers, CARDS)) == {}
 
 
 def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
-    findings = doctor_host.judge(HostAnswers(runtimes='{"runc": {}}'), load_pipeline(None))
+    findings = host_checks.judge(HostAnswers(runtimes='{"runc": {}}'), load_pipeline(None))
     assert [(finding.check, finding.verdict) for finding in findings] == [("cards", "ok"), ("container runtime", "ok")]
 
 
 def test_this_machine_can_be_asked() -> None:
-    findings = doctor_host.judge(doctor_host.look(), CARDS)
+    findings = host_checks.judge(host_checks.look(), CARDS)
     assert len(findings) == 9
     assert all(finding.remedy for finding in findings if finding.verdict != "ok")
 
@@ -123,7 +124,7 @@ EFA = load_pipeline(
 
 @pytest.mark.parametrize("settings", [load_pipeline(None), CARDS, EFA])
 def test_a_good_cluster_is_ready(settings: PipelineSettings) -> None:
-    assert wrong(doctor_cluster.judge(CLUSTER, settings)) == {}
+    assert wrong(cluster_checks.judge(CLUSTER, settings)) == {}
 
 
 def no_plugin(phase: str) -> list[dict[str, Any]]:
@@ -151,7 +152,7 @@ def no_plugin(phase: str) -> list[dict[str, Any]]:
 def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
     changed: dict[str, Any], settings: PipelineSettings, check: str, said: str
 ) -> None:
-    found = wrong(doctor_cluster.judge(dataclasses.replace(CLUSTER, **changed), settings))
+    found = wrong(cluster_checks.judge(dataclasses.replace(CLUSTER, **changed), settings))
     assert check in found
     verdict, _, words = said.partition(".*")
     assert found[check].verdict == verdict
@@ -168,7 +169,7 @@ def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
     ],
 )
 def test_nodes_that_have_too_little_are_counted(nodes: list[Any], settings: PipelineSettings, check: str, said: str) -> None:
-    found = wrong(doctor_cluster.judge(dataclasses.replace(CLUSTER, nodes=nodes), settings))
+    found = wrong(cluster_checks.judge(dataclasses.replace(CLUSTER, nodes=nodes), settings))
     assert found[check].verdict == "mend"
     assert said in str(found[check])
 
@@ -180,7 +181,7 @@ def test_nodes_that_have_too_little_are_counted(nodes: list[Any], settings: Pipe
 def test_pod_security_that_forbids_the_pods_is_seen(level: str, settings: PipelineSettings | None, said: str | None) -> None:
     namespace = {"metadata": {"name": "x", "labels": {"pod-security.kubernetes.io/enforce": level}}}
     answers = dataclasses.replace(CLUSTER, namespace=namespace)
-    found = wrong(doctor_cluster.judge(answers, settings or load_pipeline(None)))
+    found = wrong(cluster_checks.judge(answers, settings or load_pipeline(None)))
     assert ("namespace" in found) == (said is not None)
     if said:
         assert said in found["namespace"].found
@@ -188,16 +189,16 @@ def test_pod_security_that_forbids_the_pods_is_seen(level: str, settings: Pipeli
 
 def test_several_pods_on_several_nodes_want_a_volume_for_all() -> None:
     settings = load_pipeline(None, ["resources.data_workers=4"])
-    assert "ReadWriteMany" in wrong(doctor_cluster.judge(CLUSTER, settings))["storage"].remedy
+    assert "ReadWriteMany" in wrong(cluster_checks.judge(CLUSTER, settings))["storage"].remedy
     shared = load_pipeline(None, ["resources.data_workers=4", "kubernetes.access_mode=ReadWriteMany"])
-    assert wrong(doctor_cluster.judge(CLUSTER, shared)) == {}
+    assert wrong(cluster_checks.judge(CLUSTER, shared)) == {}
 
 
 def test_an_image_that_no_node_has_is_seen() -> None:
     settings = load_pipeline(None, ["images.tag=v9"])
-    assert "not seen on a, b" in wrong(doctor_cluster.judge(CLUSTER, settings))["images"].found
+    assert "not seen on a, b" in wrong(cluster_checks.judge(CLUSTER, settings))["images"].found
     pulled = load_pipeline(None, ["images.tag=v9", "images.registry=registry.example"])
-    assert wrong(doctor_cluster.judge(CLUSTER, pulled)) == {}
+    assert wrong(cluster_checks.judge(CLUSTER, pulled)) == {}
 
 
 def test_a_cluster_can_be_asked(server: FakeApiServer, cluster: Cluster) -> None:
@@ -217,8 +218,8 @@ def test_a_cluster_can_be_asked(server: FakeApiServer, cluster: Cluster) -> None
     }
     server.put("Pod", plugin)
     server.put("Pod", operator)
-    assert wrong(doctor_cluster.judge(doctor_cluster.look(cluster), EFA)) == {}
+    assert wrong(cluster_checks.judge(cluster_checks.look(cluster), EFA)) == {}
     server.allowed = False
     server.kinds_unknown = {"MPIJob"}
-    found = wrong(doctor_cluster.judge(doctor_cluster.look(cluster), EFA))
+    found = wrong(cluster_checks.judge(cluster_checks.look(cluster), EFA))
     assert set(found) == {"rights", "MPI operator"}

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fake_api_server import FakeApiServer, State
-from recorded import ACTIVE, active, complete, failed, running, unschedulable
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import load_pipeline
-from gaudi_bert.runners import kubernetes_manage
-from gaudi_bert.runners.kubernetes_client import Cluster
-from gaudi_bert.runners.kubernetes_run import run_on_kubernetes
+from gaudi_bert.runners.kubernetes import manage
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
+from tests.builders.fake_api_server import FakeApiServer, State
+from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
 
 SETTINGS = load_pipeline(None)
 
@@ -25,7 +25,7 @@ def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None
     server.script("demo-prepare", complete())
     server.script("demo-plan", active(running("p-1"), failed("p-0", 1, "disk full")))
     server.script("demo-write", active(unschedulable("w", "1 Insufficient cpu.")))
-    found = kubernetes_manage.status(SETTINGS, cluster)
+    found = manage.status(SETTINGS, cluster)
     assert found["prepare"] == {"state": "complete", "pods": {}, "problem": None}
     assert found["plan"]["state"] == "running"
     assert found["plan"]["pods"] == {"Failed": 1, "Running": 1}
@@ -40,15 +40,15 @@ def test_logs_are_shown_with_the_name_of_their_pod(server: FakeApiServer, cluste
     server.advance("Job", "demo-plan")
     server.logs["p-1"] = ["2026-01-01T00:00:00Z packing", "2026-01-01T00:00:01Z done"]
     lines: list[str] = []
-    assert kubernetes_manage.show_logs(SETTINGS, "plan", cluster, lines.append) == 1
+    assert manage.show_logs(SETTINGS, "plan", cluster, lines.append) == 1
     assert lines == ["[p-1] packing", "[p-1] done"]
 
 
 def test_logs_of_nothing_are_refused(server: FakeApiServer, cluster: Cluster) -> None:
     with pytest.raises(InputError, match="no pod of plan has started in namespace gaudi-bert"):
-        kubernetes_manage.show_logs(SETTINGS, "plan", cluster, print)
+        manage.show_logs(SETTINGS, "plan", cluster, print)
     with pytest.raises(InputError, match="--step pack: no such step; steps are prepare"):
-        kubernetes_manage.show_logs(SETTINGS, "pack", cluster, print)
+        manage.show_logs(SETTINGS, "pack", cluster, print)
 
 
 @pytest.mark.parametrize("data", [False, True])
@@ -57,11 +57,11 @@ def test_delete_removes_what_is_the_pipelines_and_keeps_the_work_folder(
 ) -> None:
     run_on_kubernetes(SETTINGS, ["plan", "verify"], reporter, cluster)
     server.put("Job", {"metadata": {"name": "other-plan", "labels": {"app.kubernetes.io/instance": "other"}}})
-    removed = kubernetes_manage.delete(SETTINGS, cluster, data=data)
+    removed = manage.delete(SETTINGS, cluster, data=data)
     assert {"Job demo-plan", "Job demo-verify", "ConfigMap demo-pipeline"} <= set(removed)
     left = {key for key in server.objects if key[0] != "Pod"}
     assert left == {("Job", "other-plan")} | (set() if data else {("PersistentVolumeClaim", "demo-work")})
-    assert kubernetes_manage.delete(SETTINGS, cluster, data=data) == []
+    assert manage.delete(SETTINGS, cluster, data=data) == []
 
 
 def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_more(
@@ -74,8 +74,8 @@ def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_mo
     for overrides in ([], ["packing.depth=4"], ["name=two", "resources.workers=2"]):
         run_on_kubernetes(load_pipeline(None, overrides), ["plan", "train"], reporter, cluster)
     cluster.events("demo-work")
-    kubernetes_manage.status(SETTINGS, cluster)
-    kubernetes_manage.delete(load_pipeline(None, ["name=two", "resources.workers=2"]), cluster, data=True)
+    manage.status(SETTINGS, cluster)
+    manage.delete(load_pipeline(None, ["name=two", "resources.workers=2"]), cluster, data=True)
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from recorded import evicted, failed, image_missing, pod, preempted, running, succeeded, unschedulable
 
-from gaudi_bert.runners.kubernetes_reasons import claim_problem, job_outcome, pod_problem, worst_problem
+from gaudi_bert.runners.kubernetes.reasons import claim_problem, job_outcome, pod_problem, worst_problem
+from tests.builders.recorded_answers import evicted, failed, image_missing, pod, preempted, running, succeeded, unschedulable
 
 
 @pytest.mark.parametrize("state", [running("p"), succeeded("p")])

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_api_server import FakeApiServer, Fault, State
-from recorded import (
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.connection import ClusterError
+from gaudi_bert.runners.kubernetes.run import DIGEST, run_on_kubernetes
+from tests.builders.fake_api_server import FakeApiServer, Fault, State
+from tests.builders.recorded_answers import (
     ACTIVE,
     active,
     complete,
@@ -23,13 +30,6 @@ from recorded import (
     unschedulable,
 )
 
-from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, load_pipeline
-from gaudi_bert.runners.kubernetes_client import Cluster
-from gaudi_bert.runners.kubernetes_connection import ClusterError
-from gaudi_bert.runners.kubernetes_run import DIGEST, run_on_kubernetes
-
 PLAN = ["plan"]
 
 
@@ -39,8 +39,8 @@ def settings(*overrides: str) -> PipelineSettings:
 
 @pytest.fixture(autouse=True)
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes_follow.SHORTEST_ROUND_SECONDS", 0.01)
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes_follow.WATCH_SECONDS", 1)
+    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow.SHORTEST_ROUND_SECONDS", 0.01)
+    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow.WATCH_SECONDS", 1)
 
 
 def test_all_steps_are_submitted_in_order_and_their_objects_made(

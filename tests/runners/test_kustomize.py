@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gaudi_bert.runners import kustomize
-from gaudi_bert.runners.kustomize import MANIFESTS, build
+from gaudi_bert.runners.kubernetes import kustomize
+from gaudi_bert.runners.kubernetes.kustomize import MANIFESTS, build
 
 
 def write(folder: Path, name: str, content: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.config import STAGES, load_pipeline
-from gaudi_bert.runners.outlook import StepOutlook, look_ahead
+from gaudi_bert.runners.preview import StepOutlook, look_ahead
 
 
 def ahead(folder: Path, *overrides: str) -> dict[str, StepOutlook]:

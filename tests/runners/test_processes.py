@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from reference import training_data as data
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners import processes
 from gaudi_bert.runners.processes import run_training_processes
+from tests.builders import training_data as data
 
 TWO = pipeline_from_mapping({"resources": {"workers": 2}}, "test")
 RANK = "import os, sys, time; rank = int(os.environ['HOROVOD_RANK']); "

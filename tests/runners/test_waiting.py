@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.waiting import missing_inputs, wait_for_inputs
-from gaudi_bert.stages.layout import WorkFolder
 from gaudi_bert.stages.shards import histogram_part, histogram_parts
 
 # What each stage needs of a pipeline that holds evaluation data out, in the order in which it is made.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, settings_path
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.stages.artefact import Signature, begin_artefact, first_difference, settings_path
 
 OLD = Signature("plan", {"depth": 3, "seed": 1}, {"histogram": "abc"})
 NEW = Signature("plan", {"depth": 4, "seed": 1}, {"histogram": "abc"})

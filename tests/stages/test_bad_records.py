@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from records.packing_case import make_case
-from reference.records_wire import example, frame, random_sequence
 
 from gaudi_bert.common.errors import GaudiBertError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.write import write
+from tests.builders.packing_case import make_case
+from tests.oracles.wire import example, frame, random_sequence
 
 QUIET = Reporter(quiet=True)
 LENGTH, PREDICTIONS, RECORDS, BAD = 24, 4, 9, 5

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import tensorflow as tf
-from reference import training_data
 
+from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.stages.check_graph import check_graph, describe_graph
-from gaudi_bert.stages.layout import WorkFolder
+from tests.builders import training_data
 
 SMALL = ["model.num_hidden_layers=1", "model.hidden_size=8", "model.intermediate_size=6", "training.micro_batch_packs=2"]
 

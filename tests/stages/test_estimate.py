@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reference.packing_data import DATA
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.estimate import estimate
+from tests.builders.histograms import DATA
 
 SQUAD = DATA / "histograms" / "squad-384.json"
 QUIET = Reporter(quiet=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from reference import training_data as data
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
 from gaudi_bert.stages.evaluate import evaluate
 from gaudi_bert.stages.train import train
+from tests.builders import training_data as data
 
 QUIET = Reporter(quiet=True)
 MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import training_data as data
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -22,7 +21,8 @@ from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.stages.export import export
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from gaudi_bert.training.weights import read_weights
+from gaudi_bert.training.weights.sources import read_weights
+from tests.builders import training_data as data
 
 BOUND = 1e-5
 QUIET = Reporter(quiet=True)

@@ -10,12 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from reference.records_wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.histogram_file import read_histograms
+from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
 
 QUIET = Reporter(quiet=True)
 

@@ -12,10 +12,10 @@ parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
-from gaudi_bert.records.example import decode_example  # noqa: E402
-from gaudi_bert.records.framing import read_records  # noqa: E402
-from gaudi_bert.records.general import canonical_example  # noqa: E402
+from gaudi_bert.records.read.general import canonical_example  # noqa: E402
 from gaudi_bert.records.schema import UnpackedSchema  # noqa: E402
+from gaudi_bert.records.wire.example import decode_example  # noqa: E402
+from gaudi_bert.records.wire.framing import read_records  # noqa: E402
 from gaudi_bert.stages.import_tables import import_tables  # noqa: E402
 
 QUIET = Reporter(quiet=True)

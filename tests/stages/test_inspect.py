@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "records"))
-
-from packing_case import make_case, packed_keys, sequence_key
-from reference.records_wire import example, frame
-
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.framing import read_records
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.inspect import inspect, show
+from tests.builders.packing_case import make_case, packed_keys, sequence_key
+from tests.oracles.wire import example, frame
 
 FEATURES = {
     "input_ids": [2, 5, 4, 6, 3, 7, 3, 0],

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reference.records_wire import example, frame, random_sequence
+from tests.oracles.wire import example, frame, random_sequence
 
-PROGRAM = Path(__file__).with_name("kill_pack.py")
+PROGRAM = Path(__file__).parents[1] / "builders" / "kill_pack.py"
 SEED, MOMENTS = 11, 20
 
 

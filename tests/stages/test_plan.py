@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference.packing_data import DATA
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
 from gaudi_bert.packing.certificate import best_pack_worth
 from gaudi_bert.stages.plan import plan
+from tests.builders.histograms import DATA
 
 QUIET = Reporter(quiet=True)
 

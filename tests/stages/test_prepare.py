@@ -12,8 +12,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PrepareSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.framing import read_records
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.prepare import prepare
 
 SMALL: dict[str, Any] = {

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-from reference.report_workdir import contents, write_workdir
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.report import report
+from tests.builders.report_work_folder import contents, write_workdir
 
 
 def test_the_page_is_written_and_summed_up(tmp_path: Path) -> None:

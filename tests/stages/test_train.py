@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reference import training_data as data
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+from tests.builders import training_data as data
 
 MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 TRAINING = {

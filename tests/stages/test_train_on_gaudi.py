@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import training_data as data
 
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.progress import Reporter
@@ -21,7 +20,8 @@ from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.checkpoint import newest_settings
-from gaudi_bert.training.horovod_communicator import HorovodCommunicator
+from gaudi_bert.training.distributed.horovod import HorovodCommunicator
+from tests.builders import training_data as data
 
 MODEL = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 5}
 TRAINING = {"updates": 3, "warmup_updates": 0, "global_batch_sequences": 16, "micro_batch_packs": 2, "log_every_updates": 1}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("tensorflow")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "records"))
-
-from packing_case import make_case
 
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
 from gaudi_bert.stages.train import train
+from tests.builders.packing_case import make_case
 
 QUIET = Reporter(quiet=True)
 SETTINGS = pipeline_from_mapping(

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from records.packing_case import PackingCase, make_case
-from reference.records_wire import split_list
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.records.crc32c import crc32c
-from gaudi_bert.records.example import decode_example, encode_example
-from gaudi_bert.records.framing import frame, read_records
-from gaudi_bert.records.mixing import Mixing, dropped_packs, is_balanced
 from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.proof.mixing import Mixing, dropped_packs, is_balanced
+from gaudi_bert.records.wire.crc32c import crc32c
+from gaudi_bert.records.wire.example import decode_example, encode_example
+from gaudi_bert.records.wire.framing import frame, read_records
 from gaudi_bert.stages.verify import verify
+from tests.builders.packing_case import PackingCase, make_case
+from tests.oracles.wire import split_list
 
 QUIET = Reporter(quiet=True)
 Packs = list[dict[str, np.ndarray]]

@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import training_data
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -17,6 +16,7 @@ from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.stages.verify_model import verify_model
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
+from tests.builders import training_data
 
 QUIET = Reporter(quiet=True)
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from records.packing_case import PackingCase, make_case, packed_keys, unpacked_key
-from reference.records_wire import crc32c, split_list
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
 from gaudi_bert.records.assign import assign_sequences, count_shards, shard_bounds
-from gaudi_bert.records.example import decode_example
-from gaudi_bert.records.framing import read_records
 from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.plan import plan
 from gaudi_bert.stages.verify import verify
 from gaudi_bert.stages.write import write
+from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
+from tests.oracles.wire import crc32c, split_list
 
 QUIET = Reporter(quiet=True)
 

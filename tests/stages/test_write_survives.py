@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from records.packing_case import PackingCase, make_case
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.write import write
+from tests.builders.packing_case import PackingCase, make_case
 
 QUIET = Reporter(quiet=True)
-PROGRAM = Path(__file__).with_name("kill_write.py")
+PROGRAM = Path(__file__).parents[1] / "builders" / "kill_write.py"
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_limit_on_file_sizes_is_said(case: PackingCase, tmp_path: Path) -> Non
 
 def test_a_file_that_vanishes_midway_is_said(case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is there when the run begins, and gone when its group is read."""
-    from gaudi_bert.records import group
+    from gaudi_bert.records.read import group
 
     records = tmp_path / "records"
     records.mkdir()

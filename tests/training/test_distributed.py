@@ -12,7 +12,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config import TrainingSettings
-from gaudi_bert.training.distributed import Communicator, connect
+from gaudi_bert.training.distributed.communicator import Communicator, connect
 
 SETTINGS = TrainingSettings()
 LAUNCHERS = {

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import training_data as data
-from reference import training_updates as work
-from reference import two_processes as script
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.evaluate import evaluate
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
-from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.distributed.communicator import Communicator
+from tests.builders import training_data as data
+from tests.builders import training_updates as work
+from tests.builders import two_processes as script
 
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
 
@@ -41,7 +41,7 @@ def records(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(records, tmp_path_factory) -> Path:
-    """What two processes left (see `reference/two_processes.py`)."""
+    """What two processes left (see `builders/two_processes.py`)."""
     out = tmp_path_factory.mktemp("two")
     command = ["horovodrun", "--gloo", "-np", "2", sys.executable, script.__file__, str(records), str(out)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
@@ -160,7 +160,7 @@ from pathlib import Path
 
 sys.path.insert(0, {tests!r})
 import tensorflow as tf
-from reference import two_processes as script
+from tests.builders import two_processes as script
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.step import TrainingStep
@@ -187,7 +187,7 @@ train(script.settings(stall_seconds=3), Path({data!r}) / "train", None, Path({ou
 
 
 def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(records, tmp_path) -> None:
-    code = SLEEPS.format(tests=str(Path(script.__file__).parent.parent), data=str(records), out=str(tmp_path / "out"))
+    code = SLEEPS.format(tests=str(Path(script.__file__).parents[2]), data=str(records), out=str(tmp_path / "out"))
     (tmp_path / "sleeps.py").write_text(code)
     command = ["horovodrun", "--gloo", "-np", "2", sys.executable, str(tmp_path / "sleeps.py")]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference import training_data as data
 
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.evaluate import Evaluator, unigram_baseline
-from gaudi_bert.training.source import open_source
+from gaudi_bert.training.input.source import open_source
+from tests.builders import training_data as data
 
 PACKS = data.make_packs(29)
 

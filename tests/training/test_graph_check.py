@@ -10,9 +10,9 @@ import tensorflow as tf
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.inputs import BatchSizes
-from gaudi_bert.training.gaudi import BFLOAT16_LIST
-from gaudi_bert.training.graph_check import check_graphs, operations_of
-from gaudi_bert.training.graph_report import trace_step
+from gaudi_bert.training.gaudi.runtime import BFLOAT16_LIST
+from gaudi_bert.training.graph.check import check_graphs, operations_of
+from gaudi_bert.training.graph.report import trace_step
 
 NUMBERS = tf.TensorSpec([4], tf.float32)
 CONFIG = BertConfig(

@@ -9,8 +9,8 @@ import tensorflow as tf
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.inputs import BatchSizes
-from gaudi_bert.training.graph_costs import MemoryModel, activation_bytes, live_bytes, matrix_flops, memory_model
-from gaudi_bert.training.graph_report import trace_step
+from gaudi_bert.training.graph.costs import MemoryModel, activation_bytes, live_bytes, matrix_flops, memory_model
+from gaudi_bert.training.graph.report import trace_step
 
 CONFIG = BertConfig(
     vocab_size=31,

@@ -6,7 +6,7 @@ from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.inputs import BatchSizes
 from gaudi_bert.model.parameters import parameter_count
-from gaudi_bert.training.graph_report import CARDS, USABLE_SHARE, report_on_step
+from gaudi_bert.training.graph.report import CARDS, USABLE_SHARE, report_on_step
 
 CONFIG = BertConfig(
     vocab_size=31,

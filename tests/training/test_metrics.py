@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.training.distributed import Communicator
-from gaudi_bert.training.metrics import MetricsWriter, figures_from_sums, progress_line, read_metrics
-from gaudi_bert.training.window import Window
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.logs.interval import Window
+from gaudi_bert.training.logs.metrics import MetricsWriter, figures_from_sums, progress_line, read_metrics
 
 BATCH = {"next_sentence_weights": np.array([[1, 1], [1, 0]]), "input_mask": np.array([[1, 1, 2], [1, 0, 0]])}
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from reference.training_data import make_packs, write_packed
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import MlperfSettings, PipelineSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.stages.train import train
-from gaudi_bert.training.mlperf_log import MlperfLog, RunEvents, open_events
+from gaudi_bert.training.logs.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.run_plan import plan_run
+from tests.builders.training_data import make_packs, write_packed
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 WHO = MlperfSettings(log=True, organization="someone", platform="two cores")

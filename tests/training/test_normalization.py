@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference import training_data as data
 
 from gaudi_bert.config import TrainingSettings
-from gaudi_bert.training.distributed import Communicator
-from gaudi_bert.training.normalization import Normalization, normalization_for
-from gaudi_bert.training.source import open_source
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.input.source import open_source
+from gaudi_bert.training.loss_denominators import Normalization, normalization_for
+from tests.builders import training_data as data
 
 WEIGHTS_M2 = np.array([[6.0, 2.0], [4.0, 3.0], [2.0, 1.0]])
 PACKS = data.make_packs(14)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import training_naive
 
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.training.optimizers import Optimizer, clip_by_global_norm, is_decayed
+from tests.oracles import training as naive
 
 SHAPES = {
     "bert/embeddings/word_embeddings": (13, 7),
@@ -42,7 +42,7 @@ def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes:
     gradients = [random_values(10 + number, 0.1) for number in range(7)]
     rates = [0.001 * (number + 1) for number in range(7)]
     ours = run_ours(settings, values, gradients, rates)
-    expected = training_naive.run(optimizer, values, gradients, rates, settings)
+    expected = naive.run(optimizer, values, gradients, rates, settings)
     for name, value in expected.items():
         np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-6, err_msg=name)
 
@@ -64,7 +64,7 @@ def test_decay_spares_biases_and_layer_norms() -> None:
 def test_clipping_is_by_the_joint_norm(largest: float) -> None:
     gradients = random_values(5)
     clipped, norm = clip_by_global_norm([tf.constant(gradient) for gradient in gradients.values()], largest)
-    expected = training_naive.clip(gradients, largest)
+    expected = naive.clip(gradients, largest)
     for ours, value in zip(clipped, expected.values(), strict=True):
         np.testing.assert_allclose(ours.numpy(), value, rtol=1e-5)
     assert norm.numpy() == pytest.approx(np.sqrt(sum((g.astype(float) ** 2).sum() for g in gradients.values())), rel=1e-5)

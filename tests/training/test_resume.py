@@ -10,11 +10,11 @@ from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loop import Progress
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.resume import resume_run, share_state
-from gaudi_bert.training.weights import load_weights
+from gaudi_bert.training.weights.sources import load_weights
 
 
 def make(seed: int, **changes) -> tuple[BertForPretraining, Optimizer]:

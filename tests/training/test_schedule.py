@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import training_naive
 
 from gaudi_bert.training.schedule import learning_rate_at
+from tests.oracles import training as naive
 
 
 def test_literal_rates_with_linear_decay() -> None:
@@ -30,5 +30,5 @@ def test_equals_the_naive_schedule(warmup: int, rest: int, update: int, power: f
     updates = warmup + rest
     update = min(update, updates)
     ours = learning_rate_at(update, peak=0.01, warmup_updates=warmup, updates=updates, decay_power=power)
-    assert ours == pytest.approx(training_naive.learning_rate(update, 0.01, warmup, updates, power), rel=1e-12)
+    assert ours == pytest.approx(naive.learning_rate(update, 0.01, warmup, updates, power), rel=1e-12)
     assert 0 < ours <= 0.01

@@ -7,16 +7,16 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference import training_data as data
 
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.sequences import join_sequences
-from gaudi_bert.training.distributed import Communicator
+from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.step import TrainingStep, dropout_seed, loss_weights
+from tests.builders import training_data as data
 
 PACKS = data.make_packs(12)
 

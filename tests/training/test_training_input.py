@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import training_data as data
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.checks import BatchLimits
-from gaudi_bert.training.input import TrainingOrder, evaluation_batches, training_batches
-from gaudi_bert.training.source import check_fits, open_source
+from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches
+from gaudi_bert.training.input.source import check_fits, open_source
+from gaudi_bert.training.input.value_limits import BatchLimits
+from tests.builders import training_data as data
 
 CONFIG = BertConfig(
     vocab_size=data.VOCABULARY,

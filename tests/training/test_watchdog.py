@@ -9,9 +9,9 @@ import time
 import pytest
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.training.watch_ledger import Member, judge
-from gaudi_bert.training.watch_server import WatchServer
-from gaudi_bert.training.watchdog import Watchdog, connect_to_server, own_addresses
+from gaudi_bert.training.distributed.watch_ledger import Member, judge
+from gaudi_bert.training.distributed.watch_server import WatchServer
+from gaudi_bert.training.distributed.watchdog import Watchdog, connect_to_server, own_addresses
 
 STALL = 10.0
 

@@ -14,8 +14,12 @@ from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
-from gaudi_bert.training.google_checkpoint import find_google_checkpoint, read_google_checkpoint, write_google_checkpoint
-from gaudi_bert.training.weights import load_weights, read_weights
+from gaudi_bert.training.weights.google_checkpoint import (
+    find_google_checkpoint,
+    read_google_checkpoint,
+    write_google_checkpoint,
+)
+from gaudi_bert.training.weights.sources import load_weights, read_weights
 
 SIZES = {
     "vocab_size": 11,

@@ -1,0 +1,117 @@
+"""How few packs any packing needs: certified bounds, quick enough to be given with every plan.
+
+Prices come from the token bound (length), the count bound (1 each), the linear programme without a depth limit,
+and the one with it. The last starts from the strategies of LPFHP and stops after a number of simplex
+iterations; its prices prove a bound at any time. Whatever the prices, they are made integers and the worth of
+the best pack is computed exactly, so floating point has no part in the proof.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gaudi_bert.packing.certificate import Certificate
+from gaudi_bert.packing.exact.coarse_grid import Grid, coarse_counts, interpolated_prices
+from gaudi_bert.packing.exact.column_generation import Relaxation
+from gaudi_bert.packing.exact.linear_program import Programme
+from gaudi_bert.packing.pricing import best_worth
+
+__all__ = ["MANY_LENGTHS", "certify", "lower_bound", "prove", "prove_bound", "simple_certificate"]
+
+MANY_LENGTHS = 2500
+COARSE_BINS = 512
+"""With more different lengths than this the prices come from a grid of so many bins (`coarse`)."""
+
+LARGEST_PRICE = 10**15
+MAX_DENOMINATOR = 4096
+QUICK_ITERATIONS = 3500
+QUICK_ITERATIONS_PER_LENGTH = 4
+"""Simplex iterations that a bound which has to be quick may take: the larger of the two."""
+
+
+def lower_bound(counts: np.ndarray, depth: int) -> int:
+    """Packs that no packing with at most `depth` sequences in a pack can do without; see `prove_bound`."""
+    return prove_bound(counts, depth).bound
+
+
+def prove_bound(counts: np.ndarray, depth: int) -> Certificate:
+    """The best certificate that can be had quickly.
+
+    Args:
+        counts: int64 [L], sequences of length 1 .. L.
+        depth: most sequences in a pack, from 1; L or more means no limit.
+    """
+    best = simple_certificate(counts, depth)
+    if depth == 1 or not counts.any():
+        return best
+    if np.count_nonzero(counts) > MANY_LENGTHS:
+        grid = Grid(len(counts), len(counts) // COARSE_BINS)
+        coarse = prove_bound(coarse_counts(counts, grid), depth)
+        return max(
+            best, prove(counts, interpolated_prices(coarse.prices, grid), depth), key=lambda certificate: certificate.bound
+        )
+    programme = Programme.unlimited(counts)
+    iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(programme.lengths))
+    programme.generate(iterations)
+    best = max(best, certify(programme, depth), key=lambda certificate: certificate.bound)
+    if depth < programme.deepest:
+        limited = Programme.limited(counts, depth)
+        limited.relaxation = programme.relaxation
+        limited.generate(iterations)
+        best = max(best, certify(limited, depth), key=lambda certificate: certificate.bound)
+    return best
+
+
+def simple_certificate(counts: np.ndarray, depth: int) -> Certificate:
+    """The better of the token bound and the count bound."""
+    lengths = np.arange(1, len(counts) + 1)
+    by_tokens = -(
+        -sum(int(length) * int(count) for length, count in zip(lengths, counts, strict=True)) // max(len(counts), 1)
+    )
+    by_count = -(-int(counts.sum()) // depth)
+    if by_count > by_tokens:
+        return Certificate(np.ones_like(lengths), depth, by_count)
+    return Certificate(lengths, depth, by_tokens)
+
+
+def certify(programme: Programme, depth: int) -> Certificate:
+    """Integer prices from the programme's relaxation, and what they prove for packs of at most `depth` sequences."""
+    relaxation = programme.relaxation
+    if relaxation is None:
+        return simple_certificate(programme.counts, depth)
+    scale = min(LARGEST_PRICE, 2**61 // min(depth, programme.max_length))
+    prices = _per_length(programme, np.floor(relaxation.prices * scale).astype(np.int64))
+    certificate = prove(programme.counts, prices, depth)
+    if certificate.bound < np.ceil(relaxation.bound - 1e-6):
+        common = _common_denominator(relaxation)
+        if common is not None:
+            snapped = prove(programme.counts, _per_length(programme, common), depth)
+            certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
+    return certificate
+
+
+def _per_length(programme: Programme, prices: np.ndarray) -> np.ndarray:
+    """Prices of all lengths from those of the lengths that occur: each takes the price of the next shorter one."""
+    row = np.searchsorted(programme.lengths, np.arange(1, programme.max_length + 1), side="right") - 1
+    result: np.ndarray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
+    return result
+
+
+def prove(counts: np.ndarray, prices: np.ndarray, depth: int) -> Certificate:
+    """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences."""
+    most = int(best_worth(prices, depth))
+    worth = sum(int(price) * int(count) for price, count in zip(prices, counts, strict=True))
+    return Certificate(prices, depth, -(-worth // most) if most else 0)
+
+
+def _common_denominator(relaxation: Relaxation) -> np.ndarray | None:
+    """The prices as multiples of one fraction 1 / n, if they are.
+
+    For billions of sequences, rounding them down would cost whole packs.
+    """
+    for denominator in range(1, MAX_DENOMINATOR + 1):
+        multiples = relaxation.prices * denominator
+        nearest = np.rint(multiples)
+        if np.max(np.abs(multiples - nearest)) < 1e-6:
+            return nearest.astype(np.int64)
+    return None

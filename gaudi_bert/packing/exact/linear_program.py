@@ -1,0 +1,76 @@
+"""The parts of one linear programme together: the lengths that occur, the known strategies, the pricing, and
+the relaxation so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from gaudi_bert.packing.exact.column_generation import Pricer, Relaxation, generate_columns
+from gaudi_bert.packing.exact.restricted_master import Master
+from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.mixture import Strategy
+
+__all__ = ["Programme"]
+
+
+class Programme:
+    """A linear programme for a histogram with at least one sequence.
+
+    Args:
+        counts: int64 [L], sequences of length 1 .. L.
+        depth: most sequences in a pack.
+    """
+
+    def __init__(self, counts: np.ndarray, depth: int) -> None:
+        self.counts = counts
+        self.max_length = len(counts)
+        self.depth = depth
+        self.lengths = np.flatnonzero(counts) + 1
+        self.deepest = self.max_length // int(self.lengths[0])
+        self.demand = counts[self.lengths - 1]
+        self.master = Master(self.lengths, self.demand.astype(np.float64))
+        self.pricer = Pricer(self.lengths, self.max_length, depth)
+        self.relaxation: Relaxation | None = None
+        self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
+        self.add((length,) for length in self.lengths.tolist())
+
+    @property
+    def prices(self) -> np.ndarray:
+        """The best prices so far: float64 [rows], no pack is worth more than 1. Before any relaxation, those of
+        the token bound.
+        """
+        return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
+
+    @classmethod
+    def limited(cls, counts: np.ndarray, depth: int) -> Programme:
+        """With the strategies of LPFHP at this depth, which cover everything."""
+        programme = cls(counts, depth)
+        programme.add(pack_longest_first(counts, depth))
+        return programme
+
+    @classmethod
+    def unlimited(cls, counts: np.ndarray) -> Programme:
+        """As `limited`, without a limit on depth."""
+        return cls.limited(counts, len(counts))
+
+    def add(self, strategies: Iterable[Strategy]) -> None:
+        """Add strategies; lengths that do not occur shrink to the next one that does."""
+        shrunk = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
+        kept = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in shrunk)
+        self.master.add(strategy for strategy in kept if strategy)
+
+    def generate(self, max_iterations: float = np.inf) -> Relaxation:
+        """Column generation, on from the relaxation so far, until it is closed or the simplex has had its
+        iterations.
+        """
+        self.relaxation = generate_columns(
+            self.master,
+            self.pricer,
+            self.demand.astype(np.float64),
+            self.relaxation,
+            max_iterations=max_iterations,
+        )
+        return self.relaxation

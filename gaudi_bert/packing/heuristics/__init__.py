@@ -1,0 +1,1 @@
+"""Packing by rules of thumb on the histogram: fast, without a proof."""

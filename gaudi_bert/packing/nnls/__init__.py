@@ -1,0 +1,1 @@
+"""Packing by non-negative least squares over strategies: the published methods and their solver."""

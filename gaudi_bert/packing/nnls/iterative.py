@@ -1,0 +1,97 @@
+"""The iterative NNLS loop with padding feedback, as Habana Labs published it.
+
+("Data Packing Process for MLPERF BERT".) Solve the weighted NNLS for the sequences that are left; round the
+usages down (those below 2 to the nearest integer); where that makes more slots than there are sequences, the
+surplus is padding; go on with what is not covered, until fewer than 100 sequences are left or 20 rounds are
+over. Lengths 1 to 8 get the residual weight sqrt(8 / (2 L)), because their surplus is cheap padding.
+
+What is left is packed by `leftovers`. "complement" is the published way: a pack (length, L - length) for each
+sequence, after the last round. "best-fit" puts it into the room that the trimmed surplus slots leave, then into
+new packs; and because each round pays for its exact fills with padding, it does so after every round and keeps
+the last round that gained. The published listing fails on a leftover of full length (it asks for a sequence of
+length 0) and may go on for ever without progress; neither happens here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.heuristics.best_fit import best_fit_into
+from gaudi_bert.packing.mixture import Mixture, add_packs, coverage, packs_of, trim_to_exact
+from gaudi_bert.packing.nnls.complements import complete_by_complements
+from gaudi_bert.packing.nnls.solver import solve_nnls
+
+__all__ = ["Leftovers", "iterative_nnls", "residual_weights"]
+
+Leftovers = Literal["best-fit", "complement"]
+
+MAX_ROUNDS = 20
+FEW_SEQUENCES = 100
+PADDING_LENGTHS = 8
+
+
+def residual_weights(max_sequence_length: int) -> np.ndarray:
+    """float64 [L]: sqrt(8 / (2 L)) for lengths 1 to 8, and 1 for the rest."""
+    weights = np.ones(max_sequence_length)
+    weights[:PADDING_LENGTHS] = np.sqrt(min(1.0, PADDING_LENGTHS / (2 * max_sequence_length)))
+    return weights
+
+
+def iterative_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-fit", enough: int | None = None) -> Mixture:
+    """Pack by the published loop; the mixture covers `counts` exactly.
+
+    Args:
+        counts: int64 [L], sequences of length 1 .. L.
+        depth: most sequences in a pack, from 1; L or more means no limit.
+        leftovers: how the last sequences are packed.
+        enough: "best-fit" only: packs that the caller can do with; the loop ends where it cannot get below them.
+
+    Raises:
+        InputError: an unknown value of `leftovers`.
+    """
+    if leftovers not in ("best-fit", "complement"):
+        raise InputError(f"leftovers is {leftovers!r}; it must be 'best-fit' or 'complement'")
+    best: Mixture | None = None
+    mixture: Mixture = {}
+    for mixture, left in _rounds(np.asarray(counts, dtype=np.int64), depth):
+        if leftovers == "best-fit":
+            finished = best_fit_into(trim_to_exact(mixture, counts - left), left, depth)
+            if best is not None and packs_of(finished) >= packs_of(best):
+                break
+            best = finished
+            if enough is not None and packs_of(mixture) >= enough:
+                break
+    return complete_by_complements(mixture, counts, depth) if leftovers == "complement" else best or {}
+
+
+def _rounds(counts: np.ndarray, depth: int) -> Iterator[tuple[Mixture, np.ndarray]]:
+    """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do
+    not cover.
+    """
+    weights = residual_weights(len(counts))
+    mixture: Mixture = {}
+    left = counts.copy()
+    for _ in range(MAX_ROUNDS):
+        before = int(left.sum())
+        if before == 0:
+            break
+        packs = _rounded_packs(left, weights, depth)
+        for strategy, count in packs.items():
+            add_packs(mixture, strategy, count)
+        left = np.maximum(left - coverage(packs, len(counts)), 0)
+        yield mixture, left
+        if int(left.sum()) < FEW_SEQUENCES or int(left.sum()) == before:
+            break
+
+
+def _rounded_packs(left: np.ndarray, weights: np.ndarray, depth: int) -> Mixture:
+    solution = solve_nnls(left, weights, depth)
+    usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
+    packs: Mixture = {}
+    for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):
+        add_packs(packs, strategy, count)
+    return packs

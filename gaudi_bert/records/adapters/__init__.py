@@ -1,2 +1,0 @@
-"""Data of other tools: Hugging Face datasets, Parquet and Arrow tables, and the predecessor's packed
-folders."""

@@ -1,0 +1,167 @@
+"""Packing while training: unpacked records in, batches of packs out, another pairing each epoch, no packed
+copy on disk.
+
+The plan stays what it is (so does its proven efficiency); what changes from epoch to epoch is the order of
+the groups, which sequences share a pack, and the order of the packs. All three are seeded permutations of
+(seed, epoch), so epoch e is the same whoever reads it, and a position is two numbers: the epoch, and how many
+batches of it are done. A group is read once an epoch, scanned and assigned as `write` does it, and its packs
+are decoded straight into batches. Memory is one group, or two while the next one is read ahead.
+
+World size W: the packs of an epoch are numbered through all its groups; rank r takes those whose number mod W
+is r, and what does not fill a batch on every rank is left out (it is another remainder each epoch).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.permutation import permutation, random_words
+from gaudi_bert.records.assign import Assignment, assign_sequences
+from gaudi_bert.records.read.dense import dense_packs
+from gaudi_bert.records.read.group import GroupFile, GroupIndex, buffer_bytes, read_group
+from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+
+__all__ = ["OnTheFlyGroup", "OnTheFlyPacking"]
+
+
+@dataclass(frozen=True)
+class OnTheFlyGroup:
+    """A group of the plan: its files, and pairs (lengths of a pack, how many such packs)."""
+
+    files: tuple[GroupFile, ...]
+    strategies: tuple[tuple[tuple[int, ...], int], ...]
+
+    @property
+    def packs(self) -> int:
+        """Packs that the group gives each epoch."""
+        return sum(count for _, count in self.strategies)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    group: GroupIndex
+    assignment: Assignment
+
+
+class OnTheFlyPacking:
+    """Batches of packs from unpacked records.
+
+    Args:
+        groups: from the plan.
+        schema: of the packs.
+        batch_packs: packs of one batch on one rank (B).
+        seed: decides, with the number of the epoch, all pairings and orders.
+        rank, world_size: which share of the packs this process takes.
+        read_ahead: read the next group while this one is used (memory of two groups).
+        workers: threads that read a group; None for all cores.
+
+    Attributes:
+        batches: batches of an epoch, on every rank.
+        dropped_packs: packs of an epoch that no rank gets.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[OnTheFlyGroup],
+        schema: PackedSchema,
+        *,
+        batch_packs: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        read_ahead: bool = True,
+        workers: int | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise InputError(f"rank = {rank}: 0 to {world_size - 1} is allowed")
+        if batch_packs < 1:
+            raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
+        self.groups, self.schema, self.batch_packs, self.seed = tuple(groups), schema, batch_packs, seed
+        self.rank, self.world_size, self.read_ahead, self.workers = rank, world_size, read_ahead, workers
+        packs = sum(group.packs for group in self.groups)
+        self.batches = packs // (batch_packs * world_size)
+        self.dropped_packs = packs - self.batches * batch_packs * world_size
+        if self.batches == 0:
+            raise InputError(
+                f"the plan has {packs} packs, which do not fill one batch of {batch_packs} on {world_size} workers; "
+                "take a smaller batch"
+            )
+
+    def epoch(self, number: int, first_batch: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """The batches of epoch `number` from `first_batch` on; groups that lie before it are not read.
+
+        Each is the ten packed features as int32 and float32 matrices [B, L], [B, Q] or [B, S].
+
+        Raises:
+            InputError: bad records, or records that are not the plan's; `first_batch` is beyond the epoch.
+        """
+        if not 0 <= first_batch <= self.batches:
+            raise InputError(f"batch {first_batch}: an epoch has {self.batches} batches; 0 to {self.batches} is allowed")
+        order = permutation(len(self.groups), self.seed, "on-the-fly groups", number)
+        sizes = np.array([self.groups[group].packs for group in order], np.int64)
+        ends = np.cumsum(sizes)
+        next_pack = first_batch * self.batch_packs * self.world_size + self.rank
+        last = self.batches * self.batch_packs * self.world_size
+        place = int(np.searchsorted(ends, next_pack, side="right"))
+        rows: list[dict[str, np.ndarray]] = []
+        missing = self.batch_packs
+        for loaded, begin, end in self._loaded(number, order, ends, place, last):
+            while next_pack < min(end, last):
+                packs = np.arange(next_pack, min(end, last), self.world_size)[:missing] - begin
+                rows.append(self._rows(loaded, packs))
+                missing -= packs.size
+                next_pack += packs.size * self.world_size
+                if missing == 0:
+                    yield rows[0] if len(rows) == 1 else _joined(rows)
+                    rows, missing = [], self.batch_packs
+
+    def stream(self, batches_done: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Epoch after epoch without end, from the batch after the first `batches_done` ones of all.
+
+        Raises:
+            InputError: as `epoch`.
+        """
+        first_epoch, first_batch = divmod(batches_done, self.batches)
+        for number in itertools.count(first_epoch):
+            yield from self.epoch(number, first_batch if number == first_epoch else 0)
+
+    def _loaded(
+        self, epoch: int, order: np.ndarray, ends: np.ndarray, place: int, last: int
+    ) -> Iterator[tuple[_Loaded, int, int]]:
+        """Each group from `place` on with the numbers of its first pack and of the one after its last."""
+        begins: np.ndarray = ends - np.array([self.groups[group].packs for group in order], np.int64)
+        needed = [at for at in range(place, len(order)) if begins[at] < last]
+        with ThreadPoolExecutor(1) as pool:
+            waiting: Future[_Loaded] | None = None
+            for at in needed:
+                loaded = waiting.result() if waiting is not None else self._load(epoch, int(order[at]))
+                following = at + 1
+                ahead = self.read_ahead and following <= needed[-1]
+                waiting = pool.submit(self._load, epoch, int(order[following])) if ahead else None
+                yield loaded, int(begins[at]), int(ends[at])
+                del loaded
+
+    def _load(self, epoch: int, number: int) -> _Loaded:
+        """Read a group and deal its sequences to packs, in this epoch's way."""
+        planned = self.groups[number]
+        buffer = np.empty(buffer_bytes(planned.files), np.uint8)
+        unpacked = UnpackedSchema(self.schema.max_sequence_length, self.schema.max_predictions)
+        group = read_group(planned.files, unpacked, buffer, self.workers, lambda _bytes: None)
+        epoch_seed = int(random_words(1, self.seed, "on-the-fly epoch", epoch)[0])
+        return _Loaded(group, assign_sequences(group.lengths, planned.strategies, epoch_seed, number))
+
+    def _rows(self, loaded: _Loaded, packs: np.ndarray) -> dict[str, np.ndarray]:
+        group, assignment = loaded.group, loaded.assignment
+        return dense_packs(
+            self.schema, group.buffer, group.offsets, group.index, assignment.starts, assignment.members, packs
+        )
+
+
+def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}

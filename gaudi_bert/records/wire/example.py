@@ -1,0 +1,180 @@
+"""tf.train.Example on the wire, in plain Python: a deterministic encoder and a general decoder.
+
+The message is `Example{Features features=1}`, `Features{map<string, Feature> feature=1}`, `Feature{oneof
+BytesList=1, FloatList=2, Int64List=3}`, each list `{repeated value=1}`. The encoder writes keys in sorted
+order and lists packed, which is what `SerializeToString(deterministic=True)` gives. The decoder takes all
+that protobuf allows: any order, packed and unpacked values, repeated keys (the last wins), split messages
+(they are merged), unknown fields (skipped).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numba import njit
+
+from gaudi_bert.records.schema import RecordError
+from gaudi_bert.records.wire.memory import KERNEL_OPTIONS
+
+__all__ = ["decode_example", "encode_example", "encode_varint"]
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | np.ndarray]) -> bytes:
+    """Serialise an Example, keys sorted and lists packed.
+
+    Args:
+        features: integers (or booleans) become an Int64List, floating-point numbers a FloatList of float32.
+
+    Raises:
+        TypeError: a feature is neither.
+    """
+    entries = []
+    for name in sorted(features, key=lambda key: key.encode("utf-8")):
+        values = np.asarray(features[name])
+        if values.size == 0 or values.dtype.kind in "iub":
+            kind, data = _INT64_LIST, _encode_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1))
+        elif values.dtype.kind == "f":
+            kind, data = _FLOAT_LIST, np.ascontiguousarray(values, dtype="<f4").tobytes()
+        else:
+            raise TypeError(f"feature `{name}` is of type {values.dtype}; integers or floating-point numbers are wanted")
+        values_list = _field(1, data) if data else b""
+        entries.append(_field(1, _field(1, name.encode("utf-8")) + _field(2, _field(kind, values_list))))
+    return _field(1, b"".join(entries)) if entries else b""
+
+
+def decode_example(payload: bytes | memoryview) -> dict[str, np.ndarray]:
+    """Parse an Example: each feature as an int64, float32 or (bytes) object array; an empty feature is an empty int64 array.
+
+    Raises:
+        RecordError: the bytes are not an Example.
+    """
+    features: dict[str, np.ndarray] = {}
+    for number, wire, value in _fields(memoryview(payload)):
+        if number == 1 and wire == _BYTES:
+            for entry_number, entry_wire, entry in _fields(value):
+                if entry_number == 1 and entry_wire == _BYTES:
+                    name, decoded = _decode_entry(entry)
+                    features[name] = decoded
+    return features
+
+
+@njit(**KERNEL_OPTIONS)
+def _write_varints(values: np.ndarray, out: np.ndarray) -> int:
+    at = 0
+    for value in values:
+        rest = np.uint64(value)
+        while rest > np.uint64(127):
+            out[at] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
+            rest >>= np.uint64(7)
+            at += 1
+        out[at] = np.uint8(rest)
+        at += 1
+    return at
+
+
+def _encode_varints(values: np.ndarray) -> bytes:
+    out = np.empty(10 * values.size, np.uint8)
+    return out[: _write_varints(values, out)].tobytes()
+
+
+def encode_varint(value: int) -> bytes:
+    """A number of 0 or more as a varint."""
+    encoded = bytearray()
+    while value > 127:
+        encoded.append((value & 127) | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | _BYTES]) + encode_varint(len(data)) + data
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for count in range(10):
+        if at >= len(data):
+            raise RecordError("not a tf.train.Example: a number runs past its end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << (7 * count)
+        if byte < 128:
+            return value & (2**64 - 1), at
+    raise RecordError("not a tf.train.Example: a number of more than ten bytes")
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """The fields of a message: number, wire type and value (a varint as its own bytes)."""
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        number, wire, start = tag >> 3, tag & 7, at
+        if wire == _VARINT:
+            _, at = _read_varint(data, at)
+        elif wire == _BYTES:
+            size, start = _read_varint(data, at)
+            at = start + size
+        elif wire in (_FIXED64, _FIXED32):
+            at = start + (8 if wire == _FIXED64 else 4)
+        else:
+            raise RecordError(f"not a tf.train.Example: wire type {wire}")
+        if number == 0 or at > len(data):
+            raise RecordError("not a tf.train.Example: a field is numbered 0 or runs past its end")
+        yield number, wire, data[start:at]
+
+
+def _decode_entry(entry: memoryview) -> tuple[str, np.ndarray]:
+    name, parts = "", []
+    for number, wire, value in _fields(entry):
+        if number == 1 and wire == _BYTES:
+            try:
+                name = bytes(value).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise RecordError("not a tf.train.Example: the name of a feature is not UTF-8") from error
+        elif number == 2 and wire == _BYTES:
+            parts.append(bytes(value))
+    return name, _decode_feature(memoryview(b"".join(parts)))
+
+
+def _decode_feature(feature: memoryview) -> np.ndarray:
+    """The value of the oneof: a later list of another kind replaces the earlier, one of the same kind is appended to it."""
+    kind = 0
+    lists: list[bytes] = []
+    for number, wire, value in _fields(feature):
+        if number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) and wire == _BYTES:
+            if number != kind:
+                kind, lists = number, []
+            lists.append(bytes(value))
+    data = memoryview(b"".join(lists))
+    if kind == _FLOAT_LIST:
+        return _decode_floats(data)
+    if kind == _BYTES_LIST:
+        values = [bytes(value) for number, wire, value in _fields(data) if number == 1 and wire == _BYTES]
+        return np.array([*values, None], dtype=object)[:-1]
+    return _decode_integers(data)
+
+
+def _decode_floats(data: memoryview) -> np.ndarray:
+    parts = []
+    for number, wire, value in _fields(data):
+        if number == 1 and wire in (_BYTES, _FIXED32):
+            if len(value) % 4:
+                raise RecordError("not a tf.train.Example: a list of floats that is not a multiple of four bytes")
+            parts.append(bytes(value))
+    return np.frombuffer(b"".join(parts), dtype="<f4").astype(np.float32)
+
+
+def _decode_integers(data: memoryview) -> np.ndarray:
+    values: list[int] = []
+    for number, wire, value in _fields(data):
+        if number == 1 and wire in (_BYTES, _VARINT):
+            at = 0
+            while at < len(value):
+                item, at = _read_varint(value, at)
+                values.append(item)
+    return np.array(values, dtype=np.uint64).astype(np.int64)

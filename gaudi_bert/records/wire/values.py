@@ -1,0 +1,169 @@
+"""Checks on the values of a feature where they lie, eight bytes at a time (numba kernels).
+
+Values are varints: seven bits a byte, the high bit set on all bytes but the last. Padding is one zero byte a
+value, so a list of `values` of which the first `real` are not padding takes `size - (values - real)` bytes
+for those: no scan is needed to find where they end, only one to make sure. Tricks on words: bits 7 of each
+byte (`_HIGH`) tell continuation bytes apart; `(w & 0x7F..) + 0x7F..` sets bit 7 of each byte that is not
+zero, without carries between bytes.
+
+Preconditions: a field is preceded by at least eight bytes of the same record (its headers and key), so the
+word that ends with a field's last byte lies in the record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from gaudi_bert.records.wire.memory import (
+    KERNEL_OPTIONS,
+    add_words,
+    count_bits,
+    load_u8,
+    load_word,
+    subtract_words,
+    word_at,
+)
+
+__all__ = ["all_bytes_are", "count_leading_ones", "count_unit_floats", "is_zero", "real_bytes", "scan_positions"]
+
+_HIGH = np.int64(-0x7F7F7F7F7F7F7F80)  # 0x8080808080808080
+_LOW_SEVEN = np.int64(0x7F7F7F7F7F7F7F7F)
+_ONE_EACH = np.int64(0x0101010101010101)
+_TWO_FLOATS = np.int64(0x3F8000003F800000)
+_BITS_OF_ONE = 7  # in 1.0 as float32, 0x3F800000
+
+
+@njit(inline="always")
+def _zero_bytes(word: int) -> int:
+    """Bit 7 of each byte of `word` that is zero (the other bits mean nothing)."""
+    return ~(add_words(word & _LOW_SEVEN, _LOW_SEVEN) | word)
+
+
+@njit(**KERNEL_OPTIONS)
+def is_zero(at: int, size: int) -> bool:
+    """Whether `size` bytes are all zero."""
+    seen = np.int64(0)
+    for number in range(size >> 3):
+        seen |= word_at(at, number)
+    if size & 7:
+        seen |= load_word(at + size - 8) >> (8 * (8 - (size & 7)))
+    return seen == 0
+
+
+@njit(**KERNEL_OPTIONS)
+def all_words_are(at: int, size: int, pattern: int) -> bool:
+    """Whether `size` bytes repeat the eight bytes of `pattern`, whose period divides `size`."""
+    different = np.int64(0)
+    for number in range(size >> 3):
+        different |= word_at(at, number) ^ pattern
+    if size & 7:
+        different |= (load_word(at + size - 8) ^ pattern) >> (8 * (8 - (size & 7)))
+    return different == 0
+
+
+@njit(**KERNEL_OPTIONS)
+def all_bytes_are(at: int, size: int, value: int) -> bool:
+    """Whether `size` bytes all equal `value`."""
+    return all_words_are(at, size, value * _ONE_EACH)
+
+
+@njit(**KERNEL_OPTIONS)
+def _is_canonical(at: int, size: int, count: int) -> bool:
+    """Whether `size` bytes are exactly `count` varints of at most three bytes, none longer than need be."""
+    if size == 0:
+        return count == 0
+    continued = np.int64(0)
+    wrong = np.int64(0)
+    for number in range(size >> 3):
+        word, before = word_at(at, number), word_at(at - 1, number)
+        zero_bytes = _zero_bytes(word)
+        wrong |= before & (zero_bytes | (word & word_at(at - 2, number)))
+        continued += count_bits(word & _HIGH)
+    end = at + size
+    if size & 7:
+        kept = _HIGH << (8 * (8 - (size & 7)))
+        word, before = load_word(end - 8), load_word(end - 9)
+        zero_bytes = _zero_bytes(word)
+        wrong |= before & (zero_bytes | (word & load_word(end - 10))) & kept
+        continued += count_bits(word & kept)
+    return (wrong & _HIGH) == 0 and size - continued == count and load_u8(end - 1) < 128
+
+
+@njit(**KERNEL_OPTIONS)
+def real_bytes(at: int, size: int, values: int, real: int) -> int:
+    """How many bytes the first `real` of `values` varints take, when the others are zero; -1 when it is not so."""
+    prefix = size - (values - real)
+    if prefix < real or not is_zero(at + prefix, values - real) or not _is_canonical(at, prefix, real):
+        return -1
+    return prefix
+
+
+@njit(**KERNEL_OPTIONS)
+def _set_bits(at: int, size: int) -> int:
+    """How many bits of `size` bytes are set."""
+    bits = 0
+    for number in range(size >> 3):
+        bits += count_bits(word_at(at, number))
+    if size & 7:
+        bits += count_bits(load_word(at + size - 8) & (np.int64(-1) << (8 * (8 - (size & 7)))))
+    return bits
+
+
+@njit(**KERNEL_OPTIONS)
+def count_leading_ones(at: int, size: int) -> int:
+    """n of a mask of `size` bytes that is n ones and then zeros; -1 for anything else.
+
+    With n bits set in all, and the first n bytes 1, the rest is zero.
+    """
+    ones = _set_bits(at, size)
+    return ones if ones <= size and all_words_are(at, ones, _ONE_EACH) else -1
+
+
+@njit(**KERNEL_OPTIONS)
+def count_unit_floats(at: int, size: int) -> int:
+    """n of float32 weights in `size` bytes that are n ones and then zeros; -1 for anything else."""
+    ones = _set_bits(at, size) // _BITS_OF_ONE
+    if 4 * ones > size or not all_words_are(at, 4 * ones, _TWO_FLOATS) or not is_zero(at + 4 * ones, size - 4 * ones):
+        return -1
+    return ones
+
+
+@njit(inline="always")
+def _wrong_positions(word: int, before: int, length: int) -> int:
+    """Bit 7 of each byte of `word` that ends a position of three bytes, not canonical, or not below `length`.
+
+    `before` holds the byte before each byte. The comparisons set bit 7 of a byte b < 128 where b >= c, because
+    (b | 128) - c never borrows.
+    """
+    high, low = (length >> 7) * _ONE_EACH, (length & 127) * _ONE_EACH
+    ends, follows = ~word, before
+    at_least_high = subtract_words(word | _HIGH, high)
+    above_high = subtract_words(word | _HIGH, high + _ONE_EACH)
+    at_least_low = subtract_words(before | _HIGH, low)
+    zero_bytes = _zero_bytes(word)
+    two_bytes = ends & follows & (above_high | (at_least_high & at_least_low) | zero_bytes)
+    one_byte = ends & ~follows & subtract_words(word | _HIGH, low)
+    return two_bytes | (word & follows) | (one_byte if length < 128 else 0)
+
+
+@njit(**KERNEL_OPTIONS)
+def scan_positions(at: int, size: int, values: int, real: int, length: int) -> int:
+    """Bytes of the first `real` of `values` positions; -1 unless each lies in 0 .. length - 1 and the rest is zero."""
+    prefix = size - (values - real)
+    if prefix < real or not is_zero(at + prefix, values - real):
+        return -1
+    continued, wrong = np.int64(0), np.int64(0)
+    for number in range(prefix >> 3):
+        word = word_at(at, number)
+        wrong |= _wrong_positions(word, word_at(at - 1, number), length)
+        continued += count_bits(word & _HIGH)
+    end = at + prefix
+    if prefix & 7:
+        kept = _HIGH << (8 * (8 - (prefix & 7)))
+        word = load_word(end - 8)
+        wrong |= _wrong_positions(word, load_word(end - 9), length) & kept
+        continued += count_bits(word & kept)
+    if (wrong & _HIGH) != 0 or prefix - continued != real or (prefix > 0 and load_u8(end - 1) >= 128):
+        return -1
+    return prefix

@@ -1,0 +1,1 @@
+"""From groups in memory to packed shards."""

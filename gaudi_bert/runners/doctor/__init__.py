@@ -1,0 +1,1 @@
+"""Is this host, or this cluster, ready for what a pipeline asks?"""

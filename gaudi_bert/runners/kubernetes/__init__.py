@@ -1,0 +1,1 @@
+"""Stages as Jobs of a cluster."""

@@ -1,0 +1,166 @@
+"""Follows one submitted Job or MPIJob to its end: logs, progress, and the reason where it fails or does not start.
+
+The object is read, judged, and then watched until it changes; a watch that is dropped or has expired only means that the
+object is read again a little earlier. So nothing that happens between two watches is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.progress import Reporter, human_seconds
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.logs import LogFollower
+from gaudi_bert.runners.kubernetes.manifests import pod_specs
+from gaudi_bert.runners.kubernetes.reasons import (
+    Problem,
+    claim_problem,
+    job_outcome,
+    last_warning,
+    no_pods_problem,
+    worst_problem,
+)
+
+__all__ = ["TakenAwayError", "follow", "pods_of"]
+
+Json = dict[str, Any]
+
+WATCH_SECONDS = 5
+SHORTEST_ROUND_SECONDS = 0.2
+LOG_END_SECONDS = 10
+
+
+class TakenAwayError(FailedError):
+    """The cluster took the pods away more often than their Job may try; the same Job may be submitted again."""
+
+
+def pods_of(cluster: Cluster, item: Json) -> list[Json]:
+    """The pods of a Job or an MPIJob."""
+    label = "training.kubeflow.org/job-name" if item["kind"] == "MPIJob" else "job-name"
+    return cluster.find("Pod", f"{label}={item['metadata']['name']}")
+
+
+def follow(
+    cluster: Cluster,
+    item: Json,
+    reporter: Reporter,
+    start_seconds: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return when `item` is complete.
+
+    Args:
+        cluster: where it runs.
+        item: the Job or MPIJob as it was submitted.
+        reporter: where logs and progress go.
+        start_seconds: how long its pods may wait for a node, a volume or an image.
+        clock: seconds.
+
+    Raises:
+        FailedError: it failed, was removed, cannot start, or can only fail again; with the pod's reason and the remedy.
+        TakenAwayError: it failed because the cluster took its pods away.
+    """
+    logs = LogFollower(cluster, reporter)
+    patience = _Patience(start_seconds, reporter, clock)
+    try:
+        while True:
+            round_started = clock()
+            current = _read(cluster, item)
+            pods = pods_of(cluster, current)
+            logs.update(pods)
+            problem = worst_problem(pods) if pods else no_pods_problem(current)
+            outcome = job_outcome(current)
+            if outcome is not None:
+                logs.finish(LOG_END_SECONDS)
+                _judge(current, outcome, problem)
+                return
+            if problem is not None and patience.is_over(problem):
+                _give_up(cluster, current, pods, problem, patience.waited)
+            _show_progress(reporter, current)
+            cluster.wait_for_change(current, WATCH_SECONDS)
+            if clock() - round_started < SHORTEST_ROUND_SECONDS:
+                time.sleep(SHORTEST_ROUND_SECONDS)
+    finally:
+        logs.finish(0)
+
+
+class _Patience:
+    """How long pods that cannot start are waited for; each new problem is said once."""
+
+    def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float]) -> None:
+        self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
+        self._waiting_since: float | None = None
+        self._said: str | None = None
+
+    @property
+    def waited(self) -> float:
+        """Seconds since pods began to wait."""
+        return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+
+    def is_over(self, problem: Problem) -> bool:
+        """Whether to give up because of `problem`."""
+        if problem.started:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = self._clock()
+        if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
+            return True
+        if str(problem) != self._said and not problem.ordinary:
+            self._said = str(problem)
+            limit = "it is tried again" if problem.started else f"giving up after {human_seconds(self._start_seconds)}"
+            self._reporter.say(f"{problem} ({limit})")
+        return False
+
+
+def _read(cluster: Cluster, item: Json) -> Json:
+    """What `item` is now; answers about one object do not always name its kind."""
+    current = cluster.read(item["kind"], item["metadata"]["name"])
+    if current is None:
+        raise FailedError(f"{item['kind']} {item['metadata']['name']} was removed while it ran; run it again")
+    return {"kind": item["kind"], **current}
+
+
+def _judge(item: Json, outcome: str, problem: Problem | None) -> None:
+    if outcome == "complete":
+        return
+    if problem is None or problem.ordinary:
+        raise FailedError(f"{item['kind']} {item['metadata']['name']} {outcome}; see `gaudi-bert k8s logs`")
+    raise TakenAwayError(str(problem)) if problem.taken_away else FailedError(str(problem))
+
+
+def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Problem, waited: float) -> None:
+    """Remove what only holds resources, and say why."""
+    reason, remedy = problem.reason, problem.remedy
+    claims = [] if problem.started else _claim_problems(cluster, item)
+    if claims and (problem.ordinary or "laim" in reason):
+        reason, remedy = claims[0].reason, claims[0].remedy
+    elif problem.ordinary:
+        names = [item["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
+        warnings = [warning for name in names if (warning := last_warning(cluster.events(name)))]
+        reason += f": {warnings[-1]}" if warnings else ""
+    cluster.delete(item["kind"], item["metadata"]["name"])
+    after = f" after {human_seconds(waited)}" if waited >= 1 else ""
+    raise FailedError(f"{reason}{after} ({item['kind']} {item['metadata']['name']} was removed); {remedy}")
+
+
+def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
+    """What keeps the volumes of `item` from being bound."""
+    volumes = [volume for spec in pod_specs(item) for volume in spec.get("volumes") or ()]
+    names = {volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume}
+    problems = []
+    for name in sorted(names):
+        claim = cluster.read("PersistentVolumeClaim", name)
+        problem = claim_problem(claim, cluster.events(name)) if claim is not None else None
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+def _show_progress(reporter: Reporter, item: Json) -> None:
+    spec, status = item.get("spec", {}), item.get("status", {})
+    if spec.get("completionMode") == "Indexed":
+        reporter.show(f"{item['metadata']['name']}: {status.get('succeeded', 0)} of {spec['completions']} pods done")

@@ -1,0 +1,79 @@
+"""Looking at, reading and removing what a pipeline has on a cluster: `gaudi-bert k8s status | logs | delete`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import PipelineSettings
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.follow import pods_of
+from gaudi_bert.runners.kubernetes.logs import followed_container
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from gaudi_bert.runners.kubernetes.reasons import job_outcome, worst_problem
+
+__all__ = ["delete", "show_logs", "status"]
+
+
+def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """For each step: its state, its pods by phase, and what is wrong with them, if anything."""
+    cluster.check_namespace()
+    found: dict[str, dict[str, Any]] = {}
+    for step, item in render(settings).steps.items():
+        current = cluster.read(item["kind"], item["metadata"]["name"])
+        if current is None:
+            found[step] = {"state": "not submitted"}
+            continue
+        pods = pods_of(cluster, {**current, "kind": item["kind"]})
+        phases = [pod.get("status", {}).get("phase", "Unknown") for pod in pods]
+        outcome = job_outcome(current)
+        problem = worst_problem(pods) if outcome != "complete" else None
+        found[step] = {
+            "state": outcome or ("running" if "Running" in phases else "waiting"),
+            "pods": {phase: phases.count(phase) for phase in sorted(set(phases))},
+            "problem": None if problem is None else str(problem),
+        }
+    return found
+
+
+def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, show: Callable[[str], None]) -> int:
+    """Show the logs of all pods of `step`, or of all steps, line by line; how many pods there were.
+
+    Raises:
+        InputError: there is no such step, or it has no pods.
+    """
+    cluster.check_namespace()
+    steps = render(settings).steps
+    if step is not None and step not in steps:
+        raise InputError(f"--step {step}: no such step; steps are {', '.join(steps)}")
+    shown = 0
+    for name, item in steps.items():
+        if step not in (None, name):
+            continue
+        for pod in pods_of(cluster, item):
+            container = followed_container(pod)
+            if container is not None and pod.get("status", {}).get("phase") != "Pending":
+                shown += 1
+                for line in cluster.log_lines(pod["metadata"]["name"], container, follow=False):
+                    show(f"[{pod['metadata']['name']}] {line.partition(' ')[2]}")
+    if not shown:
+        raise InputError(f"no pod of {step or settings.name} has started in namespace {cluster.namespace}; see `k8s status`")
+    return shown
+
+
+def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[str]:
+    """Remove all Jobs of the pipeline and what they share; with `data`, the volume with the work folder too.
+
+    Returns:
+        What was removed, as `Kind name`.
+    """
+    cluster.check_namespace()
+    removed = []
+    for kind in ("MPIJob", "Job"):
+        for item in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
+            removed.append((kind, item["metadata"]["name"]))
+    for item in render(settings).shared:
+        if item["kind"] != "PersistentVolumeClaim" or data:
+            removed.append((item["kind"], item["metadata"]["name"]))
+    return [f"{kind} {name}" for kind, name in removed if cluster.delete(kind, name)]

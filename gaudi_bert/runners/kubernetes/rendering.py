@@ -1,0 +1,70 @@
+"""Writes what `--on kubernetes` would submit to a folder that `kubectl apply -k` takes.
+
+    DIR/base       namespace, account, volume, pipeline file
+    DIR/data       Jobs from prepare to verify
+    DIR/training   the Job or MPIJob that trains
+    DIR/results    evaluate and report
+
+Without cards, `kubectl apply -k DIR` starts everything. With cards it starts the data only, so that no card is held while
+data are packed; `kubectl apply -k DIR/training` and `DIR/results` follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import write_text
+from gaudi_bert.config import PipelineSettings
+from gaudi_bert.runners.kubernetes.manifests import render, steps_of
+
+__all__ = ["write_rendered"]
+
+_PARTS = {
+    "data": ("prepare", "histogram", "plan", "write", "verify"),
+    "training": ("train",),
+    "results": ("evaluate", "report"),
+}
+
+
+def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path) -> list[str]:
+    """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied.
+
+    Raises:
+        InputError: the folder holds something else already, or the settings do not suit a cluster.
+    """
+    manifests = render(settings)
+    if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
+        raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
+    base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
+    _write_folder(folder / "base", base, [])
+    parts: dict[str, list[str]] = {}
+    for part, members in _PARTS.items():
+        steps = steps_of([stage for stage in members if stage in stages])
+        if steps:
+            _write_folder(folder / part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
+            parts[part] = [f"{part}/{step}.yaml" for step in steps]
+    # The first part alone where there are cards; kustomize takes a base once only, so the top lists the files of its parts.
+    together = list(parts)[: 1 if settings.resources.cards else None]
+    _write_folder(folder, {}, ["base", *(file for part in together for file in parts[part])])
+    return list(parts)
+
+
+def _write_folder(folder: Path, items: dict[str, Any], others: Sequence[str]) -> None:
+    """Write `items` and a kustomization that lists `others` and them."""
+    for name, item in items.items():
+        write_text(folder / name, _as_yaml(item))
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [*others, *items],
+    }
+    write_text(folder / "kustomization.yaml", _as_yaml(kustomization))
+
+
+def _as_yaml(item: Any) -> str:
+    return yaml.safe_dump(item, sort_keys=False, width=120)

@@ -1,0 +1,174 @@
+"""Runs a pipeline on a cluster: fills the manifests, submits step by step, and follows each step to its end.
+
+Running again continues. A Job that carries the same digest (of its manifest, the pipeline file and the volume) is followed
+if it still runs and skipped if it is complete; a finished one with another digest, or a failed one, is replaced, and then
+the stage itself skips what its work folder holds already. An active Job with another digest is another run of the same
+work folder, and is left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PipelineSettings
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.connection import ClusterError
+from gaudi_bert.runners.kubernetes.follow import TakenAwayError, follow
+from gaudi_bert.runners.kubernetes.kustomize import Manifest
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render, steps_of
+from gaudi_bert.runners.kubernetes.reasons import job_outcome
+
+__all__ = ["DIGEST", "run_on_kubernetes"]
+
+DIGEST = "gaudi-bert/manifest-sha256"
+REMOVAL_SECONDS = 120
+# How often a step is submitted again that the cluster took away more often than its Job may try.
+RESUBMISSIONS = 3
+
+
+def run_on_kubernetes(
+    settings: PipelineSettings, stages: Sequence[str], reporter: Reporter, cluster: Cluster | None = None
+) -> dict[str, Any]:
+    """Run `stages` on the cluster that the kubeconfig file names, or that this process runs in.
+
+    Returns:
+        For each step, `done` or `skipped`.
+
+    Raises:
+        InputError: no cluster, no namespace, a path that means nothing there, or another run in the same work folder.
+        FailedError: a step failed or cannot start, with the reason and the remedy.
+    """
+    manifests = render(settings)
+    cluster = cluster or Cluster(settings.kubernetes.namespace)
+    cluster.check_namespace()
+    work = _prepare_shared(cluster, settings, manifests)
+    steps = {step: _signed(manifests.steps[step], manifests.shared, work) for step in steps_of(stages)}
+    _refuse_other_runs(cluster, settings, steps)
+    _make_shared(cluster, manifests)
+    summary = {}
+    for step, item in steps.items():
+        reporter.say(f"--- {step}: {item['kind']} {item['metadata']['name']} in namespace {cluster.namespace}")
+        try:
+            summary[step] = _run_step(cluster, item, reporter, settings.kubernetes.start_seconds)
+        except KeyboardInterrupt:
+            reporter.say("what was submitted goes on; run the same command to follow it, or stop it: gaudi-bert k8s delete")
+            raise
+    return summary
+
+
+def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_seconds: float) -> str:
+    """Submit a step and follow it; where the cluster takes it away, submit it again."""
+    for attempt in range(RESUBMISSIONS + 1):
+        if not _submit(cluster, item, reporter):
+            return "skipped"
+        try:
+            follow(cluster, item, reporter, start_seconds)
+            return "done"
+        except TakenAwayError as error:
+            if attempt == RESUBMISSIONS:
+                raise
+            reporter.say(f"{error.args[0]}: submitting it again")
+    raise AssertionError("unreachable")
+
+
+def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> str:
+    """See that the claims named by the pipeline exist, make the work folder's own; its identity."""
+    kubernetes = settings.kubernetes
+    for key, name in (("work_claim", kubernetes.work_claim), ("data_claim", kubernetes.data_claim)):
+        if name and cluster.read("PersistentVolumeClaim", name) is None:
+            raise InputError(f"kubernetes.{key}: no claim {name} in namespace {cluster.namespace}; see `kubectl get pvc`")
+    own = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
+    name = own[0]["metadata"]["name"] if own else str(kubernetes.work_claim)
+    claim = cluster.read("PersistentVolumeClaim", name) or _create(cluster, own[0])
+    phase = claim.get("status", {}).get("phase")
+    if phase == "Lost":
+        raise InputError(f"volume claim {name} has lost its volume; remove it with `gaudi-bert k8s delete PIPELINE --data`")
+    return str(claim["metadata"].get("uid", ""))
+
+
+def _create(cluster: Cluster, item: Manifest) -> Manifest:
+    """Make `item`, or take the one that somebody made at the same moment."""
+    try:
+        return cluster.create(item)
+    except ClusterError as error:
+        found = cluster.read(item["kind"], item["metadata"]["name"]) if error.status == 409 else None
+        if found is None:
+            raise
+        return found
+
+
+def _make_shared(cluster: Cluster, manifests: Manifests) -> None:
+    for item in manifests.shared:
+        if item["kind"] == "PersistentVolumeClaim":
+            continue
+        if cluster.read(item["kind"], item["metadata"]["name"]) is None:
+            _create(cluster, item)
+        elif item["kind"] == "ConfigMap":
+            cluster.replace(item)
+
+
+def _signed(item: Manifest, shared: Sequence[Manifest], work: str) -> Manifest:
+    """`item` with the digest of all that its result depends on."""
+    pipeline = [one["data"] for one in shared if one["kind"] == "ConfigMap"]
+    text = json.dumps([item, pipeline, work], sort_keys=True)
+    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    metadata = {**item["metadata"], "annotations": {**item["metadata"].get("annotations", {}), DIGEST: digest}}
+    return {**item, "metadata": metadata}
+
+
+def _digest(item: Manifest) -> str | None:
+    return (item["metadata"].get("annotations") or {}).get(DIGEST)
+
+
+def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: dict[str, Manifest]) -> None:
+    ours = {(item["kind"], item["metadata"]["name"]): _digest(item) for item in steps.values()}
+    for kind in ("Job", "MPIJob"):
+        for found in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
+            name = found["metadata"]["name"]
+            if job_outcome(found) is None and ours.get((kind, name)) != _digest(found):
+                raise InputError(
+                    f"{kind} {name} of another run works in the same work folder; wait for it (`gaudi-bert k8s status`), "
+                    "stop it (`gaudi-bert k8s delete`), or give this pipeline another name"
+                )
+
+
+def _submit(cluster: Cluster, item: Manifest, reporter: Reporter) -> bool:
+    """Submit `item` unless it is there already; False where it is complete."""
+    kind, name = item["kind"], item["metadata"]["name"]
+    for _ in range(3):
+        found = cluster.read(kind, name)
+        if found is not None:
+            outcome = job_outcome(found)
+            if _digest(found) == _digest(item) and outcome == "complete":
+                reporter.say(f"{name}: complete already, nothing to do")
+                return False
+            if _digest(found) == _digest(item) and outcome is None:
+                reporter.say(f"{name}: submitted already, following it")
+                return True
+            if outcome is None:
+                raise InputError(f"{kind} {name} was submitted by another run at the same time; run one at a time")
+            _remove(cluster, kind, name)
+        try:
+            cluster.create(item)
+            return True
+        except ClusterError as error:
+            if error.status != 409:
+                raise
+            # Somebody made one at the same moment: look at it.
+    raise FailedError(f"{kind} {name} is made by others again and again; run one pipeline of this name at a time")
+
+
+def _remove(cluster: Cluster, kind: str, name: str) -> None:
+    """Remove a finished Job and wait until its name is free."""
+    cluster.delete(kind, name)
+    until = time.monotonic() + REMOVAL_SECONDS
+    while cluster.read(kind, name) is not None:
+        if time.monotonic() >= until:
+            raise FailedError(f"{kind} {name} is still there {REMOVAL_SECONDS} s after its removal; see `kubectl get`")
+        time.sleep(0.5)

@@ -1,0 +1,169 @@
+"""What a run would be: for each step its image, its pods and what they ask for, and roughly how long it takes (`--dry-run`).
+
+Times are orders of magnitude, for planning a day and not for comparing machines. Data stages are counted in bytes: the
+speeds are those seen on two busy cores. Training is counted in floating-point operations, forward and backward, for each
+slot of a pack: 6 for every weight of the encoder, 12 L H a layer for attention, and 6 for every weight of the output layer
+at the share of positions that is masked; a third of that for evaluation, which has no backward pass. The speed of a core was
+seen with the demo; that of a card is what published logs of the predecessor on 8 cards amount to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.artefacts.work_folder import WorkFolder
+from gaudi_bert.common.files import read_json
+from gaudi_bert.common.progress import human_seconds
+from gaudi_bert.config import PipelineSettings
+from gaudi_bert.runners.images import image_reference
+
+__all__ = ["StepOutlook", "look_ahead"]
+
+PREPARE_BYTES_A_SECOND = 4e6
+RECORD_BYTES_A_SECOND = 200e6
+CORE_OPERATIONS_A_SECOND = 30e9
+CARD_OPERATIONS_A_SECOND = 30e12
+# Bytes of examples for one byte of text.
+EXPANSION = 1.8
+PYTHON_DOCS_BYTES = 500_000
+START_SECONDS = 5.0
+_TRAIN_IMAGE = ("train", "evaluate")
+_SHARED = ("prepare", "histogram", "write")
+
+
+@dataclass(frozen=True)
+class StepOutlook:
+    """One stage to come.
+
+    Attributes:
+        stage: its name.
+        image: the container image, where it runs in one.
+        containers: how many work side by side.
+        cpu, memory, cards: what each asks for in a container.
+        seconds: roughly how long it takes; None where the size of its input is not known yet.
+    """
+
+    stage: str
+    image: str
+    containers: int
+    cpu: str
+    memory: str
+    cards: int
+    seconds: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        count = f"{self.containers} x " if self.containers > 1 else ""
+        cards = f", {self.cards} card{'s' if self.cards > 1 else ''}" if self.cards else ""
+        took = "time unknown before the data are there" if self.seconds is None else f"about {human_seconds(self.seconds)}"
+        return f"{self.stage}: {count}{self.image} ({self.cpu} cpu, {self.memory}{cards}), {took}"
+
+
+def look_ahead(settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path) -> list[StepOutlook]:
+    """The stages to come, in order, for the data that are there now."""
+    folder = WorkFolder.of(settings, work, pipeline_folder)
+    return [_outlook(settings, stage, folder, pipeline_folder) for stage in stages]
+
+
+def _outlook(settings: PipelineSettings, stage: str, folder: WorkFolder, pipeline_folder: Path) -> StepOutlook:
+    resources, images = settings.resources, settings.images
+    in_training = stage in _TRAIN_IMAGE
+    asked = resources.training if in_training else resources.data
+    containers = resources.workers if stage == "train" else resources.data_workers if stage in _SHARED else 1
+    return StepOutlook(
+        stage=stage,
+        image=image_reference(images, images.train if in_training else images.data),
+        containers=containers,
+        cpu=asked.cpu,
+        memory=asked.memory_limit or asked.memory,
+        cards=resources.cards if stage == "train" else min(resources.cards, 1) if in_training else 0,
+        seconds=_seconds(settings, stage, folder, pipeline_folder),
+    )
+
+
+def _seconds(settings: PipelineSettings, stage: str, folder: WorkFolder, pipeline_folder: Path) -> float | None:
+    if stage in ("plan", "report"):
+        return START_SECONDS
+    if stage == "train":
+        return _training_seconds(settings, folder)
+    if stage == "evaluate":
+        return _evaluation_seconds(settings, folder)
+    text_bytes = _text_bytes(settings, pipeline_folder)
+    processes = settings.resources.data_processes * (settings.resources.data_workers if stage in _SHARED else 1)
+    if stage == "prepare":
+        work = None if text_bytes is None else text_bytes * settings.prepare.duplicates / PREPARE_BYTES_A_SECOND
+    else:
+        size = _record_bytes(settings, folder, text_bytes)
+        work = None if size is None else size / RECORD_BYTES_A_SECOND
+    return None if work is None else START_SECONDS + work / processes
+
+
+def _text_bytes(settings: PipelineSettings, pipeline_folder: Path) -> int | None:
+    """Bytes of the text, None where there is none to be seen from here."""
+    text = settings.prepare.text
+    total = 0
+    for name in (text,) if isinstance(text, str) else text or ():
+        if name == "python-docs":
+            total += PYTHON_DOCS_BYTES
+            continue
+        paths = [Path(found) for found in glob(str(pipeline_folder / name))]
+        total += sum(_size(path) for path in paths)
+    return total or None
+
+
+def _record_bytes(settings: PipelineSettings, folder: WorkFolder, text_bytes: int | None) -> float | None:
+    """Bytes of the unpacked records: those that are there, or those that the text will make."""
+    there = sum(_size(Path(found)) for name in folder.splits for found in glob(str(folder.split(name).records)))
+    if there:
+        return there
+    return None if text_bytes is None else text_bytes * settings.prepare.duplicates * EXPANSION
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(child.stat().st_size for child in path.rglob("*") if child.is_file())
+    return path.stat().st_size
+
+
+def _training_seconds(settings: PipelineSettings, folder: WorkFolder) -> float:
+    training, resources = settings.training, settings.resources
+    # Without a plan, one sequence a pack is taken, so that the time is rather too long.
+    factor = _plan_total(folder, "train", "packing_factor") or 1.0
+    packs = training.updates * training.global_batch_sequences / factor
+    return START_SECONDS + packs * _operations_a_pack(settings) / resources.workers / _speed(resources.cards)
+
+
+def _evaluation_seconds(settings: PipelineSettings, folder: WorkFolder) -> float | None:
+    """Once packed and once unpacked; None before the evaluation data are planned."""
+    packs = _plan_total(folder, "evaluation", "packs") if folder.has_evaluation else 0.0
+    if packs is None:
+        return None
+    rows = packs * (1 + (_plan_total(folder, "evaluation", "packing_factor") or 1.0))
+    return START_SECONDS + rows * _operations_a_pack(settings) / 3 / _speed(min(settings.resources.cards, 1))
+
+
+def _operations_a_pack(settings: PipelineSettings) -> float:
+    model, length = settings.model, settings.prepare.max_sequence_length
+    hidden, vocabulary = model.hidden_size, model.vocab_size or settings.prepare.train_vocab
+    encoder = model.num_hidden_layers * (4 * hidden**2 + 2 * hidden * model.intermediate_size)
+    output = settings.prepare.masked_lm_probability * (hidden**2 + hidden * vocabulary)
+    return length * (6 * (encoder + output) + 12 * model.num_hidden_layers * length * hidden)
+
+
+def _speed(cards: int) -> float:
+    """Operations a second of one container."""
+    return cards * CARD_OPERATIONS_A_SECOND or len(os.sched_getaffinity(0)) * CORE_OPERATIONS_A_SECOND
+
+
+def _plan_total(folder: WorkFolder, split: str, key: str) -> float | None:
+    """A total of a split's plan, None where there is no plan yet."""
+    plan = folder.split(split).plan
+    return float(read_json(plan)["totals"][key]) if plan.exists() else None

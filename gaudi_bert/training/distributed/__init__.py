@@ -1,0 +1,1 @@
+"""Several processes that train one model: sums over all, and one end for all."""

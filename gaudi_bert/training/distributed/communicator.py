@@ -1,0 +1,89 @@
+"""Who else trains, and how sums travel between the processes.
+
+The training loop speaks to a `Communicator` only. With one process nothing travels, and Horovod is not needed. Gradients are
+summed, not averaged: the loss of every process is already divided by what belongs to the whole update (see
+`normalization.py`), so the sum is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.launch import find_launch
+from gaudi_bert.config import TrainingSettings
+
+__all__ = ["Communicator", "connect"]
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """One process on its own: rank 0 of 1.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        size: how many processes train together.
+        local_size: how many of them are on this host.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and speaks: rank 0."""
+        return self.rank == 0
+
+    def sum_tensors(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over all processes, inside a graph."""
+        return list(tensors)
+
+    def sum_array(self, values: np.ndarray) -> np.ndarray:
+        """The sum over all processes of a small host array (float64)."""
+        return np.asarray(values, np.float64)
+
+    def any_true(self, value: bool) -> bool:
+        """Whether `value` is true in at least one process; the same answer in all."""
+        return bool(self.sum_array(np.array([float(value)]))[0] > 0)
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        """Give every process the values of rank 0."""
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        self.sum_array(np.zeros(1))
+
+    def note(self, place: str, *, slow: bool = False) -> None:
+        """Say what this process is working on: a sign of work for the watchdog. `slow`: it may take longer than usual."""
+
+    def arrive(self) -> None:
+        """Say that this process's share is done, and that it is about to wait for the others."""
+
+    @contextmanager
+    def watched(self, settings: TrainingSettings) -> Iterator[Communicator]:
+        """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
+
+        The communicator of the context is the one to work with. The device must be open.
+        """
+        del settings
+        yield self
+
+
+def connect(settings: TrainingSettings) -> Communicator:
+    """Join the processes that a launcher started together; without one, this process alone.
+
+    Raises:
+        InputError: started by a launcher, but Horovod is missing or cannot connect.
+    """
+    launch = find_launch()
+    if launch is None or launch.size == 1:
+        return Communicator()
+    # Imported late: one process alone loads nothing of it.
+    from gaudi_bert.training.distributed.horovod import connect_by_horovod
+
+    return connect_by_horovod(launch, settings)

@@ -1,0 +1,105 @@
+"""Several processes by Horovod: the upstream one on CPUs (Gloo or MPI), or habana-horovod on Gaudi, which has the same name.
+
+The first call is `hvd.init()`: on Gaudi, the device may be loaded only after it, and TensorFlow used only then. Tensors
+are reduced one by one under fixed names; Horovod merges what is ready at the same time into buffers of
+`training.fusion_bytes`. Small host arrays travel as float64 through the CPU, whatever the device is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import Launch
+from gaudi_bert.config import TrainingSettings
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.distributed.watch_session import watch_session
+from gaudi_bert.training.distributed.watchdog import Watchdog
+
+__all__ = ["HorovodCommunicator", "connect_by_horovod"]
+
+
+@dataclass(frozen=True)
+class HorovodCommunicator(Communicator):
+    """One of several processes.
+
+    Attributes:
+        horovod: the module `horovod.tensorflow`.
+        watchdog: None until it watches.
+    """
+
+    horovod: Any = None
+    watchdog: Watchdog | None = None
+
+    def sum_tensors(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums over all processes, inside a graph."""
+        hvd = self.horovod
+        return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
+
+    def sum_array(self, values: np.ndarray) -> np.ndarray:
+        """The sum over all processes of a small host array (float64)."""
+        self.arrive()
+        with tf.device("/CPU:0"):
+            array = tf.constant(np.asarray(values, np.float64))
+            return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        """Give every process the values of rank 0."""
+        self.arrive()
+        for index, variable in enumerate(variables):
+            variable.assign(self.horovod.broadcast(tf.convert_to_tensor(variable), 0, name=f"state_{index}"))
+
+    def note(self, place: str, *, slow: bool = False) -> None:
+        """Say what this process is working on: a sign of work for the watchdog. `slow`: it may take longer than usual."""
+        if self.watchdog is not None:
+            self.watchdog.note(place, slow)
+
+    def arrive(self) -> None:
+        """Say that this process's share is done, and that it is about to wait for the others."""
+        if self.watchdog is not None:
+            self.watchdog.arrive()
+
+    @contextmanager
+    def watched(self, settings: TrainingSettings) -> Iterator[Communicator]:
+        """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
+
+        The communicator of the context is the one to work with. The device must be open.
+        """
+        with watch_session(self, settings) as watchdog:
+            yield replace(self, watchdog=watchdog)
+
+
+def connect_by_horovod(launch: Launch, settings: TrainingSettings) -> HorovodCommunicator:
+    """`hvd.init()`.
+
+    Raises:
+        InputError: Horovod is missing, cannot connect, or finds other processes than the launcher says.
+    """
+    who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(settings.fusion_bytes))
+    try:
+        hvd = importlib.import_module("horovod.tensorflow")
+    except ImportError as error:
+        raise InputError(
+            f"{who}: several processes need Horovod, and it is not installed ({error}); on CPUs run `make setup-horovod`, "
+            "on Gaudi use the training image with habana-horovod, or start one process without a launcher"
+        ) from error
+    try:
+        hvd.init()
+        rank, size, local_size = hvd.rank(), hvd.size(), hvd.local_size()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InputError(f"{who}: Horovod cannot connect ({' '.join(str(error).split())}); start all ranks again") from error
+    if (rank, size) != (launch.rank, launch.size):
+        raise InputError(
+            f"{who}: Horovod says rank {rank} of {size}; it was probably built without MPI: "
+            "start the processes by `horovodrun --gloo`, or build Horovod with MPI"
+        )
+    return HorovodCommunicator(rank, size, local_size, hvd)

@@ -1,0 +1,1 @@
+"""The training step as a graph, looked at without running it."""

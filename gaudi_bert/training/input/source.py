@@ -1,0 +1,186 @@
+"""Where training and evaluation data comes from: a packed folder, plain unpacked records, or those packed on the fly.
+
+Every size of packed data is taken from its metadata; those of unpacked records from their first record. An unpacked sequence
+is fed to the model as a pack of one sequence, so both kinds go through the same graph. What does not fit the model is
+refused before anything is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.records.files import find_vocabulary, list_record_files
+from gaudi_bert.records.metadata import METADATA_NAME, Metadata
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
+from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import RecordStream, read_records
+
+__all__ = ["DataSource", "SourceFile", "check_fits", "open_source"]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One TFRecord file.
+
+    Attributes:
+        path: where it is.
+        packs: records in it; None where nothing says so.
+        compression: as TensorFlow names it: "", "GZIP" or "ZLIB".
+    """
+
+    path: Path
+    packs: int | None
+    compression: str
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Records and their sizes.
+
+    Attributes:
+        path: the folder (or file) as it was given.
+        schema: names, types and lengths of the features of a record.
+        files: the shards, in the order of the metadata or by name.
+        packing_factor: sequences a record on average; 1 when unpacked.
+        vocabulary_size: None where it is not recorded.
+        identity: what distinguishes these records from others, for the settings of a run.
+        efficiency: real tokens a slot, on average; None where nothing says it.
+        on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
+    """
+
+    path: Path
+    schema: PackedSchema | UnpackedSchema
+    files: tuple[SourceFile, ...]
+    packing_factor: float
+    vocabulary_size: int | None
+    identity: str
+    efficiency: float | None = None
+    on_the_fly: tuple[OnTheFlyGroup, ...] = ()
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether records are packs; otherwise each is one sequence."""
+        return isinstance(self.schema, PackedSchema)
+
+    @property
+    def depth(self) -> int:
+        """Most sequences of a record; 1 when unpacked."""
+        return self.schema.depth if isinstance(self.schema, PackedSchema) else 1
+
+    @property
+    def packs(self) -> int | None:
+        """Records in all files; None where nothing says so."""
+        if self.on_the_fly:
+            return sum(group.packs for group in self.on_the_fly)
+        counts = [file.packs for file in self.files if file.packs is not None]
+        return sum(counts) if len(counts) == len(self.files) else None
+
+    def share(self, rank: int, size: int) -> tuple[SourceFile, ...]:
+        """The files that process `rank` of `size` trains on: those whose number mod `size` is `rank`.
+
+        Raises:
+            InputError: the processes would get unequal shares.
+        """
+        count = len(self.files)
+        if count % size:
+            fitting = [number for number in range(1, count + 1) if count % number == 0]
+            raise InputError(
+                f"{self.path}: {count} files cannot be shared evenly by {size} processes; "
+                f"use a number of processes among {fitting}, or write the data again with packing.shard_multiple = {size}, "
+                f"or a multiple of it"
+            )
+        return self.files[rank::size]
+
+
+def open_source(path: Path | str) -> DataSource:
+    """Find out what lies at `path`: a packed folder, or unpacked records (a folder, a file or a glob).
+
+    Raises:
+        InputError: nothing is there, a shard is missing or has another size than its metadata says, or the first record
+            is not a pretraining example.
+    """
+    path = Path(path)
+    sibling = path.resolve().with_name(f"{path.resolve().name}_metadata.json")
+    if path.is_dir() and ((path / METADATA_NAME).exists() or sibling.exists()):
+        return _packed_source(path, read_metadata(path))
+    return _unpacked_source(path)
+
+
+def _packed_source(path: Path, metadata: Metadata) -> DataSource:
+    files = []
+    for shard in metadata.shards:
+        file = path / shard.name
+        if not file.is_file():
+            raise InputError(f"{file}: the shard is missing, the metadata names it; write the packed data again")
+        size = file.stat().st_size
+        if size != shard.bytes:
+            raise InputError(f"{file}: has {size:,} bytes, the metadata says {shard.bytes:,}; write the packed data again")
+        files.append(SourceFile(file, shard.packs, ""))
+    return DataSource(
+        path=path,
+        schema=metadata.packed_schema,
+        files=tuple(files),
+        packing_factor=metadata.packing_factor,
+        vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
+        identity=_digest([shard.model_dump() for shard in metadata.shards]),
+        efficiency=metadata.efficiency,
+    )
+
+
+def _unpacked_source(path: Path) -> DataSource:
+    found = list_record_files(path)
+    first = next(read_records(found[0].path), None)
+    if first is None:
+        raise InputError(f"{found[0].path}: holds no records; remove it, or give the right folder")
+    try:
+        features = decode_example(first)
+        if "next_sentence_positions" in features:
+            raise RecordError(f"holds packs, but there is no {METADATA_NAME} beside it; write the packed data to its end")
+        schema = unpacked_schema_of(features)
+        check_features(features, schema)
+    except RecordError as error:
+        raise InputError(f"{found[0].path}: record 0: {error}") from error
+    vocabulary = find_vocabulary(path)
+    return DataSource(
+        path=path,
+        schema=schema,
+        files=tuple(SourceFile(file.path, None, _compression(file.path)) for file in found),
+        packing_factor=1.0,
+        vocabulary_size=sum(1 for _ in vocabulary.open("rb")) if vocabulary is not None else None,
+        identity=_digest([[file.name, file.bytes] for file in found]),
+    )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode("utf-8")).hexdigest()
+
+
+def _compression(path: Path) -> str:
+    with RecordStream(path) as stream:
+        return stream.compression
+
+
+def check_fits(source: DataSource, config: BertConfig) -> None:
+    """Refuse data that the model cannot take.
+
+    Raises:
+        InputError: packs are longer than the model's positions, or the vocabulary is larger than the model's.
+    """
+    if source.schema.max_sequence_length > config.max_position_embeddings:
+        raise InputError(
+            f"{source.path}: its sequences have up to {source.schema.max_sequence_length} positions, the model has "
+            f"model.max_position_embeddings = {config.max_position_embeddings}; give the model at least as many"
+        )
+    if source.vocabulary_size is not None and source.vocabulary_size > config.vocab_size:
+        raise InputError(
+            f"{source.path}: its vocabulary has {source.vocabulary_size:,} tokens, the model has "
+            f"model.vocab_size = {config.vocab_size:,}; give the model at least as many, or the data of its vocabulary"
+        )

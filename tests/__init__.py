@@ -1,0 +1,1 @@
+"""The tests, one import root: `tests.oracles` holds naive twins, `tests.builders` what makes test data."""

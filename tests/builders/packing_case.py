@@ -1,0 +1,91 @@
+"""A small data set, from unpacked files to a packed folder, for the tests of what comes after packing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings
+from gaudi_bert.stages.histogram import histogram
+from gaudi_bert.stages.plan import plan
+from gaudi_bert.stages.write import write
+from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence
+
+QUIET = Reporter(quiet=True)
+
+
+@dataclass(frozen=True)
+class PackingCase:
+    """Where everything lies."""
+
+    records: Path
+    plan: Path
+    packed: Path
+    sequences: list[dict]
+
+
+def make_case(
+    folder: Path,
+    files: int = 5,
+    sequences_a_file: int = 23,
+    max_sequence_length: int = 29,
+    max_predictions: int = 5,
+    seed: int = 3,
+    encode=packed_list,
+    compress=bytes,
+    **settings,
+) -> PackingCase:
+    """Write, count, plan and pack; two files a group unless `settings` say otherwise."""
+    rng = random.Random(seed)
+    records = folder / "records"
+    records.mkdir(parents=True)
+    sequences = []
+    for number in range(files):
+        payloads = []
+        for _ in range(sequences_a_file):
+            order = list(UNPACKED_KEYS)
+            rng.shuffle(order)
+            sequences.append(random_sequence(rng, max_sequence_length, max_predictions))
+            payloads.append(example(sequences[-1], order, encode))
+        (records / f"part-{number}").write_bytes(compress(b"".join(frame(payload) for payload in payloads)))
+    chosen = PackingSettings(**{"group_sequences": 2 * sequences_a_file, "shard_multiple": 4, **settings})
+    histogram(records, folder / "histogram.json", reporter=QUIET)
+    plan([folder / "histogram.json"], folder / "plan.json", chosen, reporter=QUIET)
+    write(records, folder / "plan.json", folder / "packed", reporter=QUIET)
+    return PackingCase(records, folder / "plan.json", folder / "packed", sequences)
+
+
+def sequence_key(ids: list[int], segments: list[int], masked: list[tuple[int, int]], label: int) -> tuple:
+    """What makes two sequences the same, wherever they stand in a pack."""
+    return (tuple(ids), tuple(segments), tuple(masked), label)
+
+
+def unpacked_key(features: dict) -> tuple:
+    length, masked = sum(features["input_mask"]), int(sum(features["masked_lm_weights"]))
+    pairs = list(zip(features["masked_lm_positions"][:masked], features["masked_lm_ids"][:masked], strict=True))
+    return sequence_key(
+        features["input_ids"][:length], features["segment_ids"][:length], pairs, features["next_sentence_labels"][0]
+    )
+
+
+def packed_keys(row: dict) -> list[tuple]:
+    """The sequences of one pack, each feature a list."""
+    keys = []
+    for number in range(1, max(row["input_mask"]) + 1):
+        start, length = row["input_mask"].index(number), row["input_mask"].count(number)
+        assert row["next_sentence_positions"][number - 1] == start
+        assert row["next_sentence_weights"][number - 1] == 1
+        assert row["positions"][start : start + length] == list(range(length))
+        slots = [slot for slot, weight in enumerate(row["masked_lm_weights"]) if weight == number]
+        pairs = [(row["masked_lm_positions"][slot] - start, row["masked_lm_ids"][slot]) for slot in slots]
+        keys.append(
+            sequence_key(
+                row["input_ids"][start : start + length],
+                row["segment_ids"][start : start + length],
+                pairs,
+                row["next_sentence_labels"][number - 1],
+            )
+        )
+    return keys

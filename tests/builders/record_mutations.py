@@ -1,0 +1,229 @@
+"""A seeded fuzzer of TFRecord files of unpacked examples.
+
+`mutants(seed, count)` gives damaged files, each with the kind of damage. Damage comes in two sorts: to the
+file (bits flipped, bytes lost or added, records swapped, lengths that lie, with the checksum of the length
+made right), and to a record whose checksums are then made right again, so that it reaches the parser behind
+them.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.oracles.wire import (
+    UNPACKED_KEYS,
+    example,
+    field,
+    frame,
+    map_entry,
+    masked_crc,
+    packed_list,
+    random_sequence,
+    split_list,
+    unpacked_list,
+    varint,
+)
+
+MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS = 13, 3
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A damaged file."""
+
+    number: int
+    kind: str
+    data: bytes
+    original: bytes
+
+
+def make_payloads(rng: random.Random) -> list[bytes]:
+    """The records of a small legal file, map entries in a random order."""
+    payloads = []
+    for _ in range(rng.randint(1, 4)):
+        order = list(UNPACKED_KEYS)
+        rng.shuffle(order)
+        payloads.append(example(random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS), order))
+    return payloads
+
+
+def flip_bits(rng: random.Random, data: bytes) -> bytes:
+    """One to eight bits changed."""
+    out = bytearray(data)
+    for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
+        if out:
+            out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def truncate(rng: random.Random, data: bytes) -> bytes:
+    """The end is missing."""
+    return data[: rng.randrange(len(data))] if data else data
+
+
+def insert_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Bytes added somewhere."""
+    place = rng.randint(0, len(data))
+    return data[:place] + rng.choice([rng.randbytes(rng.randint(1, 40)), bytes(rng.randint(1, 40))]) + data[place:]
+
+
+def delete_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Bytes lost somewhere."""
+    start = rng.randrange(max(1, len(data)))
+    return data[:start] + data[start + rng.randint(1, 40) :]
+
+
+def overwrite_bytes(rng: random.Random, data: bytes) -> bytes:
+    """A run of bytes replaced: zeros, ones, or noise (a lost disk block)."""
+    start = rng.randrange(max(1, len(data)))
+    length = min(rng.randint(1, 64), len(data) - start)
+    run = rng.choice([bytes(length), b"\xff" * length, rng.randbytes(length)])
+    return data[:start] + run + data[start + length :]
+
+
+FILE_DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "bits flipped": flip_bits,
+    "truncated": truncate,
+    "bytes inserted": insert_bytes,
+    "bytes deleted": delete_bytes,
+    "bytes overwritten": overwrite_bytes,
+}
+
+
+def whole_records(rng: random.Random, payloads: list[bytes]) -> bytes:
+    """Records swapped, lost or doubled: what is left is a legal TFRecord."""
+    kept = list(payloads)
+    action = rng.choice(["swap", "lose", "double"])
+    if action == "swap":
+        rng.shuffle(kept)
+    elif action == "lose":
+        del kept[rng.randrange(len(kept))]
+    else:
+        kept.insert(rng.randint(0, len(kept)), rng.choice(payloads))
+    return b"".join(frame(payload) for payload in kept)
+
+
+def lying_length(rng: random.Random, payloads: list[bytes]) -> bytes:
+    """One record claims another length, a little or hugely wrong, and the checksum of the length agrees with
+    the lie."""
+    liar = rng.randrange(len(payloads))
+    length = len(payloads[liar])
+    huge = [2**31 - 1, 2**31, 2**32 - 17, 2**32, 2**40, 2**63 - 17, 2**63 - 1, 2**63, 2**64 - 16, 2**64 - 12, 2**64 - 1]
+    near = [0, 1, length - 1, length + 1, length + 4, length + rng.randint(1, 2000), rng.randint(0, length)]
+    claimed = rng.choice(huge if rng.random() < 0.5 else near)
+    return b"".join(frame(payload, claimed if index == liar else None) for index, payload in enumerate(payloads))
+
+
+def inner_lengths(rng: random.Random, payload: bytes) -> bytes:
+    """A varint inside the message replaced by another one: a nested length, a tag or a value that lies."""
+    place = rng.randrange(len(payload))
+    value = rng.choice(
+        [0, 1, 127, 128, 2**14, 2**31, 2**32 - 1, 2**35, 2**62, 2**63 - 1, 2**63, 2**64 - 1, rng.getrandbits(12)]
+    )
+    return payload[:place] + varint(value, rng.choice([0, 0, 1])) + payload[place + rng.randint(0, 3) :]
+
+
+def single_values_unpacked(key: str, values: list) -> bytes:
+    """As some writers do; it is a byte shorter than packed."""
+    return (unpacked_list if len(values) == 1 else packed_list)(key, values)
+
+
+def odd_but_legal(rng: random.Random, payload: bytes) -> bytes:
+    """Legal protobuf that few writers write: other encodings, repeated or further map entries, unknown
+    fields."""
+    features = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    other = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    repeated = rng.choice(UNPACKED_KEYS)
+    choice = rng.randrange(9)
+    if choice == 0:
+        return example(features, encode=unpacked_list)
+    if choice == 1:
+        return example(features, encode=split_list)
+    if choice == 2:
+        return example(features, extra=map_entry(repeated, other[repeated]))
+    if choice == 3:
+        return example(features, extra=map_entry("extra", [1, 2, 3]))
+    if choice == 4:
+        return example(features) + field(2, b"unknown")
+    if choice == 5:
+        return example(features) + field(1, map_entry(repeated, other[repeated]))
+    if choice == 6:
+        encodings = [packed_list, unpacked_list, split_list]
+        return example(features, encode=lambda key, values: rng.choice(encodings)(key, values))
+    if choice == 7:
+        return example(features, encode=single_values_unpacked)
+    del features[repeated]
+    return example(features)
+
+
+def off_contract(rng: random.Random, payload: bytes) -> bytes:
+    """A well-formed example whose values break the contract: holes in masks, lists of other lengths, odd
+    numbers."""
+    features = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    key = rng.choice(UNPACKED_KEYS)
+    values = features[key]
+    action = rng.randrange(4)
+    if action == 0:
+        values.insert(rng.randint(0, len(values)), values[0])
+    elif action == 1:
+        values.pop(rng.randrange(len(values)))
+    else:
+        place = rng.randrange(len(values))
+        is_float = isinstance(values[0], float)
+        values[place] = rng.choice(
+            [0.5, 2.0, float("nan"), -1.0] if is_float else [2, 255, -1, 2**31, 2**40, 2**63 - 1, -(2**63)]
+        )
+    return example(features)
+
+
+RECORD_DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
+    "record: bits flipped": flip_bits,
+    "record: truncated": truncate,
+    "record: bytes inserted": insert_bytes,
+    "record: bytes deleted": delete_bytes,
+    "record: bytes overwritten": overwrite_bytes,
+    "record: inner length": inner_lengths,
+    "record: odd but legal": odd_but_legal,
+    "record: off contract": off_contract,
+}
+
+
+def mutants(seed: int, count: int) -> Iterator[Mutant]:
+    """`count` damaged files, fixed by `seed`; every kind of damage in turn."""
+    kinds = [*FILE_DAMAGE, "whole records", "lying length", "checksums made right", *RECORD_DAMAGE]
+    for number in range(count):
+        rng = random.Random(f"{seed}:{number}")
+        kind = kinds[number % len(kinds)]
+        payloads = make_payloads(rng)
+        original = b"".join(frame(payload) for payload in payloads)
+        if kind in FILE_DAMAGE:
+            data = FILE_DAMAGE[kind](rng, original)
+        elif kind == "whole records":
+            data = whole_records(rng, payloads)
+        elif kind == "lying length":
+            data = lying_length(rng, payloads)
+        elif kind == "checksums made right":
+            data = mend_first_checksums(rng.choice(list(FILE_DAMAGE.values()))(rng, original))
+        else:
+            place = rng.randrange(len(payloads))
+            payloads[place] = RECORD_DAMAGE[kind](rng, payloads[place])
+            data = b"".join(frame(payload) for payload in payloads)
+        yield Mutant(number, kind, data, original)
+
+
+def mend_first_checksums(data: bytes) -> bytes:
+    """Make the checksums of every record that can still be followed right, whatever their lengths and
+    payloads now say."""
+    out, offset = bytearray(data), 0
+    while len(out) - offset >= 16:
+        out[offset + 8 : offset + 12] = masked_crc(bytes(out[offset : offset + 8]))
+        (length,) = struct.unpack_from("<Q", out, offset)
+        if offset + 16 + length > len(out):
+            break
+        payload = bytes(out[offset + 12 : offset + 12 + length])
+        out[offset + 12 + length : offset + 16 + length] = masked_crc(payload)
+        offset += 16 + length
+    return bytes(out)

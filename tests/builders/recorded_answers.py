@@ -1,0 +1,95 @@
+"""Pods and Jobs as a real API server describes them, in the states that matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.builders.fake_api_server import State
+
+Json = dict[str, Any]
+
+IMAGE = "gaudi-bert-data:0.1.0"
+GAUDI_NODE = {"habana.ai/gaudi": "8", "hugepages_2Mi": "96000Mi", "vpc.amazonaws.com/efa": "4"}
+STORAGE_CLASS = {"metadata": {"name": "nfs", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
+
+
+def node(name: str, **allocatable: str) -> Json:
+    """A node with our images and these resources; `hugepages_2Mi` is hugepages-2Mi."""
+    images = [{"names": [f"docker.io/library/gaudi-bert-{kind}:0.1.0"]} for kind in ("data", "train-cpu")]
+    amounts = {key.replace("hugepages_", "hugepages-"): value for key, value in allocatable.items()}
+    return {"metadata": {"name": name}, "status": {"allocatable": amounts, "images": images}}
+
+
+def pod(
+    name: str, phase: str, container: str = "plan", *, waiting: Json | None = None, ended: Json | None = None, **status: Any
+) -> Json:
+    state = {"waiting": waiting} if waiting else {"terminated": ended} if ended else {"running": {}}
+    started = phase != "Pending" or waiting
+    statuses = [{"name": container, "image": IMAGE, "state": state}] if started else []
+    return {
+        "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": [{"name": container, "image": IMAGE, "resources": {"limits": {"memory": "2Gi"}}}]},
+        "status": {"phase": phase, "containerStatuses": statuses, **status},
+    }
+
+
+def running(name: str, container: str = "plan") -> Json:
+    return pod(name, "Running", container)
+
+
+def succeeded(name: str, container: str = "plan") -> Json:
+    return pod(name, "Succeeded", container, ended={"exitCode": 0, "reason": "Completed"})
+
+
+def failed(name: str, code: int, message: str = "", reason: str = "Error", container: str = "plan") -> Json:
+    return pod(name, "Failed", container, ended={"exitCode": code, "reason": reason, "message": message})
+
+
+def unschedulable(name: str, message: str) -> Json:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return pod(name, "Pending", conditions=[condition])
+
+
+def image_missing(name: str, message: str, reason: str = "ErrImagePull") -> Json:
+    return pod(name, "Pending", waiting={"reason": reason, "message": message})
+
+
+def evicted(name: str) -> Json:
+    return {
+        "metadata": {"name": name, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": [{"name": "plan", "image": IMAGE}]},
+        "status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+    }
+
+
+def preempted(name: str) -> Json:
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": "default-scheduler: preempting to accommodate a higher priority pod",
+    }
+    return pod(name, "Failed", ended={"exitCode": 143, "reason": "Error"}, conditions=[condition])
+
+
+ACTIVE = {"active": 1}
+COMPLETE = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
+FAILED_CONDITION = {
+    "type": "Failed",
+    "status": "True",
+    "reason": "BackoffLimitExceeded",
+    "message": "Job has reached the specified backoff limit",
+}
+FAILED = {"failed": 4, "conditions": [FAILED_CONDITION]}
+
+
+def active(*pods: Json) -> State:
+    return State(ACTIVE, list(pods))
+
+
+def complete(*pods: Json) -> State:
+    return State(COMPLETE, list(pods))
+
+
+def gave_up(*pods: Json) -> State:
+    return State(FAILED, list(pods))

@@ -1,0 +1,95 @@
+"""Five updates of a tiny model on given packs, shared out over processes and micro-batches in any way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gaudi_bert.config import TrainingSettings
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.sequences import join_sequences
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.loss_denominators import Normalization
+from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.step import TrainingStep
+from tests.builders import training_data as data
+
+UPDATES = 5
+PACKS_PER_UPDATE = 12
+EXPECTED = (2.5, 2.0)  # masked tokens and sequences a pack, as `balanced` is told
+
+
+def packs_of(update: int) -> list:
+    return data.make_packs(PACKS_PER_UPDATE, seed=100 + update)
+
+
+def packed(packs: list) -> dict[str, np.ndarray]:
+    batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS, data.DEPTH)
+    return {name: np.asarray(values) for name, values in batch.items()}
+
+
+def unpacked(packs: list) -> dict[str, np.ndarray]:
+    singles = [[sequence] for pack in packs for sequence in pack]
+    batch = join_sequences(singles, data.LENGTH, data.PREDICTIONS, 1)
+    return {name: np.asarray(values) for name, values in batch.items()}
+
+
+def make_model() -> BertForPretraining:
+    config = BertConfig(
+        vocab_size=data.VOCABULARY,
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=20,
+        max_position_embeddings=data.LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=0.2,
+    )
+    return BertForPretraining(config, seed=5)
+
+
+def run_updates(
+    communicator: Communicator,
+    micro_batches: int,
+    *,
+    kind: str = "global",
+    optimizer: str = "adamw",
+    loss: str = "token",
+    make_batch=packed,
+    updates: int = UPDATES,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The parameters after `updates`, and the gradients of the last one; every process takes its share of the packs."""
+    model = make_model()
+    settings = TrainingSettings(optimizer=optimizer, beta_1=0.5)
+    rules = Optimizer(model.variables_by_name, settings)
+    step = TrainingStep(
+        model,
+        rules,
+        communicator,
+        loss=loss,
+        clip_norm=1.0,
+        accumulation_steps=micro_batches,
+        seed=3,
+        normalization=Normalization(kind, EXPECTED),
+    )
+    before = {}
+    for update in range(1, updates + 1):
+        before = {name: moment.numpy() for name, moment in rules.first_moments.items()}
+        mine = packs_of(update)[communicator.rank :: communicator.size]
+        shares = [make_batch(mine[part::micro_batches]) for part in range(micro_batches)]
+        step.run(shares, update, 1e-3)
+    gradients = {name: 2 * moment.numpy() - before[name] for name, moment in rules.first_moments.items()}
+    return {name: variable.numpy() for name, variable in model.variables_by_name.items()}, gradients
+
+
+def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    return max(float(np.abs(values - other[name]).max()) for name, values in one.items())
+
+
+def shares_of(update: int, processes: int, micro_batches: int) -> Sequence[list]:
+    """The packs of every micro-batch of every process."""
+    packs = packs_of(update)
+    return [packs[rank::processes][part::micro_batches] for rank in range(processes) for part in range(micro_batches)]

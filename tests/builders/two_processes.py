@@ -1,0 +1,128 @@
+"""What each of two real Horovod processes does for `test_distributed_processes.py`; started by horovodrun.
+
+usage: python two_processes.py DATA OUT   writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gaudi_bert.common.errors import GaudiBertError, StoppedError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PipelineSettings, TrainingSettings, pipeline_from_mapping
+from gaudi_bert.stages.evaluate import evaluate
+from gaudi_bert.stages.train import train
+from gaudi_bert.training.distributed.communicator import Communicator, connect
+from tests.builders import training_updates as work
+
+CASES = {
+    "global-1": {"micro_batches": 1},
+    "global-3": {"micro_batches": 3},
+    "lamb": {"micro_batches": 2, "optimizer": "lamb", "loss": "sequence"},
+    "balanced": {"micro_batches": 2, "kind": "balanced"},
+    "local": {"micro_batches": 2, "kind": "local"},
+}
+MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+TRAINING = {
+    "updates": 12,
+    "warmup_updates": 4,
+    "global_batch_sequences": 16,
+    "micro_batch_packs": 2,
+    "save_every_updates": 20,
+    "evaluate_every_updates": 20,
+    "log_every_updates": 1,
+    "shuffle_packs": 6,
+    "stall_seconds": 60,
+    "threads": 1,
+}
+
+
+def settings(**training) -> PipelineSettings:
+    return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
+
+
+def error_of(*arguments, **training) -> dict:
+    """The error that a run ends with."""
+    try:
+        train(settings(**training), *arguments, reporter=Reporter(quiet=True))
+    except GaudiBertError as error:
+        return {"code": error.exit_code, "text": str(error)}
+    return {}
+
+
+def stopped(data: Path, out: Path, rank: int) -> str:
+    """Train until rank 1, and nobody else, is asked to stop in its seventh update."""
+    long_run = settings(updates=1_000_000, log_every_updates=1_000_000, save_every_updates=1_000_000)
+    if rank == 1:
+        from gaudi_bert.training import loop
+
+        right = loop.TrainingLoop._update
+
+        def update_then_stop(self) -> None:
+            right(self)
+            if self._progress.update == 7:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        loop.TrainingLoop._update = update_then_stop
+    try:
+        train(long_run, data / "train", None, out, reporter=Reporter(quiet=True))
+    except StoppedError as error:
+        return str(error)
+    return ""
+
+
+def main() -> None:
+    data, out = Path(sys.argv[1]), Path(sys.argv[2])
+    # As the stage `train` would set them, before TensorFlow is used.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    connected = connect(TrainingSettings())
+    facts = {"rank": connected.rank, "size": connected.size, "local_size": connected.local_size}
+    with connected.watched(TrainingSettings(stall_seconds=60)) as communicator:
+        facts["sum"] = communicator.sum_array(np.array([1.0, communicator.rank])).tolist()
+        facts["any"] = [communicator.any_true(communicator.rank == 1), communicator.any_true(False)]
+        for name, arguments in CASES.items():
+            parameters, gradients = work.run_updates(communicator, **arguments)
+            save(out / f"{name}.npz", communicator, parameters, gradients)
+        parameters, gradients = work.run_updates(communicator, 2, make_batch=work.unpacked, updates=1)
+        save(out / "unpacked.npz", communicator, parameters, gradients)
+    facts["bits"] = [float(np.sum(values, dtype=np.float64)) for values in parameters.values()]
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = communicator.sum_array(np.array([taken.getsockname()[1] * (communicator.rank == 0)]))[0]
+        facts["port"] = error_of(data / "train", None, out / "port", watch_port=int(port))
+    facts["shards"] = error_of(data / "three", None, out / "shards")
+    facts["stopped"] = stopped(data, out / "stopped", connected.rank)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    trained = train(
+        settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=4),
+        data / "train",
+        data / "evaluation",
+        out / "trained",
+        reporter=Reporter(quiet=True),
+    )
+    facts["trained"] = trained
+    facts["evaluated"] = evaluate(data / "evaluation", out / "trained", reporter=Reporter(quiet=True))
+    (out / f"rank-{connected.rank}.json").write_text(json.dumps(facts))
+
+
+def save(path: Path, communicator: Communicator, parameters: dict, gradients: dict) -> None:
+    if communicator.is_first:
+        both = {f"parameter {name}": value for name, value in parameters.items()}
+        np.savez(path, **both, **{f"gradient {name}": value for name, value in gradients.items()})
+
+
+if __name__ == "__main__":
+    main()
