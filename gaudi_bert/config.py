@@ -19,7 +19,6 @@ from gaudi_bert.common.errors import InputError
 
 __all__ = [
     "ALGORITHMS",
-    "STAGES",
     "DockerSettings",
     "GaudiSettings",
     "ImageSettings",
@@ -35,8 +34,6 @@ __all__ = [
     "load_pipeline",
     "pipeline_from_mapping",
 ]
-
-STAGES = ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import STAGES, PipelineSettings, load_pipeline, parse_bytes
+from gaudi_bert.config import PipelineSettings, load_pipeline, parse_bytes
 
 
 def test_every_committed_pipeline_is_valid(repository: Path) -> None:
@@ -95,7 +95,3 @@ def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
 def test_settings_survive_yaml() -> None:
     settings = load_pipeline(None, ["packing.depth=max"])
     assert PipelineSettings.model_validate(yaml.safe_load(yaml.safe_dump(settings.model_dump(mode="json")))) == settings
-
-
-def test_the_stages_are_those_of_the_design() -> None:
-    assert STAGES == ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")

@@ -13,7 +13,8 @@ from gaudi_bert.artefacts.work_folder import SPLITS
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import STAGES, PipelineSettings
+from gaudi_bert.config import PipelineSettings
+from gaudi_bert.runners.stage_table import STAGES, select_stages
 
 __all__ = ["register"]
 
@@ -120,12 +121,10 @@ def run(
     json: arguments.Json = False,
 ) -> None:
     """Run the stages of a pipeline file; what is finished already is not done again."""
-    from gaudi_bert.runners.local import plan_stages
-
     if on not in RUNNERS:
         raise InputError(f"--on {on}: choose one of {', '.join(RUNNERS)}")
     settings = arguments.pipeline_settings(pipeline, set_)
-    names = plan_stages([name.strip() for name in stages.split(",") if name.strip()])
+    names = select_stages([name.strip() for name in stages.split(",") if name.strip()])
     if dry_run:
         _show_dry_run(settings, names, work, pipeline.parent, json)
         return

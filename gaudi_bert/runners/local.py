@@ -22,15 +22,13 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json, write_json, write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import STAGES, PipelineSettings
+from gaudi_bert.config import PipelineSettings
+from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, select_stages
 from gaudi_bert.stages.shards import histogram_part, histogram_parts, histogram_shard
 
-__all__ = ["LocalRun", "plan_stages", "run_stages"]
+__all__ = ["LocalRun", "run_stages"]
 
 Summary = dict[str, Any]
-
-# The stages that many machines do together, each its part.
-SHARED_STAGES = ("prepare", "histogram", "write")
 
 
 @dataclass(frozen=True)
@@ -63,18 +61,6 @@ class LocalRun:
         return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
 
 
-def plan_stages(stages: Sequence[str]) -> list[str]:
-    """`stages` in the pipeline's order.
-
-    Raises:
-        InputError: a stage is unknown.
-    """
-    unknown = [stage for stage in stages if stage not in STAGES]
-    if unknown:
-        raise InputError(f"--stages {unknown[0]}: no such stage; stages are {', '.join(STAGES)}")
-    return [stage for stage in STAGES if stage in stages]
-
-
 def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
     """Run `stages` in the pipeline's order.
 
@@ -86,8 +72,9 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
     """
     summaries: dict[str, Summary] = {}
     _check_sharing(run, stages)
-    for stage in plan_stages(stages):
+    for stage in select_stages(stages):
         run.reporter.say(f"--- {stage}")
+        _check_needs(run.folder, stage)
         summaries[stage] = _STAGE_FUNCTIONS[stage](run)
     return summaries
 
@@ -97,13 +84,16 @@ def _check_sharing(run: LocalRun, stages: Sequence[str]) -> None:
         raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
     if run.shard is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
         raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
-    if run.finish and list(stages) != ["write"]:
-        raise InputError("--finish: only `write` is finished in a step of its own; give --stages write")
+    finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
+    if run.finish and (len(stages) != 1 or stages[0] not in finished):
+        names = " or ".join(finished)
+        raise InputError(f"--finish: only `{names}` is finished in a step of its own; give --stages {names}")
 
 
-def _need(path: Path, stage: str) -> None:
-    if not path.exists():
-        raise InputError(f"{path}: is not there; run the stage `{stage}` first")
+def _check_needs(folder: WorkFolder, stage: str) -> None:
+    for needed in STAGES[stage].needs:
+        for path in STAGES[needed].missing_products(folder):
+            raise InputError(f"{path}: is not there; run the stage `{needed}` first")
 
 
 def _each_split(run: LocalRun, make: Callable[[SplitPaths], Summary]) -> Summary:
@@ -150,8 +140,6 @@ def _plan(run: LocalRun) -> Summary:
 
     def make(paths: SplitPaths) -> Summary:
         counted = histogram_parts(paths.histogram)
-        if not counted:
-            _need(paths.histogram, "histogram")
         return plan(counted, paths.plan, run.settings.packing, reporter=run.reporter, overwrite=run.overwrite)
 
     return _each_split(run, make)
@@ -161,7 +149,6 @@ def _write(run: LocalRun) -> Summary:
     from gaudi_bert.stages.write import write
 
     def make(paths: SplitPaths) -> Summary:
-        _need(paths.plan, "plan")
         return write(
             paths.records,
             paths.plan,
@@ -182,7 +169,6 @@ def _verify(run: LocalRun) -> Summary:
 
     def make(paths: SplitPaths) -> Summary:
         metadata = paths.packed / "metadata.json"
-        _need(metadata, "write")
         inputs = {"metadata_sha256": hashlib.sha256(metadata.read_bytes()).hexdigest()}
         signature = Signature("verify", {}, inputs)
         # A verification is of no use to anyone once its data changed, so it is replaced without being asked.
@@ -199,10 +185,7 @@ def _verify(run: LocalRun) -> Summary:
 def _train(run: LocalRun) -> Summary:
     folder, resources = run.folder, run.settings.resources
     data = folder.split("train").packed
-    _need(data / "metadata.json", "write")
     evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
-    if evaluation_data is not None:
-        _need(evaluation_data / "metadata.json", "write")
     if resources.workers * resources.processes_per_worker > 1 and find_launch() is None:
         return _train_together(run, data, evaluation_data)
 

@@ -20,7 +20,8 @@ from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import read_json
 from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.images import image_reference
+from gaudi_bert.runners.images import stage_image
+from gaudi_bert.runners.stage_table import STAGES, Stage
 
 __all__ = ["StepOutlook", "look_ahead"]
 
@@ -32,8 +33,6 @@ CARD_OPERATIONS_A_SECOND = 30e12
 EXPANSION = 1.8
 PYTHON_DOCS_BYTES = 500_000
 START_SECONDS = 5.0
-_TRAIN_IMAGE = ("train", "evaluate")
-_SHARED = ("prepare", "histogram", "write")
 
 
 @dataclass(frozen=True)
@@ -70,35 +69,34 @@ class StepOutlook:
 def look_ahead(settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path) -> list[StepOutlook]:
     """The stages to come, in order, for the data that are there now."""
     folder = WorkFolder.of(settings, work, pipeline_folder)
-    return [_outlook(settings, stage, folder, pipeline_folder) for stage in stages]
+    return [_outlook(settings, STAGES[stage], folder, pipeline_folder) for stage in stages]
 
 
-def _outlook(settings: PipelineSettings, stage: str, folder: WorkFolder, pipeline_folder: Path) -> StepOutlook:
-    resources, images = settings.resources, settings.images
-    in_training = stage in _TRAIN_IMAGE
-    asked = resources.training if in_training else resources.data
-    containers = resources.workers if stage == "train" else resources.data_workers if stage in _SHARED else 1
+def _outlook(settings: PipelineSettings, stage: Stage, folder: WorkFolder, pipeline_folder: Path) -> StepOutlook:
+    resources = settings.resources
+    asked = resources.training if stage.trains else resources.data
+    containers = resources.workers if stage.name == "train" else resources.data_workers if stage.shared else 1
     return StepOutlook(
-        stage=stage,
-        image=image_reference(images, images.train if in_training else images.data),
+        stage=stage.name,
+        image=stage_image(settings.images, stage),
         containers=containers,
         cpu=asked.cpu,
         memory=asked.memory_limit or asked.memory,
-        cards=resources.cards if stage == "train" else min(resources.cards, 1) if in_training else 0,
+        cards=resources.cards if stage.name == "train" else min(resources.cards, 1) if stage.trains else 0,
         seconds=_seconds(settings, stage, folder, pipeline_folder),
     )
 
 
-def _seconds(settings: PipelineSettings, stage: str, folder: WorkFolder, pipeline_folder: Path) -> float | None:
-    if stage in ("plan", "report"):
-        return START_SECONDS
-    if stage == "train":
+def _seconds(settings: PipelineSettings, stage: Stage, folder: WorkFolder, pipeline_folder: Path) -> float | None:
+    if stage.name == "train":
         return _training_seconds(settings, folder)
-    if stage == "evaluate":
+    if stage.name == "evaluate":
         return _evaluation_seconds(settings, folder)
+    if not stage.parallel:
+        return START_SECONDS
     text_bytes = _text_bytes(settings, pipeline_folder)
-    processes = settings.resources.data_processes * (settings.resources.data_workers if stage in _SHARED else 1)
-    if stage == "prepare":
+    processes = settings.resources.data_processes * (settings.resources.data_workers if stage.shared else 1)
+    if stage.name == "prepare":
         work = None if text_bytes is None else text_bytes * settings.prepare.duplicates / PREPARE_BYTES_A_SECOND
     else:
         size = _record_bytes(settings, folder, text_bytes)

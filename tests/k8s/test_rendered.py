@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import STAGES, load_pipeline
+from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
 from gaudi_bert.runners.kubernetes.rendering import write_rendered
+from gaudi_bert.runners.stage_table import STAGES
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
 from tests.k8s.manifest_checks import check_manifests
 from tests.k8s.schema_checks import VERSIONS, check_schema
@@ -55,7 +56,7 @@ def test_kustomize_builds_what_is_rendered(
 ) -> None:
     settings = cluster_settings(pipeline, variant)
     manifests = render(settings)
-    assert write_rendered(settings, STAGES, tmp_path) == ["data", "training", "results"]
+    assert write_rendered(settings, list(STAGES), tmp_path) == ["data", "training", "results"]
     built = {part: kustomize(tmp_path / part) for part in (".", "data", "training", "results")}
     for part in ("data", "training", "results"):
         assert check_manifests(built[part], external=existing_claims(settings)) == []
@@ -79,7 +80,7 @@ def test_some_stages_only_are_rendered(tmp_path: Path) -> None:
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(InputError, match="holds other files"):
-        write_rendered(load_pipeline(None), STAGES, tmp_path)
+        write_rendered(load_pipeline(None), list(STAGES), tmp_path)
 
 
 @pytest.mark.parametrize(

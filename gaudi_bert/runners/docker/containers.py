@@ -16,13 +16,13 @@ from typing import Any
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings, PodResources
 from gaudi_bert.runners.docker.mounts import bind_mount, input_mounts
-from gaudi_bert.runners.images import image_reference
+from gaudi_bert.runners.images import stage_image
 from gaudi_bert.runners.mpirun import training_command
 from gaudi_bert.runners.pod_resources import quantity_value
+from gaudi_bert.runners.stage_table import STAGES
 
 __all__ = [
     "RENDEZVOUS_PORT",
-    "TRAINING_STAGES",
     "WORK_LABEL",
     "DockerRun",
     "container_marks",
@@ -32,7 +32,6 @@ __all__ = [
 
 Container = dict[str, Any]
 
-TRAINING_STAGES = ("train", "evaluate")
 # Says which work folder a container works in, so that what a killed run left behind is found.
 WORK_LABEL = "gaudi-bert.work"
 RENDEZVOUS_PORT = 29400
@@ -77,8 +76,7 @@ class DockerRun:
 
     def image(self, stage: str) -> str:
         """The image of a stage."""
-        images = self.settings.images
-        return image_reference(images, images.train if stage in TRAINING_STAGES else images.data)
+        return stage_image(self.settings.images, STAGES[stage])
 
     def name(self, part: str) -> str:
         """The name of a container or network of this run."""
@@ -119,10 +117,11 @@ def rendezvous_container(run: DockerRun) -> Container:
 def _single_container(run: DockerRun, stage: str) -> Container:
     settings = run.settings
     resources = settings.resources
-    on_cards = stage in TRAINING_STAGES and resources.cards > 0
-    asked = resources.training if stage in TRAINING_STAGES else resources.data
+    trains = STAGES[stage].trains
+    on_cards = trains and resources.cards > 0
+    asked = resources.training if trains else resources.data
     environment = {"HOME": "/tmp"}
-    if stage in TRAINING_STAGES:
+    if trains:
         environment |= resources.environment
     container = {
         **(_on_cards(settings) if on_cards else _confined(run.user)),
@@ -136,7 +135,7 @@ def _single_container(run: DockerRun, stage: str) -> Container:
         # Where a relative path on the command line starts.
         "working_dir": os.getcwd(),
     }
-    if stage in TRAINING_STAGES and not on_cards:
+    if trains and not on_cards:
         container["shm_size"] = int(quantity_value(resources.shared_memory))
     return container
 
@@ -144,7 +143,7 @@ def _single_container(run: DockerRun, stage: str) -> Container:
 def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
     command = ["gaudi-bert", "run", os.path.abspath(run.pipeline), "--work", os.path.abspath(run.work)]
     command += ["--stages", stage, "--json", *run.flags]
-    if stage not in TRAINING_STAGES and "--workers" not in run.flags:
+    if not STAGES[stage].trains and "--workers" not in run.flags:
         # Each process takes memory, and the container's is limited.
         command += ["--workers", str(run.settings.resources.data_processes)]
     return training_command(run.settings, command, over_ssh=False) if on_cards and stage == "train" else command

@@ -15,6 +15,7 @@ from typing import Any
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.named_paths import named_paths
+from gaudi_bert.runners.stage_table import STAGES
 
 __all__ = ["bind_mount", "input_mounts"]
 
@@ -54,7 +55,7 @@ def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) 
 
     Args:
         settings: the pipeline.
-        stage: one of `gaudi_bert.config.STAGES`.
+        stage: one of `gaudi_bert.runners.stage_table.STAGES`.
         pipeline_folder: where relative paths of text and records start.
 
     Raises:
@@ -62,17 +63,11 @@ def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) 
     """
     mounts: dict[str, Mount] = {}
     for key, text in named_paths(settings):
-        if _reads(stage, key):
+        if key in STAGES[stage].reads:
             for path, source in _shown(key, text, pipeline_folder):
                 mount = bind_mount(path, key, source=source)
                 mounts[mount["Target"]] = mount
     return [mount for target, mount in mounts.items() if not _is_inside_another(target, mounts)]
-
-
-def _reads(stage: str, key: str) -> bool:
-    if key.endswith("records"):
-        return stage != "prepare"
-    return stage == ("train" if key == "training.init_checkpoint" else "prepare")
 
 
 def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[tuple[Path, Path]]:

@@ -23,16 +23,11 @@ from gaudi_bert.common.errors import FailedError, StoppedError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.docker.containers import (
-    TRAINING_STAGES,
-    DockerRun,
-    container_marks,
-    rendezvous_container,
-    stage_containers,
-)
+from gaudi_bert.runners.docker.containers import DockerRun, container_marks, rendezvous_container, stage_containers
 from gaudi_bert.runners.docker.engine import Engine
 from gaudi_bert.runners.docker.follow import Follower, follow_all, stop_all
 from gaudi_bert.runners.rendezvous import READY
+from gaudi_bert.runners.stage_table import STAGES
 
 __all__ = ["run_on_docker"]
 
@@ -58,7 +53,7 @@ def run_on_docker(
 
     Args:
         settings: the pipeline, with all that `--set` changed.
-        stages: of `gaudi_bert.config.STAGES`.
+        stages: of `gaudi_bert.runners.stage_table.STAGES`.
         pipeline: the pipeline file.
         work: the folder that holds the work folders of all pipelines.
         reporter: where progress goes.
@@ -138,7 +133,7 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
     containers = stage_containers(run, stage)
     several = f" ({len(containers)} containers)" if len(containers) > 1 else ""
     reporter.say(f"docker: {stage} in {run.image(stage)}{several}")
-    memory_key = f"resources.{'training' if stage in TRAINING_STAGES else 'data'}.memory_limit"
+    memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
     with ExitStack() as stack:
         if len(containers) > 1:
             stack.enter_context(engine.network(run.name("network"), run.labels))

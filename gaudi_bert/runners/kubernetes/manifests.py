@@ -15,21 +15,17 @@ from typing import Any
 import yaml
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import STAGES, PipelineSettings
+from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.images import image_reference
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
 from gaudi_bert.runners.mpirun import EFA_SSH_PORT, SSH_PORT, training_command
 from gaudi_bert.runners.named_paths import named_paths
 from gaudi_bert.runners.pod_resources import evaluation_resources, pod_resources, training_resources
+from gaudi_bert.runners.stage_table import STEPS
 
-__all__ = ["PIPELINE_LABEL", "STEPS", "Manifests", "pod_specs", "render", "steps_of"]
+__all__ = ["PIPELINE_LABEL", "Manifests", "pod_specs", "render"]
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
-# The Jobs of each stage, in order. `write` is finished by a Job of its own, when all its pods are done.
-STEPS: dict[str, tuple[str, ...]] = {stage: (stage,) for stage in STAGES} | {"write": ("write", "write-finish")}
-_INDEXED = ("prepare", "histogram", "write")
-# ... and those that use several processes in each pod: as many as its memory is meant for, however many cores the node has.
-_PARALLEL = (*_INDEXED, "verify")
 _DATA_FOLDER = "/data"
 # Paths that mean the same inside every container.
 _MOUNTED = (_DATA_FOLDER, "/work")
@@ -48,11 +44,6 @@ class Manifests:
     namespace: Manifest
     shared: tuple[Manifest, ...]
     steps: dict[str, Manifest]
-
-
-def steps_of(stages: Sequence[str]) -> list[str]:
-    """The steps of `stages`, in the pipeline's order."""
-    return [step for stage in STAGES if stage in stages for step in STEPS[stage]]
 
 
 def render(settings: PipelineSettings) -> Manifests:
@@ -140,13 +131,16 @@ def _fill_claim(settings: PipelineSettings, item: Manifest) -> None:
 
 
 def _fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
+    stage = STEPS[step]
+    does_the_work = step == stage.name
     for spec in pod_specs(item):
         _fill_pod(settings, spec)
     if item["kind"] == "Job":
         item["spec"]["ttlSecondsAfterFinished"] = settings.kubernetes.keep_seconds
-    if step in _INDEXED:
+    if does_the_work and stage.shared:
         _share_out(item, settings.resources.data_workers)
-    if step in _PARALLEL:
+    if does_the_work and stage.parallel:
+        # As many as a pod's memory is meant for, however many cores the node has.
         _set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
     if item["kind"] == "MPIJob":
         _fill_mpijob(settings, item)

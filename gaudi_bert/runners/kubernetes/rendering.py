@@ -20,15 +20,10 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.kubernetes.manifests import render, steps_of
+from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.stage_table import STAGES, steps_of
 
 __all__ = ["write_rendered"]
-
-_PARTS = {
-    "data": ("prepare", "histogram", "plan", "write", "verify"),
-    "training": ("train",),
-    "results": ("evaluate", "report"),
-}
 
 
 def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path) -> list[str]:
@@ -43,8 +38,8 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
     base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
     _write_folder(folder / "base", base, [])
     parts: dict[str, list[str]] = {}
-    for part, members in _PARTS.items():
-        steps = steps_of([stage for stage in members if stage in stages])
+    for part in dict.fromkeys(stage.kustomization for stage in STAGES.values()):
+        steps = steps_of(name for name in stages if STAGES[name].kustomization == part)
         if steps:
             _write_folder(folder / part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
             parts[part] = [f"{part}/{step}.yaml" for step in steps]

@@ -21,8 +21,9 @@ from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.connection import ClusterError
 from gaudi_bert.runners.kubernetes.follow import TakenAwayError, follow
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render, steps_of
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render
 from gaudi_bert.runners.kubernetes.reasons import job_outcome
+from gaudi_bert.runners.stage_table import steps_of
 
 __all__ = ["DIGEST", "run_on_kubernetes"]
 

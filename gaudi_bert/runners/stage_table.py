@@ -1,0 +1,149 @@
+"""The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
+
+A stage is made of one or more steps: where its parts are put together in the end, that is a step of its own. Adding a stage
+means one row here, its function in `local.py`, and its Job below `k8s/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_json
+from gaudi_bert.stages.shards import histogram_parts
+
+__all__ = ["SHARED_STAGES", "STAGES", "STEPS", "Stage", "select_stages", "steps_of"]
+
+Paths = Callable[[WorkFolder], list[Path]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row of the table.
+
+    Attributes:
+        name: as in `--stages`.
+        makes: the file of each of its products that is written last, so that its presence means that the product is whole.
+        image: which of the two images has what it needs; `training` has TensorFlow.
+        kustomization: the folder below `k8s/` that holds its Job: `data`, `training` or `results`.
+        needs: the stages whose products must be there before it starts.
+        follows: the stages that it also waits for where all are started at once.
+        reads: the settings that name files which it reads.
+        shared: whether many machines may do it together, each its part.
+        parts: what its parts make, where a step of its own finishes it; None where nothing has to be finished.
+        parallel: whether it uses several processes or threads, `resources.data_processes` of them.
+        is_made: whether a product is there.
+    """
+
+    name: str
+    makes: Paths
+    image: Literal["data", "training"] = "data"
+    kustomization: Literal["data", "training", "results"] = "data"
+    needs: tuple[str, ...] = ()
+    follows: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ("prepare.records", "prepare.evaluation_records")
+    shared: bool = False
+    parts: Paths | None = None
+    parallel: bool = False
+    is_made: Callable[[Path], bool] = Path.exists
+
+    @property
+    def trains(self) -> bool:
+        """Whether it runs the model: in the training image, on cards where there are any."""
+        return self.image == "training"
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names of its steps, in order."""
+        return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
+
+    def missing_products(self, folder: WorkFolder) -> list[Path]:
+        """What it makes and is not there yet."""
+        return [path for path in self.makes(folder) if not self.is_made(path)]
+
+
+def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
+    return lambda folder: [product(folder.split(name)) for name in folder.splits]
+
+
+def _examples(folder: WorkFolder) -> list[Path]:
+    return [] if folder.records is not None else [folder.examples / "examples.json"]
+
+
+def _groups(folder: WorkFolder) -> list[Path]:
+    """The manifests of all groups, or the plans that say how many there are."""
+    return [path for name in folder.splits for path in _groups_of_split(folder.split(name))]
+
+
+def _groups_of_split(paths: SplitPaths) -> list[Path]:
+    if not paths.plan.exists():
+        return [paths.plan]
+    return [paths.packed / f"group-{number:05d}.json" for number in range(len(read_json(paths.plan)["groups"]))]
+
+
+_ROWS = (
+    Stage("prepare", _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
+    Stage(
+        "histogram",
+        _of_each_split(lambda paths: paths.histogram),
+        needs=("prepare",),
+        shared=True,
+        parallel=True,
+        is_made=lambda path: bool(histogram_parts(path)),
+    ),
+    Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",)),
+    Stage(
+        "write",
+        _of_each_split(lambda paths: paths.packed / "metadata.json"),
+        needs=("plan",),
+        shared=True,
+        parts=_groups,
+        parallel=True,
+    ),
+    Stage("verify", _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
+    Stage(
+        "train",
+        lambda folder: [folder.train / "training.json"],
+        image="training",
+        kustomization="training",
+        needs=("write",),
+        follows=("verify",),
+        reads=("prepare.records", "prepare.evaluation_records", "training.init_checkpoint"),
+    ),
+    # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
+    Stage(
+        "evaluate",
+        lambda folder: [folder.evaluation_result] if folder.has_evaluation else [],
+        image="training",
+        kustomization="results",
+        follows=("train",),
+    ),
+    Stage("report", lambda folder: [folder.report], kustomization="results", follows=("train", "evaluate")),
+)
+
+STAGES: Mapping[str, Stage] = MappingProxyType({stage.name: stage for stage in _ROWS})
+STEPS: Mapping[str, Stage] = MappingProxyType({step: stage for stage in _ROWS for step in stage.steps})
+SHARED_STAGES = tuple(stage.name for stage in _ROWS if stage.shared)
+
+
+def select_stages(names: Iterable[str]) -> list[str]:
+    """`names` in the pipeline's order.
+
+    Raises:
+        InputError: a stage is unknown.
+    """
+    wanted = list(names)
+    unknown = [name for name in wanted if name not in STAGES]
+    if unknown:
+        raise InputError(f"--stages {unknown[0]}: no such stage; stages are {', '.join(STAGES)}")
+    return [name for name in STAGES if name in wanted]
+
+
+def steps_of(stages: Iterable[str]) -> list[str]:
+    """The steps of `stages`, in the pipeline's order."""
+    return [step for name in select_stages(stages) for step in STAGES[name].steps]
