@@ -6,7 +6,7 @@ ARG BASE_IMAGE=vault.habana.ai/gaudi-docker/1.14.0/ubuntu22.04/habanalabs/tensor
 
 FROM ${BASE_IMAGE}
 COPY docker/pip-install.sh /usr/local/bin/pip-install
-COPY docker/requirements.py docker/vendor_packages.py docker/kernel_cache.py docker/kernel_cache.pth /opt/gaudi-bert/
+COPY docker/requirements.py docker/vendor_packages.py /opt/gaudi-bert/
 COPY constraints.txt pyproject.toml /opt/gaudi-bert/
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     python3 /opt/gaudi-bert/vendor_packages.py record /opt/gaudi-bert/vendor /opt/gaudi-bert/constraints.txt \
@@ -15,13 +15,12 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
  && pip-install --no-cache-dir --constraint /opt/gaudi-bert/vendor/constraints.txt --requirement /opt/gaudi-bert/requirements.txt \
  && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
 COPY . /opt/gaudi-bert/src
-ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul NUMBA_CACHE_DIR=/opt/gaudi-bert/kernels
-# Kernels are compiled here, for every processor that has AVX2, and not again by each container.
+ENV NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
+# Kernels are compiled here, beside the package, for every processor that has AVX2, and not again by each container.
 RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf \
     PIP_CONSTRAINT=/opt/gaudi-bert/constraints.txt pip-install --no-cache-dir --no-deps /opt/gaudi-bert/src \
  && rm -rf /opt/gaudi-bert/src/build \
  && python3 /opt/gaudi-bert/src/docker/compile_kernels.py records \
- && cp /opt/gaudi-bert/kernel_cache.* "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && python3 /opt/gaudi-bert/vendor_packages.py check /opt/gaudi-bert/vendor
 ARG VERSION=unknown
 LABEL org.opencontainers.image.title="gaudi-bert-train-gaudi" \

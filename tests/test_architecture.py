@@ -43,7 +43,7 @@ HEAVY = {
     "tokenizers": {"corpus"},
     "scipy": {"packing"},
     "highspy": {"packing"},
-    "numba": {"packing", "records"},
+    "numba": {"common", "packing", "records"},
 }
 
 

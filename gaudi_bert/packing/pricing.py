@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.packing.compiled import MINUS_INFINITY, kernel
+from gaudi_bert.common.compiled import kernel
 
-__all__ = ["best_worth", "completion_values", "power_chain", "unwind"]
+__all__ = ["MINUS_INFINITY", "best_worth", "completion_values", "power_chain", "unwind"]
+
+MINUS_INFINITY = -1e300
+"""Stands for "not possible" in the kernels: finite, because the compiler may assume that no infinity occurs."""
 
 NOTHING = -2
 CLOSURE = -1

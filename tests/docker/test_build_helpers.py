@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,50 +121,3 @@ def test_a_base_that_is_not_the_vendors_is_refused(tmp_path: Path) -> None:
     done = run_vendor(tmp_path / "site", "record", tmp_path / "kept", tmp_path / "constraints.txt")
     assert done.returncode == 1
     assert "the base image has no Horovod, habana-tensorflow" in done.stderr
-
-
-CPUINFO = "processor\t: 0\nflags\t\t: avx2 bmi1 bmi2 f16c fma movbe pclmulqdq popcnt sse4_2 more\n"
-
-
-def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpuinfo: str = CPUINFO) -> ModuleType:
-    """kernel_cache.py in an image with one built kernel, on a machine with this processor."""
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    module = load("kernel_cache")
-    (tmp_path / "built" / "records").mkdir(parents=True)
-    (tmp_path / "built" / "records" / "kernel.nbi").write_text("code")
-    (tmp_path / "cpuinfo").write_text(cpuinfo)
-    flags = module.processor_flags(tmp_path / "cpuinfo")
-    monkeypatch.setattr(module, "processor_flags", lambda: flags)
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "built"))
-    monkeypatch.setenv("NUMBA_CPU_NAME", "x86-64-v3")
-    monkeypatch.setenv("NUMBA_CPU_FEATURES", "+sse4.2,+pclmul")
-    return module
-
-
-def test_who_may_write_beside_the_built_kernels_uses_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = kernels(monkeypatch, tmp_path)
-    monkeypatch.setattr(module.os, "access", lambda path, mode: True)
-    module.choose()
-    assert os.environ["NUMBA_CACHE_DIR"] == str(tmp_path / "built")
-
-
-def test_who_may_not_gets_a_copy_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = kernels(monkeypatch, tmp_path)
-    monkeypatch.setattr(module.os, "access", lambda path, mode: False)
-    module.choose()
-    copy = Path(os.environ["NUMBA_CACHE_DIR"])
-    assert copy.parent == tmp_path / "temporary"
-    assert (copy / "records" / "kernel.nbi").read_text() == "code"
-    (copy / "records" / "kernel.nbi").write_text("newer")
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "built"))
-    module.choose()
-    assert Path(os.environ["NUMBA_CACHE_DIR"]) == copy
-    assert (copy / "records" / "kernel.nbi").read_text() == "newer"
-    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
-
-
-def test_an_older_processor_compiles_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kernels(monkeypatch, tmp_path, CPUINFO.replace("avx2 ", "")).choose()
-    assert not {"NUMBA_CACHE_DIR", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"} & os.environ.keys()

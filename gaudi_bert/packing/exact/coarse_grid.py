@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gaudi_bert.packing.compiled import kernel
+from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
 
 __all__ = ["ROUNDS", "Grid", "coarse_counts", "fill_strategies", "interpolated_prices"]

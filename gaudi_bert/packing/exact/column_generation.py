@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gaudi_bert.packing.compiled import kernel
+from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.exact.restricted_master import Master
 from gaudi_bert.packing.mixture import Strategy
 from gaudi_bert.packing.pricing import completion_values, power_chain, unwind

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.packing.compiled import kernel
+from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
 
 __all__ = ["search_packs"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.packing.compiled import kernel
+from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
 
 __all__ = ["pack_first_fit"]

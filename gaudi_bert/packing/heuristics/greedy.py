@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation
-from gaudi_bert.packing.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, sorted_mixture
 
 __all__ = ["count_greedy_packs", "pack_greedily"]

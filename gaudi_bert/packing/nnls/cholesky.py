@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.packing.compiled import kernel
+from gaudi_bert.common.compiled import kernel
 
 __all__ = ["append_column", "remove_column", "solve_factor"]
 

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.packing.compiled import MINUS_INFINITY, kernel
+from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.nnls.cholesky import append_column, remove_column, solve_factor
-from gaudi_bert.packing.pricing import completion_values, power_chain, unwind
+from gaudi_bert.packing.pricing import MINUS_INFINITY, completion_values, power_chain, unwind
 
 __all__ = ["NnlsSolution", "solve_nnls"]
 

@@ -1,0 +1,128 @@
+"""Kernels that are compiled once, and anew when anything they are made of changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gaudi_bert
+from gaudi_bert.common import compiled
+
+PACKAGE = Path(gaudi_bert.__file__).resolve().parent
+
+CONSTANTS = "FACTOR = 3\n"
+HELPER = """
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.room.constants import FACTOR
+
+@kernel
+def times(value):
+    return FACTOR * value
+"""
+PROGRAM = """
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.room.helper import times
+
+@kernel
+def run(value):
+    return times(value) + 1
+
+if __name__ == "__main__":
+    import gaudi_bert.room.program as program
+    print(program.run(5), sum(program.run.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A small package of the same name, with a kernel that calls one of another file, which uses a constant of a third."""
+    room = tmp_path / "gaudi_bert" / "room"
+    room.mkdir(parents=True)
+    shutil.copytree(PACKAGE / "common", tmp_path / "gaudi_bert" / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (room, room.parent):
+        (folder / "__init__.py").write_text("")
+    (room / "constants.py").write_text(CONSTANTS)
+    (room / "helper.py").write_text(HELPER)
+    (room / "program.py").write_text(PROGRAM)
+    (room / "unrelated.py").write_text("")
+    return room
+
+
+def run(package: Path, **environment: str) -> tuple[str, str]:
+    """What a new process prints: the kernel's result, and how often it came from the disk; and what it complains of."""
+    folder = package.parents[1]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    own = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "gaudi_bert.room.program"]
+    variables = kept | own | environment
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_a_kernel_is_compiled_once_and_again_when_what_it_uses_has_changed(package: Path) -> None:
+    assert run(package) == ("16 0", "")
+    (package / "unrelated.py").write_text("NEW = 1\n")
+    assert run(package) == ("16 1", "")
+    (package / "constants.py").write_text("FACTOR = 4\n")
+    assert run(package) == ("21 0", "")
+    assert run(package) == ("21 1", "")
+
+
+def test_kernels_go_to_the_users_cache_where_the_package_cannot_be_written(package: Path) -> None:
+    (package / "__pycache__").write_text("a file in the place of the folder")
+    assert run(package) == ("16 0", "")
+    assert run(package) == ("16 1", "")
+    assert list((package.parents[1] / "cache").rglob("program.run-*.nbi"))
+
+
+def test_kernels_go_to_the_temporary_folder_where_there_is_no_home(package: Path) -> None:
+    (package / "__pycache__").write_text("a file in the place of the folder")
+    assert run(package, XDG_CACHE_HOME="/dev/null") == ("16 0", "")
+    assert run(package, XDG_CACHE_HOME="/dev/null") == ("16 1", "")
+
+
+def test_without_any_place_one_line_says_so(package: Path) -> None:
+    printed, complaint = run(package, NUMBA_CACHE_DIR="/dev/null/kernels")
+    assert printed == "16 0"
+    assert complaint.startswith("gaudi-bert: compiled kernels cannot be kept, so every start compiles them anew: /dev/null/")
+    assert complaint.endswith("set NUMBA_CACHE_DIR to a folder that can be written\n")
+    assert complaint.count("\n") == 1
+
+
+def test_a_named_folder_is_the_only_one(package: Path, tmp_path: Path) -> None:
+    assert run(package, NUMBA_CACHE_DIR=str(tmp_path / "named")) == ("16 0", "")
+    assert run(package, NUMBA_CACHE_DIR=str(tmp_path / "named")) == ("16 1", "")
+    assert not list((package / "__pycache__").glob("*.nb[ic]"))
+
+
+def test_the_digest_covers_what_is_imported_through_other_files() -> None:
+    pricing, solver = PACKAGE / "packing" / "pricing.py", PACKAGE / "packing" / "nnls" / "solver.py"
+    assert compiled.source_digest(pricing) != compiled.source_digest(solver)
+    assert len(compiled.source_digest(solver)) == 64
+
+
+CPUINFO = "processor\t: 0\nflags\t\t: avx2 bmi1 bmi2 f16c fma movbe pclmulqdq popcnt sse4_2 more\n"
+
+
+@pytest.mark.parametrize(("lost", "kept"), [("", True), ("avx2 ", False)])
+def test_an_older_processor_than_the_images_compiles_for_itself(lost: str, kept: bool, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(CPUINFO.replace(lost, "") if lost else CPUINFO)
+    code = (
+        "import os, numba; from pathlib import Path; from gaudi_bert.common import compiled;"
+        f"compiled.fall_back_to_own_processor(compiled.processor_flags(Path({str(tmp_path / 'cpuinfo')!r})));"
+        "print('NUMBA_CPU_NAME' in os.environ, numba.config.CPU_NAME, numba.config.CPU_FEATURES)"
+    )
+    image = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+sse4.2,+pclmul", "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **image})
+    assert done.stdout.split() == (["True", "x86-64-v3", "+sse4.2,+pclmul"] if kept else ["False", "None", "None"])
+
+
+def test_no_flags_are_known_of_an_unknown_machine(tmp_path: Path) -> None:
+    assert compiled.processor_flags(tmp_path / "absent") == frozenset()
