@@ -1,10 +1,13 @@
 """Checkpoints: one file each, whole or absent, checked on reading, the newest few kept.
 
-A checkpoint is a safetensors file (8 bytes: length of the header; the header, JSON; the tensors' bytes, little-endian, one
-after the other), so any tool that knows the format can read it. Tensors are named `model/<variable>`,
-`first_moment/<variable>` and `second_moment/<variable>`. The header's `__metadata__` holds one JSON text with the update,
-the position in the data, the settings, and the CRC-32 of every tensor and of the header, which the format itself lacks: a
-checkpoint that was cut short or has flipped bits is recognised, named, and the one before it is used.
+A checkpoint is a safetensors file, so any tool that knows the format can read it. Tensors are named `model/<variable>`,
+`first_moment/<variable>` and `second_moment/<variable>`. The header's `__metadata__` holds one text: a CRC-32 and, after it,
+the JSON that it belongs to: the update, the position in the data, the settings, and of every tensor its type, shape and
+CRC-32. The format itself has no checksums; with these a checkpoint that was cut short or has flipped bits is recognised,
+named, and the one before it is used.
+
+Checkpoints of the first edition are read too. Their JSON stands alone, and beside it, under a key of its own, the CRC-32 of
+the header's entries and of that JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors
@@ -34,12 +40,13 @@ __all__ = [
     "write_checkpoint",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 METADATA_KEY = "gaudi_bert"
-CHECKSUM_KEY = "crc32"
-DTYPE_CODES = {"float32": "F32", "float64": "F64", "int32": "I32", "int64": "I64"}
-DTYPES = {code: np.dtype(name).newbyteorder("<") for name, code in DTYPE_CODES.items()}
+FIRST_EDITION_CHECKSUM_KEY = "crc32"
+CHECKSUM_DIGITS = 8
 MAX_HEADER_BYTES = 100 * 2**20
+
+Tensors = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,9 @@ class Checkpoint:
     """
 
     update: int
-    variables: Mapping[str, np.ndarray]
-    first_moments: Mapping[str, np.ndarray] = field(default_factory=dict)
-    second_moments: Mapping[str, np.ndarray] = field(default_factory=dict)
+    variables: Tensors
+    first_moments: Tensors = field(default_factory=dict)
+    second_moments: Tensors = field(default_factory=dict)
     progress: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -70,45 +77,40 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises:
         FailedError: the disk is full or the folder not writable.
     """
-    groups = {
-        "model": checkpoint.variables,
-        "first_moment": checkpoint.first_moments,
-        "second_moment": checkpoint.second_moments,
-    }
     tensors = {
-        f"{group}/{name}": np.ascontiguousarray(tensor).astype(tensor.dtype.newbyteorder("<"), copy=False)
-        for group, members in groups.items()
+        f"{group}/{name}": np.asarray(tensor, order="C")
+        for group, members in _groups(checkpoint).items()
         for name, tensor in members.items()
     }
-    header = _header(checkpoint, tensors)
-    path = Path(folder) / f"update-{checkpoint.update:08d}.safetensors"
-    with atomic_file(path) as handle:
-        handle.write(len(header).to_bytes(8, "little"))
-        handle.write(header)
-        for tensor in tensors.values():
-            handle.write(tensor.reshape(-1).view(np.uint8).data)
-    return path
-
-
-def _header(checkpoint: Checkpoint, tensors: Mapping[str, np.ndarray]) -> bytes:
-    entries: dict[str, Any] = {}
-    checksums: dict[str, int] = {}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        entries[name] = {"dtype": DTYPE_CODES[tensor.dtype.name], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        checksums[name] = zlib.crc32(tensor.reshape(-1).view(np.uint8).data)
     state = {
         "format_version": FORMAT_VERSION,
         "update": checkpoint.update,
         "progress": dict(checkpoint.progress),
         "settings": dict(checkpoint.settings),
-        "crc32": checksums,
+        "tensors": {name: _description(tensor) for name, tensor in tensors.items()},
     }
     text = json.dumps(state, allow_nan=False)
-    entries["__metadata__"] = {METADATA_KEY: text, CHECKSUM_KEY: _header_checksum(entries, text)}
-    header = json.dumps(entries, separators=(",", ":")).encode("utf-8")
-    return header + b" " * (-len(header) % 8)
+    path = Path(folder) / f"update-{checkpoint.update:08d}.safetensors"
+    with atomic_file(path) as handle:
+        handle.write(save(tensors, metadata={METADATA_KEY: f"{_checksum(text)} {text}"}))
+    return path
+
+
+def _groups(checkpoint: Checkpoint) -> dict[str, Tensors]:
+    return {
+        "model": checkpoint.variables,
+        "first_moment": checkpoint.first_moments,
+        "second_moment": checkpoint.second_moments,
+    }
+
+
+def _description(tensor: NDArray[Any]) -> list[Any]:
+    """What must come back: type, shape, CRC-32 of the bytes."""
+    return [tensor.dtype.name, list(tensor.shape), zlib.crc32(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)]
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):0{CHECKSUM_DIGITS}x}"
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
@@ -120,17 +122,11 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint; give an update-*.safetensors file, or a folder that holds some")
-    with explained_os_errors(path, "read"):
-        content = path.read_bytes()
+    state = _read_state(path)
     try:
-        entries, begin = _parse_header(content)
-        metadata = entries.pop("__metadata__")
-        if metadata[CHECKSUM_KEY] != _header_checksum(entries, metadata[METADATA_KEY]):
-            raise ValueError("the checksum of its header does not match")
-        state = json.loads(metadata[METADATA_KEY])
-        tensors = {name: _tensor(name, entry, content, begin, state["crc32"][name]) for name, entry in entries.items()}
-        if begin + sum(tensor.nbytes for tensor in tensors.values()) != len(content):
-            raise ValueError("bytes after the last tensor")
+        with explained_os_errors(path, "read"), safe_open(path, framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        _check_tensors(tensors, state)
         return Checkpoint(
             update=int(state["update"]),
             variables=_group(tensors, "model"),
@@ -139,25 +135,42 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
             progress=state["progress"],
             settings=state["settings"],
         )
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"{error.args[0] if error.args else error}" if not isinstance(error, KeyError) else f"no {error} in it"
-        raise InputError(f"{path}: not a whole checkpoint of gaudi-bert ({reason}); use the one before it") from error
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _check_tensors(tensors: Tensors, state: Mapping[str, Any]) -> None:
+    """Raise a ValueError where tensors are not those that the state describes."""
+    if state["format_version"] == 1:  # type and shape are part of the header's own checksum there
+        found: dict[str, Any] = {name: _description(tensor)[-1] for name, tensor in tensors.items()}
+        wanted = state["crc32"]
+    else:
+        found, wanted = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
+    for name in [*wanted, *found]:
+        if name not in found or name not in wanted or found[name] != wanted[name]:
+            raise ValueError(f"{name} is not as it was written: its checksum does not match")
+
+
+def _damaged(path: Path, error: Exception) -> InputError:
+    reason = f"no {error} in it" if isinstance(error, KeyError) else " ".join(str(error).split())
+    return InputError(f"{path}: not a whole checkpoint of gaudi-bert ({reason}); use the one before it")
 
 
 def checkpoint_identity(path: Path) -> str:
-    """What distinguishes a checkpoint from others: the checksum of its header, which holds those of all tensors.
+    """What distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors.
 
     Raises:
         InputError: as `read_checkpoint`, as far as the header shows it.
     """
-    return str(_read_metadata(path)[CHECKSUM_KEY])
+    metadata = _read_header(path)["__metadata__"]
+    return str(metadata.get(FIRST_EDITION_CHECKSUM_KEY, metadata[METADATA_KEY][:CHECKSUM_DIGITS]))
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
     """The settings in the newest checkpoint of `folder` whose header is whole; None without such a checkpoint."""
     for path in reversed(checkpoint_files(folder)):
         try:
-            settings: Mapping[str, Any] = json.loads(_read_metadata(path)[METADATA_KEY])["settings"]
+            settings: Mapping[str, Any] = _read_state(path)["settings"]
             return settings
         except InputError:
             continue  # it will be told of when it is read as a whole
@@ -166,53 +179,43 @@ def newest_settings(folder: Path) -> Mapping[str, Any] | None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether the file is one of ours, whole or not, by its header; other safetensors files are not."""
-    with explained_os_errors(path, "read"), open(path, "rb") as handle:
-        start = handle.read(8)
-        length = int.from_bytes(start, "little")
-        header = handle.read(min(length, MAX_HEADER_BYTES))
-    return f'"{METADATA_KEY}":'.encode() in header
+    return f'"{METADATA_KEY}":'.encode() in _header_bytes(path)
 
 
-def _read_metadata(path: Path) -> Mapping[str, str]:
-    """The texts in the header: no tensor is read."""
+def _header_bytes(path: Path) -> bytes:
+    """The header of a safetensors file, as far as it goes: no tensor is read."""
     with explained_os_errors(path, "read"), open(path, "rb") as handle:
-        start = handle.read(8)
-        header = handle.read(min(int.from_bytes(start, "little"), MAX_HEADER_BYTES))
+        length = int.from_bytes(handle.read(8), "little")
+        return handle.read(min(length, MAX_HEADER_BYTES))
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """The header of a checkpoint of ours, parsed."""
     try:
-        metadata = _parse_header(start + header)[0]["__metadata__"]
-        return {key: metadata[key] for key in (METADATA_KEY, CHECKSUM_KEY)}
+        header = json.loads(_header_bytes(path))
+        if not isinstance(header["__metadata__"][METADATA_KEY], str):
+            raise ValueError("its header is of another kind")
+        return dict(header)
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not a whole checkpoint of gaudi-bert (its header); use the one before it") from error
+        raise _damaged(path, error) from error
 
 
-def _parse_header(content: bytes) -> tuple[dict[str, Any], int]:
-    if len(content) < 8:
-        raise ValueError("shorter than its header")
-    length = int.from_bytes(content[:8], "little")
-    if not 2 <= length <= min(len(content) - 8, MAX_HEADER_BYTES):
-        raise ValueError("its header's length is impossible")
-    entries = json.loads(content[8 : 8 + length].decode("utf-8"))
-    if not isinstance(entries, dict):
-        raise ValueError("its header is not a JSON object")
-    return entries, 8 + length
+def _read_state(path: Path) -> dict[str, Any]:
+    """The state in the header, once its checksum is found right."""
+    header = _read_header(path)
+    metadata = header.pop("__metadata__")
+    text = metadata[METADATA_KEY]
+    if FIRST_EDITION_CHECKSUM_KEY in metadata:
+        written, right = metadata[FIRST_EDITION_CHECKSUM_KEY], str(zlib.crc32(json.dumps([header, text]).encode()))
+    else:
+        written, _, text = text.partition(" ")
+        right = _checksum(text)
+    if written != right:
+        raise _damaged(path, ValueError("the checksum of its header does not match"))
+    return dict(json.loads(text))
 
 
-def _header_checksum(entries: Mapping[str, Any], text: str) -> str:
-    """CRC-32 of the tensors' entries and of the state's text, in decimal: the format allows only text here."""
-    return str(zlib.crc32(json.dumps([entries, text]).encode("utf-8")))
-
-
-def _tensor(name: str, entry: dict[str, Any], content: bytes, begin: int, checksum: int) -> np.ndarray:
-    first, last = entry["data_offsets"]
-    data = memoryview(content)[begin + first : begin + last]
-    if len(data) != last - first:
-        raise ValueError(f"cut short at {name}")
-    if zlib.crc32(data) != checksum:
-        raise ValueError(f"the checksum of {name} does not match")
-    return np.frombuffer(data, DTYPES[entry["dtype"]]).reshape(entry["shape"])
-
-
-def _group(tensors: Mapping[str, np.ndarray], group: str) -> dict[str, np.ndarray]:
+def _group(tensors: Tensors, group: str) -> dict[str, NDArray[Any]]:
     prefix = f"{group}/"
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 

@@ -14,12 +14,18 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.training.checkpoint import (
     Checkpoint,
     checkpoint_files,
+    checkpoint_identity,
     find_checkpoint,
+    is_checkpoint,
+    newest_settings,
     read_checkpoint,
     read_newest,
     remove_old_checkpoints,
     write_checkpoint,
 )
+from tests.builders.first_edition_checkpoint import write_first_edition
+
+EDITIONS = pytest.mark.parametrize("write", [write_checkpoint, write_first_edition])
 
 
 def make(update: int) -> Checkpoint:
@@ -27,7 +33,7 @@ def make(update: int) -> Checkpoint:
 
     def values() -> dict[str, np.ndarray]:
         return {
-            name: random.normal(size=shape).astype(np.float32)
+            name: np.asarray(random.normal(size=shape), np.float32)
             for name, shape in {"a/b": (3, 5), "c": (), "d": (0, 2)}.items()
         }
 
@@ -41,7 +47,7 @@ def assert_same(one: Checkpoint, other: Checkpoint) -> None:
         assert ours.keys() == theirs.keys()
         for name in ours:
             np.testing.assert_array_equal(ours[name], theirs[name])
-            assert ours[name].dtype == theirs[name].dtype
+            assert (ours[name].dtype, ours[name].shape) == (theirs[name].dtype, theirs[name].shape)
     assert (one.update, one.progress, one.settings) == (other.update, other.progress, other.settings)
 
 
@@ -60,11 +66,25 @@ def test_the_same_state_is_the_same_bytes(tmp_path) -> None:
     assert write_checkpoint(tmp_path / "two", make(3)).read_bytes() == one
 
 
+def test_the_first_edition_is_read(tmp_path) -> None:
+    path = write_first_edition(tmp_path, make(12))
+    assert_same(read_checkpoint(path), make(12))
+    assert newest_settings(tmp_path) == make(12).settings
+    assert is_checkpoint(path)
+    assert checkpoint_identity(path).isdecimal()
+
+
+def test_another_state_has_another_identity(tmp_path) -> None:
+    found = {checkpoint_identity(write_checkpoint(tmp_path, make(update))) for update in (1, 2, 3)}
+    assert len(found) == 3
+
+
+@EDITIONS
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, data) -> None:
+def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, write, data) -> None:
     checkpoint = make(1)
-    path = write_checkpoint(tmp_path, checkpoint)
+    path = write(tmp_path, checkpoint)
     content = bytearray(path.read_bytes())
     if data.draw(st.booleans()):
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
