@@ -10,36 +10,46 @@ PYTHON ?=
 PYTEST_ARGUMENTS ?= -n auto
 
 BIN := .venv/bin
+# What .venv holds by now, from little to all: each part is installed over the ones that it needs.
+LINT := .venv/.lint-complete
+TEST := .venv/.test-complete
 PRODUCT := .venv/.product-complete
 HOROVOD := .venv/.horovod-complete
-TESTING := .venv/.testing-complete
+DEVELOPMENT := .venv/.development-complete
+REQUIREMENTS := pyproject.toml constraints.txt scripts/make-venv.sh
+INSTALL = @PYTHON='$(PYTHON)' scripts/make-venv.sh $(1) && touch $@
 SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
+PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-horovod setup-test pack train test check bench images clean
+.PHONY: help setup setup-horovod setup-test pack train test test-fast test-long test-imitated lint check bench images clean
 # The stages of one work folder are run in order, whatever -j says.
 .NOTPARALLEL:
 
 help:
-	@echo "targets: setup pack train test check bench images clean; variables: PIPELINE, SET, WORK, PYTHON, IMAGES"
+	@echo "targets: setup pack train lint test-fast test test-long test-imitated bench images clean"
+	@echo "variables: PIPELINE, SET, WORK, PYTHON, IMAGES, PYTEST_ARGUMENTS"
 
 setup: $(PRODUCT)
 setup-horovod: $(HOROVOD)
-setup-test: $(TESTING)
+setup-test: $(DEVELOPMENT)
 
-$(PRODUCT): pyproject.toml constraints.txt scripts/make-venv.sh
-	@PYTHON='$(PYTHON)' scripts/make-venv.sh product
-	@touch $@
+$(LINT): $(REQUIREMENTS)
+	$(call INSTALL,lint)
+
+$(TEST): $(REQUIREMENTS)
+	$(call INSTALL,test)
+
+$(PRODUCT): $(REQUIREMENTS)
+	$(call INSTALL,product)
 
 # Built from source, two to three minutes the first time.
 $(HOROVOD): $(PRODUCT)
-	@scripts/make-venv.sh horovod
-	@touch $@
+	$(call INSTALL,horovod)
 
-$(TESTING): $(HOROVOD)
-	@PYTHON='$(PYTHON)' scripts/make-venv.sh test
-	@touch $@
+$(DEVELOPMENT): $(HOROVOD)
+	$(call INSTALL,development)
 
 pack: setup
 	$(RUN) --stages prepare,histogram,plan,write,verify
@@ -47,14 +57,30 @@ pack: setup
 train: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
 	$(RUN) --stages train,evaluate,report
 
+# Everything.
 test: setup-test
-	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
+	$(PYTEST)
 
-check: setup-test
+# What needs no TensorFlow, no other process and no more than a minute in all.
+test-fast: $(TEST)
+	$(PYTEST) -m 'not tensorflow and not slow' $(FAST)
+
+# The properties alone, with 20 times as many examples, and others each time.
+test-long: setup-test
+	$(PYTEST) -m hypothesis --hypothesis-profile=long
+
+# What computes, as if on another kind of processor.
+test-imitated: setup-test
+	scripts/test-imitated.sh $(PYTEST_ARGUMENTS)
+
+# Lint, format, types and import rules.
+lint: $(LINT)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy gaudi_bert
 	$(BIN)/python -m pytest -q tests/test_architecture.py
+
+check: lint
 
 bench: setup-test
 	for part in packing records prepare training; do $(BIN)/python benchmarks/$$part.py || exit 1; done

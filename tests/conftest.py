@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.properties import register_profiles
+
+register_profiles()
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

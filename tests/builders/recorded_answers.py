@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from gaudi_bert import __version__
 from tests.builders.fake_api_server import State
 
 Json = dict[str, Any]
 
-IMAGE = "gaudi-bert-data:0.1.0"
+IMAGE = f"gaudi-bert-data:{__version__}"
 GAUDI_NODE = {"habana.ai/gaudi": "8", "hugepages_2Mi": "96000Mi", "vpc.amazonaws.com/efa": "4"}
 STORAGE_CLASS = {"metadata": {"name": "nfs", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
 
 
 def node(name: str, **allocatable: str) -> Json:
     """A node with our images and these resources; `hugepages_2Mi` is hugepages-2Mi."""
-    images = [{"names": [f"docker.io/library/gaudi-bert-{kind}:0.1.0"]} for kind in ("data", "train-cpu")]
+    images = [{"names": [f"docker.io/library/gaudi-bert-{kind}:{__version__}"]} for kind in ("data", "train-cpu")]
     amounts = {key.replace("hugepages_", "hugepages-"): value for key, value in allocatable.items()}
     return {"metadata": {"name": name}, "status": {"allocatable": amounts, "images": images}}
 

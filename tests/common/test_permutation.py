@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.permutation import permutation, random_words
+from tests.builders.properties import examples
 
 
 @given(count=st.integers(0, 997), seed=st.integers(-(2**70), 2**70), index=st.integers(0, 2**40))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_it_is_a_permutation(count: int, seed: int, index: int) -> None:
     assert sorted(permutation(count, seed, "test", index)) == list(range(count))
 

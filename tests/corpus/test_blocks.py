@@ -4,13 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.corpus import blocks as module
 from gaudi_bert.corpus.blocks import choose_evaluation, form_blocks, form_sections, read_blocks, scan_source
 from gaudi_bert.corpus.sources import Source
+from tests.builders.properties import examples
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_who_is_held_out_is_a_matter_of_the_seed() -> None:
         choose_evaluation(1, 0.1, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=60), st.integers(1, 23))
 def test_blocks_and_sections_divide_the_documents(documents: list[tuple[int, bool]], parts: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -4,13 +4,14 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.corpus.examples import BlockExamples, BlockJob, ExampleSettings, make_examples
 from gaudi_bert.corpus.tokens import tokenize_documents
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, Vocabulary
 from gaudi_bert.records.wire.example import decode_example
+from tests.builders.properties import examples
 
 WORDS = [f"w{number}" for number in range(40)]
 VOCABULARY = Vocabulary((*SPECIAL_TOKENS, "w", *(f"##{digit}" for digit in range(10)), *WORDS[:25]))
@@ -53,7 +54,7 @@ def restored(example: dict[str, np.ndarray]) -> list[int]:
     return ids[: example["input_mask"].sum()].tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.integers(0, 2**31), st.sampled_from([8, 13, 31]), st.integers(1, 7), st.booleans())
 def test_every_example_is_well_formed(seed: int, length: int, predictions: int, whole_words: bool) -> None:
     chosen = settings_of(max_sequence_length=length, max_predictions=predictions, whole_word_masking=whole_words, seed=seed)

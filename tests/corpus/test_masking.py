@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.permutation import philox
 from gaudi_bert.corpus.masking import MaskedSequences, mask_sequences, prediction_counts
+from tests.builders.properties import examples
 
 MASK, VOCABULARY = 4, 1009
 
@@ -32,7 +33,7 @@ def test_counts_round_as_python_does() -> None:
     assert prediction_counts(np.array([5, 9]), 0.9, 20).tolist() == [2, 6]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 17), st.integers(5, 41), st.integers(1, 50), st.integers(0, 2**31), st.booleans())
 def test_masks_are_well_formed_and_can_be_undone(count: int, slots: int, most: int, seed: int, whole_words: bool) -> None:
     input_ids, candidates, lengths = sequences(count, slots, seed)

@@ -5,12 +5,13 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.corpus.pairs import choose_pairs, kept_tokens
 from gaudi_bert.corpus.randomness import RandomStream
 from gaudi_bert.corpus.tokens import TokenBlock
+from tests.builders.properties import examples
 from tests.oracles.corpus_pairs import pair_lengths_of_corpus, truncated_lengths
 
 Corpus = list[list[int]]
@@ -28,13 +29,12 @@ def block_of(corpus: Corpus) -> TokenBlock:
     )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 31))
 def test_truncation_keeps_what_the_loop_keeps(first: int, second: int, most: int) -> None:
     assert kept_tokens(first, second, most) == truncated_lengths(first, second, most)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(corpora, st.integers(8, 47), st.floats(0, 1), st.integers(0, 2**31))
 def test_pairs_are_well_formed(corpus: Corpus, length: int, short: float, seed: int) -> None:
     block = block_of(corpus)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.corpus.sentences import detect_layout, sentences_of_lines, split_sentences
+from tests.builders.properties import examples
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def test_rules(text: str, sentences: list[str]) -> None:
     assert split_sentences(text) == sentences
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(alphabet="aB. !?\"'()。…3\n", max_size=60))
 def test_no_character_but_white_space_is_lost(text: str) -> None:
     sentences = split_sentences(text)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert import __version__
 from tests.builders.real_containers import DATA, TRAIN, Docker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +134,7 @@ def test_a_run_that_was_killed_leaves_a_container_that_the_next_one_names(
 @pytest.mark.parametrize(
     ("setting", "code", "message"),
     [
-        ("images.data=not-built", 2, "image not-built:0.1.0: not on this machine"),
+        ("images.data=not-built", 2, f"image not-built:{__version__}: not on this machine"),
         ("prepare.text=nowhere", 2, "prepare.text = "),
         ("resources.data={memory: 24Mi}", 1, "raise resources.data.memory_limit"),
         ("prepare.max_predictions=0", 2, "`prepare.max_predictions` = 0"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.model.equivalence import compare_packed_with_unpacked, gradients_of
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from tests.builders.model_packs import random_packs, small_model
+from tests.builders.properties import examples
 from tests.oracles import model as naive
 
 OUTPUT_BOUND = 1e-5
@@ -63,7 +64,7 @@ def packs_of_lengths(draw):
     return depth, length, packs
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(packs_of_lengths(), st.sampled_from(["token", "sequence"]), st.booleans(), st.integers(0, 1000))
 def test_packed_is_the_naive_model_one_sequence_at_a_time(case, loss, causal, seed):
     depth, length, lengths = case

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
@@ -11,6 +11,7 @@ from gaudi_bert.packing.mixture import check_mixture, packs_of
 from gaudi_bert.packing.nnls.ennlshp import ExtendedProblem, pack_ennlshp, solve_ennls
 from gaudi_bert.packing.nnls.nnlshp import pack_nnlshp
 from tests.builders.histograms import ADVERSARIAL, published, small_histograms
+from tests.builders.properties import examples
 from tests.oracles.packing import all_strategies, strategy_matrix
 
 
@@ -45,7 +46,7 @@ def test_better_than_one_shot_where_padding_cannot_be_avoided() -> None:
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_always_a_packing(histogram: Histogram, depth: int) -> None:
     check_mixture(pack_ennlshp(histogram.counts, depth), histogram, depth)
 

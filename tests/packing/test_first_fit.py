@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.heuristics.first_fit import pack_first_fit
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
 from tests.builders.histograms import ADVERSARIAL, published, small_histograms
+from tests.builders.properties import examples
 from tests.oracles.packing import first_fit_decreasing
 
 
 @given(histogram=small_histograms(17, 5), depth=st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_equals_the_algorithm_on_single_sequences(histogram: Histogram, depth: int) -> None:
     assert pack_first_fit(histogram.counts, depth) == dict(first_fit_decreasing(histogram.counts, depth))
 

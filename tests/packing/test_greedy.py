@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
@@ -11,11 +11,12 @@ from gaudi_bert.packing.heuristics.greedy import count_greedy_packs, pack_greedi
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
 from tests.builders.histograms import expected, published, small_histograms
+from tests.builders.properties import examples
 from tests.oracles.packing import next_fit
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 5), separators=st.integers(0, 2), seed=st.integers(0, 99))
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_equals_next_fit(histogram: Histogram, depth: int, separators: int, seed: int) -> None:
     lengths = np.repeat(np.arange(1, histogram.max_sequence_length + 1), histogram.counts)
     shuffled = lengths[permutation(len(lengths), seed, "greedy")].tolist()

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.groups import FileCounts, form_groups, group_histogram, too_large_files
+from tests.builders.properties import examples
 
 
 def file(number: int, sequences: int, size: int = 1) -> FileCounts:
@@ -40,7 +41,7 @@ def test_a_larger_file_is_a_group_of_its_own() -> None:
     limits=st.tuples(st.integers(1, 120), st.integers(1, 120)),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_every_file_once_and_limits_kept(sizes: list[tuple[int, int]], limits: tuple[int, int], seed: int) -> None:
     files = [file(number, sequences, size) for number, (sequences, size) in enumerate(sizes)]
     groups = form_groups(files, *limits, seed)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
@@ -15,6 +15,7 @@ from gaudi_bert.packing.heuristics.unpacked import pack_none
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Mixture, check_mixture, packs_of
 from tests.builders.histograms import ADVERSARIAL, NAMES, depth_number, expected, published, small_histograms
+from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
 HEURISTICS = {"spfhp": pack_shortest_first, "lpfhp": pack_longest_first}
@@ -45,7 +46,7 @@ def test_adversarial(case: str, depth: int, pack: Heuristic) -> None:
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 6))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_packing_and_bound(histogram: Histogram, depth: int) -> None:
     for pack in HEURISTICS.values():
         mixture = pack(histogram.counts, depth)
@@ -54,7 +55,7 @@ def test_packing_and_bound(histogram: Histogram, depth: int) -> None:
 
 
 @given(histogram=small_histograms(9, 2), depth=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_not_better_than_trying_everything(histogram: Histogram, depth: int) -> None:
     best = fewest_packs(tuple(histogram.counts.tolist()), depth)
     for pack in HEURISTICS.values():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
@@ -17,6 +17,7 @@ from gaudi_bert.packing.masked_budget import (
 )
 from gaudi_bert.packing.mixture import check_mixture, packs_of
 from tests.builders.histograms import small_histograms
+from tests.builders.properties import examples
 
 # Lengths 1 .. 8; a sequence of 4 has up to 3 masked positions, one of 2 up to 1, one of 8 up to 3.
 HISTOGRAM = Histogram(8, [0, 4, 0, 4, 0, 0, 0, 1], [0, 1, 0, 3, 0, 0, 0, 3])
@@ -55,7 +56,7 @@ def test_costs_of_smaller_budgets() -> None:
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 5), data=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_every_budget_is_kept(histogram: Histogram, depth: int, data: st.DataObject) -> None:
     masked = np.array([data.draw(st.integers(0, length)) for length in range(1, histogram.max_sequence_length + 1)])
     histogram = Histogram(histogram.max_sequence_length, histogram.counts, masked)

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import add_packs, check_mixture, coverage, packs_of, sorted_mixture, trim_to_exact
+from tests.builders.properties import examples
 
 HISTOGRAM = Histogram(8, [0, 3, 1, 0, 2, 0, 0, 1], [0, 1, 1, 0, 2, 0, 0, 3])
 PACKING = {(2, 5): 2, (2, 3): 1, (8,): 1}
@@ -68,7 +69,7 @@ def test_trimming_refuses_a_shortage() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_trimming_is_exact_and_never_adds_packs(data: st.DataObject) -> None:
     capacity = data.draw(st.integers(1, 9))
     strategies = st.lists(st.integers(1, capacity), min_size=1, max_size=5).map(lambda lengths: tuple(sorted(lengths)))

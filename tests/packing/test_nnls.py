@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.nnls.cholesky import append_column, remove_column, solve_factor
 from gaudi_bert.packing.nnls.solver import solve_nnls
 from gaudi_bert.packing.pricing import best_worth, completion_values, power_chain, unwind
 from tests.builders.histograms import published
+from tests.builders.properties import examples
 from tests.oracles import packing_solver as naive
 
 
 @given(st.integers(1, 23), st.integers(1, 6), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_objective_and_residual_are_scipys(max_length: int, depth: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     counts = rng.integers(0, 1000, max_length)
@@ -46,7 +47,7 @@ def test_any_number_of_additions_gives_the_same_objective() -> None:
 
 
 @given(st.integers(1, 19), st.integers(0, 25), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_completions_and_their_items(max_total: int, max_items: int, seed: int) -> None:
     prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
     chain = power_chain(max_items, max_total)
@@ -68,7 +69,7 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=17), st.integers(1, 20))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_best_worth_of_integers(steps: list[int], depth: int) -> None:
     prices = np.cumsum(steps)
     assert best_worth(prices, depth) == naive.best_worth(prices.tolist(), depth)

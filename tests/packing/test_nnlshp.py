@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.histogram import Histogram
@@ -11,6 +11,7 @@ from gaudi_bert.packing.nnls.complements import complete_by_complements
 from gaudi_bert.packing.nnls.nnlshp import pack_nnlshp, residual_weights
 from gaudi_bert.packing.nnls.solver import solve_nnls
 from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
+from tests.builders.properties import examples
 
 
 @pytest.mark.parametrize("name", ["wikipedia-512", "squad-384"])
@@ -33,7 +34,7 @@ def test_without_weights() -> None:
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_always_a_packing(histogram: Histogram, depth: int) -> None:
     check_mixture(pack_nnlshp(histogram.counts, depth), histogram, depth)
 

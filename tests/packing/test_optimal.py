@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError
@@ -16,6 +16,7 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
 from gaudi_bert.packing.nnls.iterative import iterative_nnls
 from tests.builders.histograms import ADVERSARIAL, published
+from tests.builders.properties import examples
 from tests.oracles import packing as naive
 
 PROVEN = {
@@ -58,7 +59,7 @@ def test_gap_0_at_length_2048(name: str, depth: int) -> None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_tiny_against_brute_force(counts: list[int], depth: int) -> None:
     fewest = naive.fewest_packs(tuple(counts), min(depth, len(counts)))
     optimum = checked(np.array(counts, dtype=np.int64), depth)
@@ -73,7 +74,7 @@ def test_adversarial(case: str, depth: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_packs_never_rise_with_depth(seed: int, max_length: int) -> None:
     counts = np.random.default_rng(seed).integers(0, 300, max_length)
     packs = [packs_of(checked(counts, depth).mixture) for depth in (1, 2, 3, 4, 7, max_length)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
@@ -14,6 +14,7 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import packs_of
 from gaudi_bert.packing.result import Packing
 from tests.builders.histograms import ADVERSARIAL, NAMES, expected, published, small_histograms
+from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
 
@@ -32,7 +33,7 @@ def test_the_default_is_never_worse_than_the_heuristic(name: str, depth: int | s
 
 
 @given(histogram=small_histograms(16, 9), depth=st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_default_is_never_worse_on_any_histogram(histogram: Histogram, depth: int) -> None:
     heuristic = packs_of(pack_longest_first(histogram.counts, depth))
     assert packs_of(solve(histogram.counts, "nnls", depth).mixture) <= heuristic
@@ -74,7 +75,7 @@ def test_every_number_of_a_packing() -> None:
 
 
 @given(histogram=small_histograms(9, 2), depth=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_every_algorithm_against_trying_everything(histogram: Histogram, depth: int) -> None:
     best = fewest_packs(tuple(histogram.counts.tolist()), depth)
     for algorithm in ALGORITHMS:

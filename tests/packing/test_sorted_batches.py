@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.heuristics.sorted_batches import sort_into_batches
 from gaudi_bert.packing.histogram import Histogram
 from tests.builders.histograms import published, small_histograms
+from tests.builders.properties import examples
 from tests.oracles.packing import sorted_batches
 
 
 @given(histogram=small_histograms(), batch=st.integers(1, 9))
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_equals_sorting_and_cutting(histogram: Histogram, batch: int) -> None:
     result = sort_into_batches(histogram.counts, batch)
     assert (result.batches, result.padded_tokens) == sorted_batches(histogram.counts, batch)

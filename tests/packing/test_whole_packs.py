@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
@@ -14,11 +14,12 @@ from gaudi_bert.packing.exact.pack_search import search_packs
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, coverage, packs_of
+from tests.builders.properties import examples
 from tests.oracles import packing as naive
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=10), st.integers(1, 5))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> None:
     max_length = len(counts)
     fewest = naive.fewest_packs(tuple(counts), depth)
@@ -50,7 +51,7 @@ def test_too_few_slots() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
     rng = np.random.default_rng(seed)
     slots = rng.integers(0, 30, 17)

@@ -6,11 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.records.schema import RecordError
 from gaudi_bert.records.wire.example import decode_example, encode_example
+from tests.builders.properties import examples
 from tests.oracles.wire import example, field, random_sequence, split_list, unpacked_list, varint
 
 
@@ -26,7 +27,7 @@ def tensorflows(features: dict) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     features=st.dictionaries(
         st.text(alphabet="abcxyz_é漢", min_size=3, max_size=3),  # of one length: protobuf's runtimes differ on prefixes

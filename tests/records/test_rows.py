@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.records.wire.example import encode_example
 from gaudi_bert.records.wire.framing import frame
 from gaudi_bert.records.write.rows import encode_rows
+from tests.builders.properties import examples
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(0, 7),
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 31), st.booleans()), min_size=1, max_size=9),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.records.wire.features import values as kernels
 from gaudi_bert.records.wire.memory import address_of
+from tests.builders.properties import examples
 from tests.oracles.wire import varint
 
 BEFORE = b"\x0a\x7fheader..\x7f"  # a field is preceded by its head, whose last byte is below 128
@@ -52,7 +53,7 @@ numbers_of_any_size = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     real=st.lists(numbers_of_any_size, max_size=40),
     padding=st.integers(0, 20),
@@ -69,7 +70,7 @@ def test_real_bytes(real: list[int], padding: int, extra: int, wrong_count: int)
         assert on_bytes(kernels.real_bytes, data, values, count) == expected_prefix(data, values, count, 2**21 - 1)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     length=st.one_of(st.integers(1, 300), st.integers(8000, 8192)),
     data=st.data(),

@@ -4,11 +4,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
 from gaudi_bert.reporting.contents import MetricsLine
+from tests.builders.properties import examples
 
 
 def words_in(picture: str) -> list[str]:
@@ -20,7 +21,7 @@ def bars_in(picture: str, css: str) -> list[ElementTree.Element]:
     return [element for element in ElementTree.fromstring(picture).iter("rect") if element.attrib["class"] == css]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 530), st.integers(0, 2**31), st.booleans())
 def test_every_row_is_in_one_bar(slots: int, seed: int, packed: bool) -> None:
     generator = np.random.default_rng(seed)

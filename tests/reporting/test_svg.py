@@ -3,7 +3,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.reporting.svg import Axis, Plot, round_ticks, short_number
@@ -24,7 +24,6 @@ def test_ticks_are_round(highest: float, ticks: list[float]) -> None:
     assert round_ticks(highest) == pytest.approx(ticks)
 
 
-@settings(deadline=None)
 @given(st.floats(1e-6, 1e12))
 def test_there_are_a_few_ticks_up_to_the_highest_value(highest: float) -> None:
     ticks = round_ticks(highest)

@@ -24,6 +24,7 @@ from gaudi_bert.training.checkpoint import (
     write_checkpoint,
 )
 from tests.builders.first_edition_checkpoint import write_first_edition
+from tests.builders.properties import examples
 
 EDITIONS = pytest.mark.parametrize("write", [write_checkpoint, write_first_edition])
 
@@ -80,7 +81,7 @@ def test_another_state_has_another_identity(tmp_path) -> None:
 
 
 @EDITIONS
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path, write, data) -> None:
     checkpoint = make(1)

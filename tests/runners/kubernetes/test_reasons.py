@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from gaudi_bert.runners.kubernetes.reasons import claim_problem, job_outcome, pod_problem, worst_problem
-from tests.builders.recorded_answers import evicted, failed, image_missing, pod, preempted, running, succeeded, unschedulable
+from tests.builders.recorded_answers import (
+    IMAGE,
+    evicted,
+    failed,
+    image_missing,
+    pod,
+    preempted,
+    running,
+    succeeded,
+    unschedulable,
+)
 
 
 @pytest.mark.parametrize("state", [running("p"), succeeded("p")])
@@ -75,7 +85,7 @@ def test_an_image_that_cannot_come_ends_the_wait(reason: str, message: str, hope
     problem = pod_problem(image_missing("p", message, reason))
     assert problem is not None
     assert problem.hopeless is hopeless
-    assert "gaudi-bert-data:0.1.0" in problem.reason
+    assert IMAGE in problem.reason
     assert "images.registry" in problem.remedy
 
 

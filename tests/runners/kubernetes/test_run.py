@@ -17,6 +17,7 @@ from gaudi_bert.runners.kubernetes.run import DIGEST, run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, Fault, State
 from tests.builders.recorded_answers import (
     ACTIVE,
+    IMAGE,
     active,
     complete,
     evicted,
@@ -118,11 +119,11 @@ def test_another_run_in_the_same_work_folder_is_left_alone(
         ),
         (
             [active(image_missing("p", "Back-off pulling image", "ImagePullBackOff"))],
-            "ImagePullBackOff: image gaudi-bert-data:0.1.0: Back-off .*after.*images.registry",
+            f"ImagePullBackOff: image {IMAGE}: Back-off .*after.*images.registry",
         ),
         (
-            [active(image_missing("p", 'manifest for "gaudi-bert-data:0.1.0" not found'))],
-            r"ErrImagePull: image gaudi-bert-data:0.1.0: .*not found \(Job demo-plan was removed\); build and push it",
+            [active(image_missing("p", f'manifest for "{IMAGE}" not found'))],
+            rf"ErrImagePull: image {IMAGE}: .*not found \(Job demo-plan was removed\); build and push it",
         ),
         (
             [active(running("p")), active(failed("p", 2, "error: packing.depth: 0 is too small"))],

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it into an empty environment, and runs it from an empty folder: what a user has who clones nothing.
+# Usage: scripts/test-wheel.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=$(scripts/find-python.sh)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# Built from a copy, so that nothing of an earlier build gets in and nothing is left behind.
+mkdir "$folder/source" "$folder/empty"
+git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from - | tar --extract --directory "$folder/source"
+"$python" -m venv "$folder/venv"
+PIP_CONSTRAINT=$PWD/constraints.txt "$folder/venv/bin/python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" "$folder/source"
+wheel=$(echo "$folder"/gaudi_bert-*.whl)
+"$folder/venv/bin/python" -m pip install --quiet --constraint constraints.txt "$wheel"
+rm -rf "$folder/source"
+echo "$(basename "$wheel"): $(stat --format=%s "$wheel") bytes"
+
+cat >"$folder/empty/tiny.yaml" <<'YAML'
+name: tiny
+prepare: {text: text.txt, train_vocab: 101, max_sequence_length: 32, max_predictions: 5, duplicates: 2, shards: 2}
+packing: {shard_multiple: 2}
+YAML
+for document in $(seq 40); do
+  for line in $(seq 9); do echo "The number of this line is $line, and its document has the number $((document * line))."; done
+  echo
+done >"$folder/empty/text.txt"
+
+export PATH=$folder/venv/bin:$PATH
+cd "$folder/empty"
+gaudi-bert --help >help.txt
+grep -q estimate help.txt
+gaudi-bert --version
+gaudi-bert run tiny.yaml --stages prepare,histogram,plan,write,verify
+gaudi-bert report work/tiny
+grep -q '<style>' work/tiny/report.html
+gaudi-bert run tiny.yaml --set prepare.text=python-docs --render manifests
+grep -q 'kind: Job' manifests/data/plan.yaml
