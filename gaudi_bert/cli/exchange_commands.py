@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -39,4 +40,4 @@ def import_tables(
         reporter=Reporter(),
         overwrite=overwrite,
     )
-    output.print_result(result, json, output.describe_any)
+    output.print_result(asdict(result), json, output.describe_any)

@@ -2,8 +2,9 @@
 the machine.
 
 A folder means its files, not recursive, whatever their ending; dot files, `*.json` and sub-folders are left
-out. A file is known by its name relative to RECORDS, so artefacts made from the same data elsewhere are the
-same.
+out. Any other entry that cannot be read as a file, such as a dangling symbolic link, is an error: a shard that is
+silently missing would be data that is silently missing. A file is known by its name relative to RECORDS, so artefacts
+made from the same data elsewhere are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,20 +37,20 @@ def list_record_files(records: str | Path) -> list[RecordFile]:
         records: a folder, a file, or a glob pattern.
 
     Raises:
-        InputError: nothing is there, or a file is empty.
+        InputError: nothing is there, a file is empty, or an entry is neither a file nor left out by the rules.
         FailedError: a file or the folder cannot be read.
     """
     location = Path(records)
     with explained_os_errors(location, "read"):
         if location.is_dir():
-            paths: Iterable[Path] = (child for child in location.iterdir() if _is_record_file(child))
+            paths = [child for child in location.iterdir() if not _is_left_out(child)]
             missing = "the folder holds no record files; check the path"
-        elif location.is_file():
+        elif os.path.lexists(location):
             paths, missing = [location], ""
         else:
-            paths = (Path(match) for match in glob.glob(os.fspath(records)) if _is_record_file(Path(match)))
+            paths = [path for path in map(Path, glob.glob(os.fspath(records))) if not _is_left_out(path)]
             missing = "no such folder or file, and no file matches it as a pattern; check the path"
-        files = [RecordFile(path.name, path, path.stat().st_size) for path in sorted(paths, key=lambda path: path.name)]
+        files = [RecordFile(path.name, path, _file_bytes(path)) for path in sorted(paths, key=lambda path: path.name)]
     if not files:
         raise InputError(f"{records}: {missing}")
     for file, following in itertools.pairwise(files):
@@ -74,5 +74,18 @@ def find_vocabulary(records: str | Path) -> Path | None:
     return candidate if candidate.is_file() else None
 
 
-def _is_record_file(path: Path) -> bool:
-    return path.is_file() and not path.name.startswith(".") and path.suffix != ".json"
+def _is_left_out(path: Path) -> bool:
+    """Whether the rules name this entry: a dot file, a JSON file, or a folder."""
+    return path.name.startswith(".") or path.suffix == ".json" or path.is_dir()
+
+
+def _file_bytes(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    if path.is_symlink():
+        raise InputError(
+            f"{path}: a symbolic link to {os.readlink(path)}, which leads to no file; mend the link, or remove it"
+        )
+    raise InputError(
+        f"{path}: a pipe, socket or device, where record files are wanted; remove it, or give the files by a pattern"
+    )

@@ -18,6 +18,7 @@ from gaudi_bert.common.errors import InputError
 
 __all__ = [
     "MAX_RECORD_BYTES",
+    "MAX_SEGMENT_ID",
     "MAX_SEQUENCE_LENGTH",
     "MAX_TOKEN_ID",
     "FeatureSpec",
@@ -31,6 +32,7 @@ __all__ = [
 
 MAX_SEQUENCE_LENGTH = 8192
 MAX_TOKEN_ID = 2**21 - 1  # a token id is at most three bytes as a varint
+MAX_SEGMENT_ID = 127
 MAX_RECORD_BYTES = 4 * 2**20  # no legal record is longer; a longer one is damaged, or not ours
 
 

@@ -8,17 +8,31 @@ folder is whole when `examples.json` is there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 
-__all__ = ["import_tables"]
+__all__ = ["ImportedTables", "import_tables"]
 
-PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
+_FINISHED_NAME = "examples.json"
+
+
+@dataclass(frozen=True)
+class ImportedTables:
+    """What an import has made so far, of all its shards; `skipped`: it was there already."""
+
+    sequences: int
+    files: int
+    max_sequence_length: int
+    max_predictions: int
+    ignored_columns: tuple[str, ...]
+    skipped: bool = False
 
 
 def import_tables(
@@ -30,7 +44,7 @@ def import_tables(
     shard: tuple[int, int] | None = None,
     reporter: Reporter,
     overwrite: bool = False,
-) -> dict[str, Any]:
+) -> ImportedTables:
     """Write the sequences of `source` to `out` as unpacked examples.
 
     Args:
@@ -42,54 +56,67 @@ def import_tables(
         reporter: where progress goes.
         overwrite: replace what other settings made.
 
-    Returns:
-        `sequences`, `files`, `max_sequence_length`, `max_predictions`, `ignored_columns`, `skipped` (True: it
-            was there already).
-
     Raises:
-        InputError: no tables, no column `input_ids`, or a row that does not fit (file, row and reason are
-            named).
+        InputError: no tables, no column `input_ids`, or a row that does not fit (file, row and reason are named).
         FailedError: the files cannot be written.
     """
     from gaudi_bert.records.tables.arrow_files import table_files
-    from gaudi_bert.records.tables.token_tables import measure_tables
 
-    files = table_files(source)
-    names = _names(files)
+    tables = table_files(source)
+    if tables.left_out:
+        reporter.say(f"{source}: state.json does not name {', '.join(tables.left_out)}; left out, as of an earlier save")
     if shard is not None and (max_sequence_length is None or max_predictions is None):
         raise InputError(
             "--shard needs --max-sequence-length and --max-predictions, so that all shards write the same sizes"
         )
+    targets = [out / name for name in _record_names(tables.files)]
     settings = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
-    inputs = {path.name: _identity(path) for path in files}
-    finished = out / "examples.json"
+    inputs = {path.name: _identity(path) for path in tables.files}
+    finished = out / _FINISHED_NAME
     if begin_artefact(out, finished, Signature("import", settings, inputs), overwrite):
         reporter.say(f"{out}: already there, nothing to do")
-        return {**read_json(finished), "skipped": True}
+        return _read_finished(finished)
+    sizes = _sizes(tables.files, max_sequence_length, max_predictions)
+    _import_files(list(zip(tables.files, targets, strict=True)), sizes, shard or (0, 1), reporter)
+    counted = [_count_path(target) for target in targets if _count_path(target).exists()]
+    result = replace(sizes, sequences=sum(read_json(path)["sequences"] for path in counted), files=len(counted))
+    if len(counted) == len(targets):
+        write_json(finished, {name: value for name, value in asdict(result).items() if name != "skipped"})
+    if result.ignored_columns:
+        reporter.say(f"columns that are not used: {', '.join(result.ignored_columns)}")
+    return result
+
+
+def _read_finished(path: Path) -> ImportedTables:
+    """The result of an import that is whole, from its last file."""
+    content = read_json(path)
+    return ImportedTables(**{**content, "ignored_columns": tuple(content["ignored_columns"])}, skipped=True)
+
+
+def _sizes(files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None) -> ImportedTables:
+    """The sizes of the examples, measured where they are not given; nothing is counted yet."""
+    from gaudi_bert.records.schema import UnpackedSchema
+    from gaudi_bert.records.tables.token_tables import measure_tables
+
     ignored: tuple[str, ...] = ()
     if max_sequence_length is None or max_predictions is None:
-        sizes = measure_tables(files)
-        ignored = sizes.ignored_columns
-        max_sequence_length = max_sequence_length or sizes.max_sequence_length
-        max_predictions = max_predictions or sizes.max_predictions
-    mine = range(len(files)) if shard is None else range(shard[0], len(files), shard[1])
-    with reporter.task("import", sum(files[index].stat().st_size for index in mine), "bytes") as task:
-        for index in mine:
-            _import_file(files[index], out / names[index], max_sequence_length, max_predictions)
-            task.advance(files[index].stat().st_size)
-    done = [_count_path(out / name) for name in names if _count_path(out / name).exists()]
-    result = {
-        "sequences": sum(read_json(path)["sequences"] for path in done),
-        "files": len(done),
-        "max_sequence_length": max_sequence_length,
-        "max_predictions": max_predictions,
-        "ignored_columns": list(ignored),
-    }
-    if len(done) == len(files):
-        write_json(finished, result)
-    if ignored:
-        reporter.say(f"columns that are not used: {', '.join(ignored)}")
-    return {**result, "skipped": False}
+        measured = measure_tables(files)
+        ignored = measured.ignored_columns
+        max_sequence_length = max_sequence_length or measured.max_sequence_length
+        max_predictions = max_predictions or measured.max_predictions
+    UnpackedSchema(max_sequence_length, max_predictions)  # refuses sizes that no record may have
+    return ImportedTables(0, 0, max_sequence_length, max_predictions, ignored)
+
+
+def _import_files(
+    tables: Sequence[tuple[Path, Path]], sizes: ImportedTables, shard: tuple[int, int], reporter: Reporter
+) -> None:
+    """Convert this shard's share of `tables`, pairs of a table and its record file."""
+    share = tables[shard[0] :: shard[1]]
+    with reporter.task("import", sum(table.stat().st_size for table, _ in share), "bytes") as task:
+        for table, target in share:
+            _import_file(table, target, sizes)
+            task.advance(table.stat().st_size)
 
 
 def _identity(path: Path) -> dict[str, int]:
@@ -98,12 +125,12 @@ def _identity(path: Path) -> dict[str, int]:
 
     checksum = 0
     with explained_os_errors(path, "read"), path.open("rb") as handle:
-        while piece := handle.read(PIECE_BYTES):
+        while piece := handle.read(_PIECE_BYTES):
             checksum = crc32c(piece, checksum)
     return {"bytes": path.stat().st_size, "crc32c": checksum}
 
 
-def _names(files: list[Path]) -> list[str]:
+def _record_names(files: Sequence[Path]) -> list[str]:
     """The names of the TFRecord files: the stems of the tables, which must differ."""
     names = [f"{path.stem}.tfrecord" for path in files]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -112,7 +139,7 @@ def _names(files: list[Path]) -> list[str]:
     return names
 
 
-def _import_file(table: Path, target: Path, max_sequence_length: int, max_predictions: int) -> None:
+def _import_file(table: Path, target: Path, sizes: ImportedTables) -> None:
     """Convert one table, unless it is done already; the count beside it is written after it."""
     from gaudi_bert.records.tables.token_tables import read_examples
     from gaudi_bert.records.wire.example import encode_example
@@ -122,7 +149,7 @@ def _import_file(table: Path, target: Path, max_sequence_length: int, max_predic
         return
     count = 0
     with atomic_file(target) as handle:
-        for features in read_examples(table, max_sequence_length, max_predictions):
+        for features in read_examples(table, sizes.max_sequence_length, sizes.max_predictions):
             write_record(handle, encode_example(features))
             count += 1
     write_json(_count_path(target), {"sequences": count})

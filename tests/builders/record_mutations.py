@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.oracles.wire import (
+    FLOAT_KEYS,
     UNPACKED_KEYS,
     example,
     field,
@@ -179,6 +180,42 @@ def off_contract(rng: random.Random, payload: bytes) -> bytes:
     return example(features)
 
 
+def strange_entry(rng: random.Random, payload: bytes) -> bytes:
+    """A legal example with one map entry more that parsers may disagree on: two keys, an unknown feature that is
+    damaged, a key that is not UTF-8, a group."""
+    features = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    other = random_sequence(rng, MAX_SEQUENCE_LENGTH, MAX_PREDICTIONS)
+    known = rng.choice(UNPACKED_KEYS)
+    value = field(2, field(2 if known in FLOAT_KEYS else 3, packed_list(known, other[known])))
+    unknown = rng.choice([b"further", b"document_number", "été".encode(), b"key \xff of no text", b"\xc3"])
+    action = rng.randrange(6)
+    if action == 0:
+        keys = [unknown if rng.random() < 0.5 else rng.choice(UNPACKED_KEYS).encode(), known.encode()]
+        rng.shuffle(keys)
+        entry = field(1, b"".join(field(1, key) for key in keys) + value)
+    elif action == 1:
+        entry = field(1, field(1, unknown) + value)
+    elif action == 2:
+        body = rng.choice([b"\x80", b"\xff" * 10 + b"\x01", b"\x01\x02\x83", b"\x00" * 6, b""])
+        entry = field(1, field(1, unknown) + field(2, field(rng.choice([1, 2, 3, 4]), field(1, body))))
+    elif action == 3:
+        content = field(1, unknown) + value
+        entry = field(1, content[: rng.randrange(len(content))])
+    elif action == 4:
+        entry = field(1, field(1, known.encode()) + rng.choice([group(rng), b""]) + value + group(rng))
+    else:
+        entry = group(rng)
+    return example(features, extra=entry) + rng.choice([b"", b"", group(rng)])
+
+
+def group(rng: random.Random) -> bytes:
+    """A group with an unknown field inside: well-formed, nested, never ended, or ended by another number."""
+    number, depth = rng.choice([1, 2, 7, 30]), rng.choice([1, 1, 2, 5, 98, 120])
+    start, end = varint(number << 3 | 3), varint(rng.choice([number, number, number + 1]) << 3 | 4)
+    inside = rng.choice([b"", field(1, b"text"), varint(5 << 3) + varint(300), b"\x0d\x00\x00\x00\x00"])
+    return start * depth + inside + end * (depth - rng.choice([0, 0, 0, 1]))
+
+
 RECORD_DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "record: bits flipped": flip_bits,
     "record: truncated": truncate,
@@ -188,6 +225,7 @@ RECORD_DAMAGE: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "record: inner length": inner_lengths,
     "record: odd but legal": odd_but_legal,
     "record: off contract": off_contract,
+    "record: strange entry": strange_entry,
 }
 
 

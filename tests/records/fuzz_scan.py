@@ -1,7 +1,7 @@
-"""Holds the scan to TensorFlow's parser and the contract on damaged files; run as a program, so that a crash
+"""Holds the scan to protobuf's pure-Python parser and the contract on damaged files; run as a program, so that a crash
 is only its own.
 
-    python fuzz_scan.py SEED COUNT FOLDER
+    PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python python fuzz_scan.py SEED COUNT FOLDER
 
 Each mutant is scanned from a buffer of exactly its size that touches a page without access, after it or
 before it in turn: a kernel that reads one byte outside is killed by the processor. The last line printed is
@@ -28,6 +28,7 @@ from gaudi_bert.records.read.scan import FRONT_BYTES, RecordScan, UnpackedFormat
 from gaudi_bert.records.read.unpacked_index import LABEL, LENGTH, MASKED
 from gaudi_bert.records.wire.example import decode_example
 from tests.builders.record_mutations import Mutant, mutants
+from tests.oracles import protobuf_example
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
 
 PAGE = mmap.PAGESIZE
@@ -52,20 +53,16 @@ class GuardedBuffer:
 
 
 def contract(payload: bytes, sizes: tuple[int, int] | None) -> dict | None:
-    """The features of a payload by TensorFlow's parser, or None where they break the contract."""
-    from google.protobuf.message import DecodeError
-    from tensorflow.core.example.example_pb2 import Example
-
-    try:
-        parsed = Example.FromString(payload).features.feature
-    except DecodeError:
+    """The features of a payload by protobuf's parser, or None where they break the contract."""
+    parsed = protobuf_example.parse(payload)
+    if parsed is None:
         return None
     features = {}
     for key in UNPACKED_KEYS:
-        kind = "float_list" if key in FLOAT_KEYS else "int64_list"
-        if key not in parsed or parsed[key].WhichOneof("kind") != kind:
+        kind, values = parsed.get(key, ("", []))
+        if kind != ("float_list" if key in FLOAT_KEYS else "int64_list"):
             return None
-        features[key] = list(getattr(parsed[key], kind).value)
+        features[key] = values
     length, predictions = len(features["input_ids"]), len(features["masked_lm_positions"])
     real, masked = features["input_mask"].count(1), features["masked_lm_weights"].count(1)
     legal = (
@@ -165,6 +162,8 @@ def check(mutant: Mutant, path: Path, guarded: GuardedBuffer, piece_buffer: np.n
 
 
 def main(seed: int, count: int, folder: Path) -> int:
+    if protobuf_example.IMPLEMENTATION != "python":
+        sys.exit("set PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python: the compiled parsers differ from it")
     path = folder / "part-00000.tfrecord"
     guarded, piece_buffer = GuardedBuffer(), scan_buffer()
     outcomes: Counter[str] = Counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import zlib
 from pathlib import Path
 
@@ -110,6 +111,34 @@ def test_file_lists(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n")
     for records in (folder, folder / "a", str(folder / "*")):
         assert find_vocabulary(records) == tmp_path.resolve() / "vocab.txt"
+
+
+def test_entries_that_cannot_be_read_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (folder / "a").write_bytes(b"x")
+    (tmp_path / "elsewhere").write_bytes(b"xyz")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    (folder / ".hidden-link").symlink_to(tmp_path / "nowhere")
+    (folder / "left-out.json").symlink_to(tmp_path / "nowhere")
+    (folder / "linked-folder").symlink_to(tmp_path)
+    for records in (folder, str(folder / "*")):
+        assert [(file.name, file.bytes) for file in list_record_files(records)] == [("a", 1), ("linked", 3)]
+    dangling, looping, pipe = folder / "dangling", folder / "looping", folder / "pipe"
+    for entry, make, reason in (
+        (
+            dangling,
+            lambda: dangling.symlink_to(tmp_path / "nowhere"),
+            "a symbolic link to .*nowhere, which leads to no file",
+        ),
+        (looping, lambda: looping.symlink_to(looping), "a symbolic link to .*looping, which leads to no file"),
+        (pipe, lambda: os.mkfifo(pipe), "a pipe, socket or device"),
+    ):
+        make()
+        for records in (folder, str(folder / "*"), entry):
+            with pytest.raises(InputError, match=f"{entry.name}: {reason}"):
+                list_record_files(records)
+        entry.unlink()
 
 
 def metadata(**changes) -> Metadata:

@@ -190,6 +190,63 @@ def single_values_unpacked(key: str, values: list) -> bytes:
     return (unpacked_list if len(values) == 1 else packed_list)(key, values)
 
 
+VALUE = field(2, field(3, packed_list("input_ids", [5] * LENGTH)))
+
+
+@pytest.mark.parametrize("first", ["further_feature", "input_mask"])
+def test_of_two_keys_in_one_entry_the_last_counts(tmp_path: Path, first: str) -> None:
+    features = broken()
+    changed = {**features, "input_ids": [5] * 6 + [0] * 7}
+    value = field(2, field(3, packed_list("input_ids", changed["input_ids"])))
+    entry = field(1, field(1, first.encode()) + field(1, b"input_ids") + value)
+    (tmp_path / "part").write_bytes(frame(example(features, extra=entry)))
+    assert list(scanned(tmp_path / "part")) == [example(changed)]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        field(1, b"further \xff") + VALUE,
+        field(1, b"further_feature") + field(2, field(3, field(1, b"\x80"))),
+        field(1, b"further_feature") + field(2, field(3, field(1, b"\xff" * 10 + b"\x01"))),
+        field(1, b"further_feature") + field(2, field(2, field(1, b"\x00" * 5))),
+        field(1, b"further_feature") + field(2, field(1, field(1, b"text") + b"\x0a\x09text")),
+        field(1, b"further_feature") + VALUE[:-1],
+        b"\x0a\x7ffurther_feature",
+    ],
+)
+def test_damage_in_a_feature_that_is_not_ours_is_refused(tmp_path: Path, entry: bytes) -> None:
+    good = frame(example(broken()))
+    (tmp_path / "part").write_bytes(good + frame(example(broken(), extra=field(1, entry))))
+    with pytest.raises(InputError, match=rf"record 1 at byte {len(good)}: not a tf[.]train[.]Example"):
+        list(scanned(tmp_path / "part"))
+
+
+@pytest.mark.parametrize("further", ["été", "text", "further_feature", "f" * 40])
+@pytest.mark.parametrize("value", [b"", b"\x12\x00", b"\x12\x02\x0a\x00", field(2, field(1, field(1, b"one") * 2)), VALUE])
+def test_features_that_are_not_ours_are_left_out(tmp_path: Path, further: str, value: bytes) -> None:
+    entry = field(1, field(1, further.encode()) + value)
+    (tmp_path / "part").write_bytes(frame(example(broken(), extra=entry)))
+    records = [example(broken())] if not value or further == "été" else [example(broken(), extra=entry)]
+    assert list(scanned(tmp_path / "part")) == records
+
+
+def test_groups_are_skipped_as_unknown_fields(tmp_path: Path) -> None:
+    inner = b"\x3b" + varint(5 << 3) + varint(300) + field(2, b"text") + b"\x3c"
+    for payload in (
+        example(broken(), extra=inner),
+        example(broken()) + inner,
+        inner * 3 + example(broken()),
+        example(broken()) + b"\x13" + inner + b"\x14",
+    ):
+        (tmp_path / "part").write_bytes(frame(payload))
+        assert list(scanned(tmp_path / "part")) == [example(broken())]
+    for payload in (example(broken()) + inner[:-1], example(broken()) + b"\x3c", example(broken(), extra=inner[:-1])):
+        (tmp_path / "part").write_bytes(frame(example(broken())) + frame(payload))
+        with pytest.raises(InputError, match=r"record 1 at .*: not a tf[.]train[.]Example"):
+            list(scanned(tmp_path / "part"))
+
+
 @pytest.mark.parametrize("max_predictions", [1, 5])
 @pytest.mark.parametrize(
     ("encode", "compress"),

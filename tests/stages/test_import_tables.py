@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,9 +52,9 @@ def test_ragged_rows_without_anything_else(tmp_path: Path, suffix: str, write) -
     source.mkdir()
     write(source / f"data-00000.{suffix}", pyarrow.table({"input_ids": rows, "text": list("abcde")}))
     result = import_tables(source, tmp_path / "records", reporter=QUIET)
-    assert result["sequences"] == 5
-    assert (result["max_sequence_length"], result["max_predictions"]) == (5, 1)
-    assert result["ignored_columns"] == ["text"]
+    assert result.sequences == 5
+    assert (result.max_sequence_length, result.max_predictions) == (5, 1)
+    assert result.ignored_columns == ("text",)
     records = decoded(tmp_path / "records" / "data-00000.tfrecord")
     assert [record["input_ids"].tolist() for record in records] == [row + [0] * (5 - len(row)) for row in rows]
     assert [int(record["input_mask"].sum()) for record in records] == [3, 1, 2, 5, 2]
@@ -111,7 +113,12 @@ def test_columns_of_the_contract_come_back_as_they_were(tmp_path: Path) -> None:
         ({"input_ids": [[1, 2], []]}, "row 1: has no token"),
         ({"input_ids": [[1, 2], None]}, "row 1: input_ids is null"),
         ({"input_ids": [[1, 2], [1, None]]}, "row 1: input_ids holds a null"),
-        ({"input_ids": [[1, 2], [1, -2]]}, "row 1: input_ids holds numbers outside"),
+        ({"input_ids": [[1, 2], [1, -2]]}, "row 1: input_ids: holds -2 at 1, 0 to 2097151 is allowed"),
+        ({"input_ids": [[1, 2], [1, 2**21]]}, "row 1: input_ids: holds 2097152 at 1, 0 to 2097151 is allowed"),
+        ({"input_ids": [[1, 2]], "labels": [[-100, 2**21]]}, "row 0: ids of masked positions: holds 2097152 at 0"),
+        ({"input_ids": [[1, 2], [1] * 8193]}, "row 1: has 8193 tokens, at most 8192 are allowed"),
+        ({"input_ids": [1, 2]}, "column input_ids holds int64; it must hold lists"),
+        ({"input_ids": [[1], [2]], "attention_mask": [1, 1]}, "column attention_mask holds int64; it must hold lists"),
         ({"input_ids": [[1, 2], [1.5, 2]]}, "row 1: input_ids holds numbers that are not whole"),
         ({"input_ids": [["a"], ["b"]]}, "column input_ids holds list<.*string>"),
         ({"tokens": [[1], [2]]}, "has no column input_ids"),
@@ -125,7 +132,7 @@ def test_columns_of_the_contract_come_back_as_they_were(tmp_path: Path) -> None:
         ({"input_ids": [[1, 2]], "next_sentence_label": [2]}, "row 0: next_sentence_label is"),
         (
             {"input_ids": [[1, 2]], "masked_lm_positions": [[2]], "masked_lm_ids": [[9]]},
-            "row 0: a masked position is outside",
+            "row 0: masked positions: holds 2 at 0, 0 to 1 is allowed",
         ),
         ({"input_ids": [[1, 2]], "masked_lm_positions": [[1]]}, "row 0: has masked_lm_positions, but"),
     ],
@@ -157,6 +164,50 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         import_tables(tmp_path / "splits", tmp_path / "records", reporter=QUIET)
 
 
+def save_to_disk(folder: Path, shards: list[list[list[int]]]) -> None:
+    """What `datasets.Dataset.save_to_disk` leaves: Arrow streams, and state.json with their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
+    for name, rows in zip(names, shards, strict=True):
+        write_stream(folder / name, pyarrow.table({"input_ids": rows}))
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "0" * 16, "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def test_files_of_an_earlier_save_are_no_part_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_to_disk(tmp_path / "saved", [[[1, 2]] * 11, [[3]] * 13, [[4]] * 17])
+    save_to_disk(tmp_path / "saved", [[[5, 6, 7], [8]], [[9]]])
+    result = import_tables(tmp_path / "saved", tmp_path / "records", reporter=Reporter())
+    assert (result.files, result.sequences, result.max_sequence_length) == (2, 3, 3)
+    assert "state.json does not name data-00000-of-00003.arrow, data-00001-of-00003.arrow" in capsys.readouterr().err
+    assert [record["input_ids"].tolist() for record in decoded(tmp_path / "records" / "data-00001-of-00002.tfrecord")] == [
+        [9, 0, 0]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"_data_files": [{"filename": "data-00007-of-00008.arrow"}]}, "missing, state.json names it"),
+        ({"_data_files": []}, "names no files"),
+        ({"_data_files": [{"filename": "../other.arrow"}]}, "names no files"),
+        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "a selection of rows"),
+    ],
+)
+def test_a_damaged_dataset_folder_is_refused(tmp_path: Path, change: dict, reason: str) -> None:
+    save_to_disk(tmp_path / "saved", [[[1, 2]]])
+    state = json.loads((tmp_path / "saved" / "state.json").read_text())
+    (tmp_path / "saved" / "state.json").write_text(json.dumps({**state, **change}))
+    with pytest.raises(InputError, match=reason):
+        import_tables(tmp_path / "saved", tmp_path / "records", reporter=QUIET)
+
+
+def test_sizes_that_no_record_may_have(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", pyarrow.table({"input_ids": [[1]]}))
+    with pytest.raises(InputError, match="max_sequence_length = 8193: 1 to 8192 is allowed"):
+        import_tables(tmp_path / "a.parquet", tmp_path / "out", max_sequence_length=8193, max_predictions=3, reporter=QUIET)
+
+
 def test_shards_together_are_the_whole_and_a_second_run_does_nothing(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -171,6 +222,6 @@ def test_shards_together_are_the_whole_and_a_second_run_does_nothing(tmp_path: P
         import_tables(source, tmp_path / "shards", shard=(index, 2), reporter=QUIET, **sizes)
     for path in sorted((tmp_path / "whole").iterdir()):
         assert (tmp_path / "shards" / path.name).read_bytes() == path.read_bytes()
-    assert import_tables(source, tmp_path / "whole", reporter=QUIET, **sizes) == {**whole, "skipped": True}
+    assert import_tables(source, tmp_path / "whole", reporter=QUIET, **sizes) == replace(whole, skipped=True)
     with pytest.raises(InputError, match="--overwrite"):
         import_tables(source, tmp_path / "whole", max_sequence_length=14, max_predictions=2, reporter=QUIET)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gaudi_bert.records.schema import MAX_TOKEN_ID, PackedSchema, RecordError, check_features
+from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, PackedSchema, RecordError, check_features
 from gaudi_bert.records.wire.example import decode_example, encode_example
 
 __all__ = ["canonical_packed", "check_packed_values"]
@@ -53,7 +53,7 @@ def check_packed_values(features: Mapping[str, np.ndarray], schema: PackedSchema
     for name, values in expected.items():
         _check_equal(name, features[name], values)
     _check_range("input_ids", features["input_ids"], tokens, MAX_TOKEN_ID)
-    _check_range("segment_ids", features["segment_ids"], tokens, 127)
+    _check_range("segment_ids", features["segment_ids"], tokens, MAX_SEGMENT_ID)
     _check_range("next_sentence_labels", features["next_sentence_labels"], count, 1)
     _check_masked(features, starts, ends, schema)
 

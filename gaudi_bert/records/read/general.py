@@ -18,12 +18,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gaudi_bert.records.schema import MAX_TOKEN_ID, RecordError, UnpackedSchema, check_features
+from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, RecordError, UnpackedSchema, check_features
 from gaudi_bert.records.wire.example import decode_example, encode_example
 
-__all__ = ["MAX_SEGMENT_ID", "canonical_example", "check_unpacked_values"]
-
-MAX_SEGMENT_ID = 127
+__all__ = ["canonical_example", "check_unpacked_values"]
 
 
 def canonical_example(payload: bytes | memoryview, schema: UnpackedSchema) -> bytes:

@@ -1,20 +1,26 @@
 """Parquet and Arrow files, read batch by batch as numpy slices. pyarrow is imported only here and in
-`packed_parquet`."""
+`packed_parquet`.
+
+A folder that `Dataset.save_to_disk` of Hugging Face datasets wrote names its files in `state.json`; other files in it
+are left from an earlier save and are no part of the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_json
 
-__all__ = ["ListColumn", "column_names", "read_batches", "require_pyarrow", "table_files"]
+__all__ = ["ListColumn", "TableFiles", "column_names", "read_batches", "require_pyarrow", "table_files"]
 
 TABLE_SUFFIXES = (".parquet", ".arrow", ".feather")
-ROWS_A_BATCH = 1024
+ROWS_PER_BATCH = 1024
+DATASET_STATE = "state.json"
 LARGEST_EXACT = 2.0**53
 
 
@@ -34,23 +40,33 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
-def table_files(source: str | Path) -> list[Path]:
-    """The table files of `source` (one file, or a folder such as `Dataset.save_to_disk` writes), sorted by
-    name.
+class TableFiles(NamedTuple):
+    """The tables of a source, sorted by name, and the names of tables beside them that are no part of it."""
+
+    files: list[Path]
+    left_out: list[str]
+
+
+def table_files(source: str | Path) -> TableFiles:
+    """The table files of `source`: one file, a folder of them, or one that `Dataset.save_to_disk` wrote.
 
     Raises:
-        InputError: there is none; or the folder holds splits, of which one must be chosen.
+        InputError: there is none; a file that `state.json` names is missing; or the folder holds splits, of which one must
+            be chosen.
     """
     source = Path(source)
     if source.is_file():
-        return [source]
+        return TableFiles([source], [])
     if not source.is_dir():
         raise InputError(f"{source}: does not exist; pass a .parquet or .arrow file, or a folder of them")
-    files = [
+    found = sorted(
         path for path in source.iterdir() if path.suffix in TABLE_SUFFIXES and not path.name.startswith((".", "cache-"))
-    ]
-    if files:
-        return sorted(files)
+    )
+    named = _files_of_saved_dataset(source)
+    if named is not None:
+        return TableFiles(named, [path.name for path in found if path not in named])
+    if found:
+        return TableFiles(found, [])
     splits = sorted(child.name for child in source.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
     if splits:
         raise InputError(
@@ -59,17 +75,42 @@ def table_files(source: str | Path) -> list[Path]:
     raise InputError(f"{source}: holds no {', '.join(TABLE_SUFFIXES)} file; pass a folder of tables with a column input_ids")
 
 
-class ListColumn:
-    """A column of lists (or of plain numbers, as lists of one) as numpy slices, without a Python object for
-    each value."""
+def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
+    """The files that `state.json` names, sorted; None where the folder is not one of `Dataset.save_to_disk`."""
+    path = folder / DATASET_STATE
+    state = read_json(path) if path.exists() else None
+    if not isinstance(state, dict) or "_data_files" not in state:
+        return None
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise InputError(f"{path}: the dataset is a selection of rows; save `dataset.flatten_indices()` instead")
+    entries = state["_data_files"]
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries or []]
+    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+        raise InputError(f"{path}: `_data_files` names no files; save the dataset again")
+    files = sorted(folder / str(name) for name in names)
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{file}: missing, {DATASET_STATE} names it; copy it, or save the dataset again")
+    return files
 
-    def __init__(self, path: Path, name: str, column: Any) -> None:
+
+class ListColumn:
+    """A column of lists as numpy slices, without a Python object for each value.
+
+    Args:
+        path, name: how errors call it.
+        column: a pyarrow array.
+        or_numbers: it may also hold plain numbers, which are taken as lists of one.
+    """
+
+    def __init__(self, path: Path, name: str, column: Any, or_numbers: bool = False) -> None:
         pyarrow = require_pyarrow()
         types = pyarrow.types
         self.path, self.name, self.column, self.rows = path, name, column, len(column)
         is_list = types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)
         value_type = column.type.value_type if is_list else column.type
-        if not (types.is_integer(value_type) or types.is_floating(value_type) or types.is_boolean(value_type)):
+        numbers = types.is_integer(value_type) or types.is_floating(value_type) or types.is_boolean(value_type)
+        if not numbers or not (is_list or or_numbers):
             raise InputError(f"{path}: column {name} holds {column.type}; it must hold lists of whole numbers")
         if types.is_fixed_size_list(column.type):
             column = column.cast(pyarrow.list_(value_type))
@@ -125,14 +166,17 @@ def column_names(path: Path) -> list[str]:
         raise _not_a_table(path, error) from error
 
 
-def read_batches(path: Path, columns: list[str]) -> Iterator[dict[str, ListColumn]]:
-    """The columns of a table, at most ROWS_A_BATCH rows at a time.
+def read_batches(path: Path, columns: list[str], or_numbers: Collection[str] = ()) -> Iterator[dict[str, ListColumn]]:
+    """The columns of a table, at most ROWS_PER_BATCH rows at a time; those `or_numbers` need not hold lists.
 
     Raises:
-        InputError: the file is not a table, or a column does not hold (lists of) numbers.
+        InputError: the file is not a table, or a column does not hold lists of numbers.
     """
     for batch in _record_batches(path, columns):
-        yield {name: ListColumn(path, name, batch.column(index)) for index, name in enumerate(batch.schema.names)}
+        yield {
+            name: ListColumn(path, name, batch.column(index), name in or_numbers)
+            for index, name in enumerate(batch.schema.names)
+        }
 
 
 def _record_batches(path: Path, columns: list[str]) -> Iterator[Any]:
@@ -142,7 +186,7 @@ def _record_batches(path: Path, columns: list[str]) -> Iterator[Any]:
             from pyarrow import parquet
 
             with parquet.ParquetFile(path) as table:
-                yield from table.iter_batches(batch_size=ROWS_A_BATCH, columns=columns, use_threads=False)
+                yield from table.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns, use_threads=False)
             return
         with pyarrow.memory_map(str(path)) as source:
             reader = _open_arrow(pyarrow, source)
@@ -152,8 +196,8 @@ def _record_batches(path: Path, columns: list[str]) -> Iterator[Any]:
                 else reader
             )
             for batch in stored:
-                for start in range(0, batch.num_rows, ROWS_A_BATCH):
-                    yield batch.select(columns).slice(start, ROWS_A_BATCH)
+                for start in range(0, batch.num_rows, ROWS_PER_BATCH):
+                    yield batch.select(columns).slice(start, ROWS_PER_BATCH)
     except (OSError, pyarrow.ArrowException) as error:
         raise _not_a_table(path, error) from error
 

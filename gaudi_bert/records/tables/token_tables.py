@@ -3,11 +3,13 @@
 A row is a sequence. Only `input_ids` is needed; the other columns may go by the names of the contract or by
 Hugging Face's:
 
-    input_ids                             token ids, padded or not attention_mask | input_mask           1..1
-    0..0; without it every id of the row is real token_type_ids | segment_ids          without it all 0 labels
-    Hugging Face's form of masked positions: the id that was masked, -100 elsewhere; or masked_lm_positions,
-    masked_lm_ids (, masked_lm_weights)   the contract's form, padded or not; without either: none
-    next_sentence_label | next_sentence_labels                 0 or 1, a number or a list of one; without it 0
+    input_ids                                   token ids, padded or not
+    attention_mask | input_mask                 1..1 0..0; without it every id of the row is real
+    token_type_ids | segment_ids                without it all 0
+    labels                                      the id that was masked, -100 elsewhere
+    masked_lm_positions, masked_lm_ids (, masked_lm_weights)
+                                                the contract's form of the same, padded or not; without either: none
+    next_sentence_label | next_sentence_labels  0 or 1, a number or a list of one; without it 0
 
 Tables are read batch by batch, so memory does not grow with the file. Nothing is cut or dropped: a row that
 does not fit is refused with its file, number and reason. pyarrow is imported only here and in
@@ -16,13 +18,14 @@ does not fit is refused with its file, number and reason. pyarrow is imported on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID
 from gaudi_bert.records.tables.arrow_files import column_names, read_batches
 
 __all__ = ["NOT_PREDICTED", "TableSizes", "measure_tables", "read_examples"]
@@ -57,7 +60,7 @@ class Row:
     next_sentence_label: int
 
 
-def measure_tables(files: list[Path]) -> TableSizes:
+def measure_tables(files: Sequence[Path]) -> TableSizes:
     """Read `files` once for the sizes that their examples need (`max_predictions` is at least 1).
 
     Raises:
@@ -122,7 +125,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     """
     used, _ = _columns(path)
     number = 0
-    for columns in read_batches(path, used):
+    for columns in read_batches(path, used, or_numbers=LABEL_COLUMNS):
         for index in range(columns["input_ids"].rows):
             cells = {name: lists.row(index, number) for name, lists in columns.items()}
             try:
@@ -139,25 +142,34 @@ def _row(cells: Mapping[str, np.ndarray]) -> Row:
     length = ids.size if mask is None else _prefix_length(mask, ids.size)
     if length == 0:
         raise ValueError("has no token; leave empty rows out")
-    if ids[:length].min() < 0 or ids[:length].max() >= 2**31:
-        raise ValueError("input_ids holds numbers outside 0 .. 2147483647")
-    segments = _first(cells, SEGMENT_COLUMNS)
-    if segments is None:
-        segments = np.zeros(length, np.int64)
-    elif segments.size != ids.size:
-        raise ValueError(f"has {segments.size} segment ids for {ids.size} input_ids; give as many")
-    segments = segments[:length]
-    if segments.min() < 0 or segments.max() > 127:
-        raise ValueError("segment ids are outside 0 .. 127")
+    if length > MAX_SEQUENCE_LENGTH:
+        raise ValueError(f"has {length} tokens, at most {MAX_SEQUENCE_LENGTH} are allowed; split it, or leave it out")
+    _check_range("input_ids", ids[:length], MAX_TOKEN_ID)
+    segments = _segments(cells, length, ids.size)
     positions, masked_ids = _masked(cells, length, ids.size)
-    if positions.size and (positions.min() < 0 or positions.max() >= length):
-        raise ValueError(f"a masked position is outside the sequence, 0 .. {length - 1}")
-    if masked_ids.size and (masked_ids.min() < 0 or masked_ids.max() >= 2**31):
-        raise ValueError("the id of a masked position is outside 0 .. 2147483647")
+    _check_range("masked positions", positions, length - 1)
+    _check_range("ids of masked positions", masked_ids, MAX_TOKEN_ID)
     label = _first(cells, LABEL_COLUMNS)
     if label is not None and (label.size != 1 or label[0] not in (0, 1)):
         raise ValueError(f"next_sentence_label is {label.tolist()}; it must be one number, 0 or 1")
     return Row(ids[:length], segments, positions, masked_ids, 0 if label is None else int(label[0]))
+
+
+def _check_range(name: str, values: np.ndarray, most: int) -> None:
+    outside = np.flatnonzero((values < 0) | (values > most))
+    if outside.size:
+        raise ValueError(f"{name}: holds {values[outside[0]]} at {outside[0]}, 0 to {most} is allowed")
+
+
+def _segments(cells: Mapping[str, np.ndarray], length: int, size: int) -> np.ndarray:
+    """The segment ids of the `length` real ones of `size` tokens."""
+    segments = _first(cells, SEGMENT_COLUMNS)
+    if segments is None:
+        return np.zeros(length, np.int64)
+    if segments.size != size:
+        raise ValueError(f"has {segments.size} segment ids for {size} input_ids; give as many")
+    _check_range("segment ids", segments[:length], MAX_SEGMENT_ID)
+    return segments[:length]
 
 
 def _first(cells: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray | None:

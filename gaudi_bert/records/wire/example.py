@@ -2,9 +2,9 @@
 
 The message is `Example{Features features=1}`, `Features{map<string, Feature> feature=1}`, `Feature{oneof
 BytesList=1, FloatList=2, Int64List=3}`, each list `{repeated value=1}`. The encoder writes keys in sorted
-order and lists packed, which is what `SerializeToString(deterministic=True)` gives. The decoder takes all
-that protobuf allows: any order, packed and unpacked values, repeated keys (the last wins), split messages
-(they are merged), unknown fields (skipped).
+order and lists packed, which is what `SerializeToString(deterministic=True)` gives. The decoder takes and refuses
+what protobuf's pure-Python parser does: any order, packed and unpacked values, repeated keys (the last wins), split
+messages (they are merged), unknown fields and groups (skipped, but they must be well-formed).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gaudi_bert.records.wire.memory import KERNEL_OPTIONS
 
 __all__ = ["decode_example", "encode_example", "encode_varint"]
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _BYTES, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
+_MOST_GROUPS = 100  # one inside the other, as in protobuf
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
@@ -109,23 +110,54 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """The fields of a message: number, wire type and value (a varint as its own bytes)."""
+    """The fields of a message: number, wire type and value (a varint as its own bytes).
+
+    The number is -1 where the tag takes more than a byte. All fields of these messages have tags of one byte, and
+    protobuf's parser looks tags up by their bytes, so a longer one is an unknown field even if its number is known.
+    """
     at = 0
     while at < len(data):
+        tag, after = _read_varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise RecordError("not a tf.train.Example: a field is numbered 0")
+        start, end = (after, _end_of_group(data, after)) if wire == _START_GROUP else _value_span(data, after, wire)
+        yield (number if after == at + 1 else -1), wire, data[start:end]
+        at = end
+
+
+def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
+    """Where the value of a field begins and ends."""
+    start = at
+    if wire == _VARINT:
+        _, end = _read_varint(data, at)
+    elif wire == _BYTES:
+        size, start = _read_varint(data, at)
+        end = start + size
+    elif wire in (_FIXED64, _FIXED32):
+        end = start + (8 if wire == _FIXED64 else 4)
+    else:
+        raise RecordError(f"not a tf.train.Example: wire type {wire}")
+    if end > len(data):
+        raise RecordError("not a tf.train.Example: a field runs past its end")
+    return start, end
+
+
+def _end_of_group(data: memoryview, at: int) -> int:
+    """Where the group ends whose start tag lies before `at`: behind its end tag, with all groups inside it."""
+    depth = 1
+    while depth:
         tag, at = _read_varint(data, at)
-        number, wire, start = tag >> 3, tag & 7, at
-        if wire == _VARINT:
-            _, at = _read_varint(data, at)
-        elif wire == _BYTES:
-            size, start = _read_varint(data, at)
-            at = start + size
-        elif wire in (_FIXED64, _FIXED32):
-            at = start + (8 if wire == _FIXED64 else 4)
+        wire = tag & 7
+        if wire == _END_GROUP:
+            depth -= 1
+        elif wire == _START_GROUP:
+            depth += 1
+            if depth >= _MOST_GROUPS:
+                raise RecordError(f"not a tf.train.Example: {_MOST_GROUPS} groups one inside the other")
         else:
-            raise RecordError(f"not a tf.train.Example: wire type {wire}")
-        if number == 0 or at > len(data):
-            raise RecordError("not a tf.train.Example: a field is numbered 0 or runs past its end")
-        yield number, wire, data[start:at]
+            _, at = _value_span(data, at, wire)
+    return at
 
 
 def _decode_entry(entry: memoryview) -> tuple[str, np.ndarray]:

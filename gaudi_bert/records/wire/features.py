@@ -1,9 +1,9 @@
 """Finding the features of a serialised tf.train.Example in place, without decoding it (numba kernels).
 
 A record is `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`: lengths nest, so each length must end
-exactly where its parent ends. Map entries may come in any order and unknown keys are skipped. Anything else
-that protobuf allows (unpacked values, repeated keys, split messages) is not taken here but by the general
-reader: the kernels say "unusual", and never guess.
+exactly where its parent ends. Map entries may come in any order. Entries with unknown keys are skipped if they are as
+writers write them: an ASCII key, and one well-formed list. Anything else that protobuf allows (unpacked values,
+repeated keys, split messages) is not taken here but by the general reader: the kernels say "unusual", and never guess.
 
 A key is compared by its length and three words of eight bytes (its first, its second or last, its last),
 which together cover keys of 8 to 24 bytes and read nothing outside the key.
@@ -23,7 +23,8 @@ from gaudi_bert.records.wire.memory import KERNEL_OPTIONS, load_u8, load_word, s
 
 __all__ = ["enter_field", "feature_keys", "locate_features", "read_varint", "work_space"]
 
-_MESSAGE, _VALUE, _FLOAT_LIST, _INT64_LIST = 0x0A, 0x12, 0x12, 0x1A
+_MESSAGE, _VALUE, _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 0x0A, 0x12, 0x0A, 0x12, 0x1A
+_LONGEST_VARINT = 10
 _SMALL_VALUES = ("input_mask", "segment_ids", "next_sentence_labels")  # one byte a value, nearly always
 
 # Columns of the table of features.
@@ -139,6 +140,57 @@ def _has_usual_head(at: int, end: int, keys: int, feature: int) -> bool:
 
 
 @njit(**KERNEL_OPTIONS)
+def _is_ascii(at: int, size: int) -> bool:
+    seen = 0
+    for number in range(size):
+        seen |= load_u8(at + number)
+    return seen < 128
+
+
+@njit(**KERNEL_OPTIONS)
+def _are_varints(at: int, end: int) -> bool:
+    """Whether [at, end) is a sequence of whole varints of 64 bits."""
+    size = 0
+    while at < end:
+        size = size + 1 if load_u8(at) >= 128 else 0
+        if size == _LONGEST_VARINT:
+            return False
+        at += 1
+    return size == 0
+
+
+@njit(**KERNEL_OPTIONS)
+def _are_strings(at: int, end: int) -> bool:
+    """Whether [at, end) is a sequence of the values of a BytesList."""
+    while at < end:
+        if load_u8(at) != _MESSAGE:
+            return False
+        size, at = read_varint(at + 1, end)
+        if size < 0 or size > end - at:
+            return False
+        at += size
+    return True
+
+
+@njit(**KERNEL_OPTIONS)
+def _is_usual_value(at: int, end: int) -> bool:
+    """Whether [at, end) is the value of a map entry as writers write it: one list of any kind, numbers packed."""
+    at = enter_field(at, end, _VALUE)
+    if at < 0 or at == end:
+        return at == end
+    kind = load_u8(at)
+    at = enter_field(at, end, kind)
+    if at < 0 or at == end:
+        return at == end and kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST)
+    if kind == _BYTES_LIST:
+        return _are_strings(at, end)
+    at = enter_field(at, end, _MESSAGE)
+    if at < 0:
+        return False
+    return ((end - at) & 3) == 0 if kind == _FLOAT_LIST else (kind == _INT64_LIST and _are_varints(at, end))
+
+
+@njit(**KERNEL_OPTIONS)
 def _locate_entry(at: int, end: int, keys: int, features: int, guess: int, spans: int) -> tuple[int, int]:
     """Read one map entry: (its feature, or -1 for an unknown key; the address after it, or -1 where it is unusual)."""
     if load_u8(at) != _MESSAGE:
@@ -154,7 +206,8 @@ def _locate_entry(at: int, end: int, keys: int, features: int, guess: int, spans
         return -1, -1
     feature = _feature_of_key(at, key_size, keys, features, guess)
     if feature < 0:
-        return -1, entry_end
+        usual = _is_ascii(at, key_size) and _is_usual_value(at + key_size, entry_end)
+        return -1, entry_end if usual else -1
     at = enter_field(at + key_size, entry_end, _VALUE)
     if at >= 0:
         at = enter_field(at, entry_end, _known(keys, feature, _KIND))
