@@ -15,13 +15,16 @@ from pathlib import Path
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PrepareSettings
-from gaudi_bert.corpus.python_docs import python_documents
+from gaudi_bert.corpus.documentation import documentation_documents
+from gaudi_bert.corpus.python_texts import python_texts
 from gaudi_bert.stages.prepare import prepare
 
 
 def write_text(path: Path, megabytes: float) -> int:
     """Write about `megabytes` of text, one sentence a line; the bytes written."""
-    documents = "\n\n".join("\n".join(sentences) for sentences in python_documents()) + "\n\n"
+    documents = (
+        "\n\n".join("\n".join(sentences) for sentences in documentation_documents(python_texts("python-docs"))) + "\n\n"
+    )
     copies = max(1, round(megabytes * 1e6 / len(documents.encode("utf-8"))))
     path.write_text(documents * copies, encoding="utf-8")
     return path.stat().st_size

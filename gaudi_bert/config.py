@@ -76,7 +76,9 @@ class Settings(BaseModel):
 class PrepareSettings(Settings):
     """Plain text to unpacked examples, or where the unpacked examples already are."""
 
-    text: str | tuple[str, ...] | None = Field("python-docs", description="files, folders or globs; or `python-docs`")
+    text: str | tuple[str, ...] | None = Field(
+        "python-docs", description="files, folders or globs; or `python-docs`, `python-docstrings`"
+    )
     records: str | None = Field(None, description="unpacked TFRecords that exist already: nothing is prepared")
     evaluation_records: str | None = Field(None, description="held-out unpacked TFRecords that exist already")
     vocab: str | None = Field(None, description="a vocab.txt; without it one of `train_vocab` tokens is trained")

@@ -24,7 +24,10 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare(
-    text: Annotated[list[str], typer.Argument(help="Text files, folders or globs; or `python-docs`.", show_default=False)],
+    text: Annotated[
+        list[str],
+        typer.Argument(help="Text files, folders or globs; or `python-docs`, `python-docstrings`.", show_default=False),
+    ],
     out: Annotated[Path, typer.Option(help="The folder for examples.", show_default=False)],
     vocab: Annotated[str | None, typer.Option(help="A vocab.txt.")] = None,
     train_vocab: Annotated[int | None, typer.Option(help="Train a vocabulary of this size instead.")] = None,

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.corpus.python_docs import python_documents
+from gaudi_bert.corpus.documentation import documentation_documents
+from gaudi_bert.corpus.python_texts import python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
 from gaudi_bert.corpus.sources import Source
 
@@ -108,7 +109,7 @@ def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str
         InputError: the file is missing, truncated, not UTF-8, or a record of it is malformed.
     """
     if source.path is None:
-        yield from python_documents()
+        yield from documentation_documents(python_texts(source.name))
         return
     for lines in _split_documents(source.path, text_format.name, text_format.gzipped):
         for piece in _cut(lines):

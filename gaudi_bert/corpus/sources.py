@@ -1,4 +1,4 @@
-"""Where the text comes from: files, folders, globs, or the documentation inside Python itself.
+"""Where the text comes from: files, folders, globs, or the documentation that Python carries.
 
 A source is known by its name (relative to the folder or glob that was given), its size and the CRC-32 of its bytes, so the
 same text in another place makes the same examples.
@@ -7,28 +7,30 @@ same text in another place makes the same examples.
 from __future__ import annotations
 
 import glob
+import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.corpus.python_texts import python_texts
 
-__all__ = ["PYTHON_DOCS", "Source", "find_sources", "source_identity"]
+__all__ = ["Source", "find_sources", "source_identity"]
 
-PYTHON_DOCS = "python-docs"
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """One input: a text file, or the topics of Python's documentation (`path` is None).
+    """One input: a text file, or a text that Python carries (`path` is None).
 
     Args:
-        name: relative name, the same on every machine.
+        name: relative name, the same on every machine, or a key of `BUILT_IN_TEXTS`.
         path: where the file is.
-        size_bytes: as it lies on the disk, compressed or not; 0 for the documentation.
+        size_bytes: as it lies on the disk, compressed or not; 0 for a built-in text.
     """
 
     name: str
@@ -48,12 +50,12 @@ def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
         InputError: nothing was given, or a file, folder or glob is missing or holds no file.
     """
     if not texts:
-        raise InputError("prepare: no text was given; name files, folders or globs, or python-docs")
+        raise InputError(f"prepare: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
     sources: list[Source] = []
     seen: set[Path] = set()
     for text in texts:
-        if text == PYTHON_DOCS:
-            sources.append(Source(PYTHON_DOCS, None, 0))
+        if text in BUILT_IN_TEXTS:
+            sources.append(Source(text, None, 0))
             continue
         for name, path in _named_files(text, folder):
             if path.resolve() not in seen:
@@ -98,9 +100,7 @@ def source_identity(source: Source) -> dict[str, Any]:
     """
     checksum, size = 0, 0
     if source.path is None:
-        from gaudi_bert.corpus.python_docs import topics_text
-
-        content = topics_text().encode("utf-8")
+        content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
         checksum, size = zlib.crc32(content), len(content)
     else:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
 from gaudi_bert.config import PipelineSettings
 
 __all__ = ["named_paths"]
@@ -14,7 +15,7 @@ def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
     prepare = settings.prepare
     if prepare.records is None:
         texts = (prepare.text,) if isinstance(prepare.text, str) else prepare.text or ()
-        yield from (("prepare.text", text) for text in texts if text != "python-docs")
+        yield from (("prepare.text", text) for text in texts if text not in BUILT_IN_TEXTS)
     single = {
         "prepare.records": prepare.records,
         "prepare.evaluation_records": prepare.evaluation_records,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_bert.artefacts.work_folder import WorkFolder
+from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
 from gaudi_bert.common.files import read_json
 from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.config import PipelineSettings
@@ -31,7 +32,6 @@ CORE_OPERATIONS_A_SECOND = 30e9
 CARD_OPERATIONS_A_SECOND = 30e12
 # Bytes of examples for one byte of text.
 EXPANSION = 1.8
-PYTHON_DOCS_BYTES = 500_000
 START_SECONDS = 5.0
 
 
@@ -109,8 +109,8 @@ def _text_bytes(settings: PipelineSettings, pipeline_folder: Path) -> int | None
     text = settings.prepare.text
     total = 0
     for name in (text,) if isinstance(text, str) else text or ():
-        if name == "python-docs":
-            total += PYTHON_DOCS_BYTES
+        if name in BUILT_IN_TEXTS:
+            total += BUILT_IN_TEXTS[name]
             continue
         paths = [Path(found) for found in glob(str(pipeline_folder / name))]
         total += sum(_size(path) for path in paths)

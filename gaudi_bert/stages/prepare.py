@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
+from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter, Task
@@ -88,7 +89,7 @@ def prepare(
     from gaudi_bert.corpus.workers import default_workers
 
     if settings.text is None:
-        raise InputError("prepare.text: no text was given; name files, folders or globs, or python-docs")
+        raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
     texts = [settings.text] if isinstance(settings.text, str) else list(settings.text)
     sources = find_sources(texts, pipeline_folder)
     given = _given_vocabulary(settings, pipeline_folder)

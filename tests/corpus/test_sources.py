@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
         (["wiki/A*/wiki_00"], ["AA/wiki_00", "AB/wiki_00"]),
         (["wiki/**/*_01"], ["AA/wiki_01"]),
         (["one.txt", "*.txt", "./one.txt"], ["one.txt"]),
-        (["python-docs"], ["python-docs"]),
+        (["python-docstrings", "one.txt", "python-docs"], ["python-docstrings", "one.txt", "python-docs"]),
     ],
 )
 def test_files_folders_and_globs_in_a_fixed_order(folder: Path, texts: list[str], names: list[str]) -> None:

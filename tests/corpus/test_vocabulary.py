@@ -61,8 +61,10 @@ def test_too_small_a_vocabulary_is_refused() -> None:
 def test_training_does_not_depend_on_the_process() -> None:
     code = (
         "from gaudi_bert.corpus.vocabulary import train_vocabulary\n"
-        "from gaudi_bert.corpus.python_docs import python_documents\n"
-        "print(train_vocabulary(lambda: python_documents()[:20], 2000, True).sha256)"
+        "from gaudi_bert.corpus.documentation import documentation_documents\n"
+        "from gaudi_bert.corpus.python_texts import python_texts\n"
+        "documents = documentation_documents(python_texts('python-docs'))[:20]\n"
+        "print(train_vocabulary(lambda: documents, 2000, True).sha256)"
     )
     seeds = [
         {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads} for seed, threads in (("1", "1"), ("2", "2"), ("3", "2"))

@@ -1,50 +1,38 @@
-"""The documentation that every CPython carries (`pydoc_data.topics`), as a small corpus that needs no download.
+"""Documents from the plain-text documentation of programs: topics of a manual, docstrings.
 
-Each topic is a document. A heading, a paragraph (its wrapped lines joined, then split into sentences), a list item and each
-line of an example are sentences. Rulers below headings and borders of tables are left out. Some topics repeat parts of
-others ("specialnames" holds "attribute-access"): a paragraph is kept once, in the shortest topic that has it, so that no
-held-out document is also part of a training document.
+A heading, a paragraph (its wrapped lines joined, then split into sentences), a list item and each line of an example are
+sentences. Rulers below headings and borders of tables are left out. Some texts repeat parts of others (the topic
+"specialnames" holds "attribute-access"; subclasses repeat the docstrings of their base): a paragraph is kept once, in the
+shortest text that has it, so that no held-out document is also part of a training document.
 """
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping
 
 from gaudi_bert.corpus.sentences import split_sentences
 
-__all__ = ["python_documents", "topics_text"]
+__all__ = ["documentation_documents"]
 
 _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
-# Shorter paragraphs ("For example:", "Note:") stand in many topics by nature.
+# Shorter paragraphs ("For example:", "Note:") stand in many texts by nature.
 _SHORTEST_REPEATED_PARAGRAPH = 40
 
 
-def topics_text() -> str:
-    """All topics as one string with a fixed order: what the examples are a function of."""
-    return json.dumps(_topics(), sort_keys=True, ensure_ascii=True)
-
-
-def _topics() -> dict[str, str]:
-    from pydoc_data import topics
-
-    return dict(topics.topics)
-
-
-def python_documents() -> list[list[str]]:
-    """The documents in the order of the topics' names, each a list of sentences; none is empty."""
-    topics = _topics()
+def documentation_documents(texts: Mapping[str, str]) -> list[list[str]]:
+    """One document (a list of sentences) per text, in the order of the names; a text left without a sentence gives none."""
     seen: set[str] = set()
     kept: dict[str, list[str]] = {}
-    for name in sorted(topics, key=lambda name: (len(topics[name]), name)):
-        sentences = _sentences_of_topic(topics[name], seen)
+    for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
+        sentences = _sentences_of_text(texts[name], seen)
         if sentences:
             kept[name] = sentences
     return [kept[name] for name in sorted(kept)]
 
 
-def _sentences_of_topic(text: str, seen: set[str]) -> list[str]:
+def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
     sentences: list[str] = []
     after_colon = False
     outer_indent = 0

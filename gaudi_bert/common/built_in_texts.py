@@ -1,0 +1,8 @@
+"""Names that stand for a text in the place of a file: the documentation that every CPython carries."""
+
+from __future__ import annotations
+
+__all__ = ["BUILT_IN_TEXTS"]
+
+# By name, about how many bytes the text has (it differs a little from one Python to the next).
+BUILT_IN_TEXTS = {"python-docs": 470_000, "python-docstrings": 1_400_000}
