@@ -54,7 +54,7 @@ def work(folder: Path, threads: int) -> None:
     """Be one of the processes."""
     from gaudi_bert.config import TrainingSettings
     from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed.communicator import connect
+    from gaudi_bert.training.distributed.connect import connect
     from gaudi_bert.training.input.source import open_source
     from tests.builders.training_data import SMALL, Trainer
 

@@ -54,7 +54,7 @@ def evaluate(
     """
     from gaudi_bert.training.checkpoint import checkpoint_identity, find_checkpoint
     from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed.communicator import connect
+    from gaudi_bert.training.distributed.connect import connect
     from gaudi_bert.training.input.source import open_source
 
     file = find_checkpoint(checkpoint)

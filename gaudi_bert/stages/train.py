@@ -82,7 +82,7 @@ def train(
         StoppedError: a signal asked for it; the run can be resumed.
     """
     from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed.communicator import connect
+    from gaudi_bert.training.distributed.connect import connect
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")

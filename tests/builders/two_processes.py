@@ -22,7 +22,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, TrainingSettings, pipeline_from_mapping
 from gaudi_bert.stages.evaluate import evaluate
 from gaudi_bert.stages.train import train
-from gaudi_bert.training.distributed.communicator import Communicator, connect
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.distributed.connect import connect
 from tests.builders import training_updates as work
 
 CASES = {

@@ -12,7 +12,8 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import Launch, find_launch
 from gaudi_bert.config import TrainingSettings
-from gaudi_bert.training.distributed.communicator import Communicator, connect
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.distributed.connect import connect
 
 SETTINGS = TrainingSettings()
 LAUNCHERS = {

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.launch import find_launch
 from gaudi_bert.config import TrainingSettings
 
-__all__ = ["Communicator", "connect"]
+__all__ = ["Communicator"]
 
 
 @dataclass(frozen=True)
@@ -72,18 +71,3 @@ class Communicator:
         """
         del settings
         yield self
-
-
-def connect(settings: TrainingSettings) -> Communicator:
-    """Join the processes that a launcher started together; without one, this process alone.
-
-    Raises:
-        InputError: started by a launcher, but Horovod is missing or cannot connect.
-    """
-    launch = find_launch()
-    if launch is None or launch.size == 1:
-        return Communicator()
-    # Imported late: one process alone loads nothing of it.
-    from gaudi_bert.training.distributed.horovod import connect_by_horovod
-
-    return connect_by_horovod(launch, settings)
