@@ -151,6 +151,11 @@ class TrainingSettings(Settings):
     updates: int = Field(1500, ge=1)
     warmup_updates: int = Field(100, ge=0)
     decay_power: float = Field(1.0, gt=0, description="polynomial decay to 0: 1 is linear, 0.5 the predecessor's for LAMB")
+    decay_from: Literal["warmup", "start"] = Field(
+        "warmup",
+        description="the decay is counted from the end of the warm-up, without a step there; or from the first update, as "
+        "published for LAMB: the rate falls where the warm-up ends",
+    )
     weight_decay: float = Field(0.01, ge=0, description="decoupled; never of biases and layer norms")
     layer_adaptation: Literal["all", "decayed"] = Field(
         "all", description="lamb only: scale the update of all variables (as published), or of the decayed ones (MLPerf)"

@@ -18,6 +18,7 @@ from gaudi_bert.records.wire.framing import write_record
 from gaudi_bert.stages.pack import pack
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.hyperparameters import BatchPlan, plan_batches
+from gaudi_bert.training.schedule import learning_rate_at
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,6 +27,12 @@ PUBLISHED = {
     "wikipedia-128": (65_536, 6e-3, 7038, 2000, 0.5),
     "wikipedia-512": (32_768, 4e-3, 1564, 200, 0.5),
     "mlperf": (448, 4.25e-4, 6700, 0, 1.0),
+}
+# The learning rate of some updates, counted from 1: after the warm-up, peak * (1 - (update - 1) / updates) ** power.
+PUBLISHED_RATES = {
+    "wikipedia-128": {1: 3e-6, 1000: 3e-3, 2000: 6e-3, 2001: 5.0764e-3, 3520: 4.2426e-3, 7038: 7.152e-5},
+    "wikipedia-512": {1: 2e-5, 100: 2e-3, 200: 4e-3, 201: 3.7355e-3, 783: 2.8284e-3, 1564: 1.01144e-4},
+    "mlperf": {1: 4.25e-4, 2: 4.24937e-4, 3351: 2.125e-4, 6700: 6.3433e-8},
 }
 # Micro-batches of an update on one card, unpacked, as published.
 PUBLISHED_STEPS = {
@@ -68,6 +75,20 @@ def test_hyperparameters_are_the_published_ones(repository: Path, name: str) -> 
     assert (training.weight_decay, training.clip_norm, training.loss) == (0.01, 1.0, "token")
     assert training.layer_adaptation == ("decayed" if name == "mlperf" else "all")
     assert training.target_masked_lm_accuracy == (0.72 if name == "mlperf" else None)
+
+
+@pytest.mark.parametrize(("name", "update"), [(name, update) for name, rates in PUBLISHED_RATES.items() for update in rates])
+def test_the_rate_is_the_published_one(repository: Path, name: str, update: int) -> None:
+    training = recipe(repository, name, 8).training
+    rate = learning_rate_at(
+        update,
+        peak=training.learning_rate,
+        warmup_updates=training.warmup_updates,
+        updates=training.updates,
+        decay_power=training.decay_power,
+        decay_from=training.decay_from,
+    )
+    assert rate == pytest.approx(PUBLISHED_RATES[name][update], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

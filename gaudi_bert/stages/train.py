@@ -147,6 +147,8 @@ def _signature(job: TrainingJob) -> Signature:
     kept = job.settings.training.model_dump(exclude=FREE_SETTINGS)
     # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
     kept["init_checkpoint"] = Path(kept["init_checkpoint"]).name if kept["init_checkpoint"] else None
+    if kept["decay_from"] == "warmup":
+        del kept["decay_from"]  # a run of the edition that had no such setting can be resumed
     evaluation = job.evaluation_source.identity if job.evaluation_source is not None else None
     inputs = {"data": job.source.identity, "evaluation_data": evaluation}
     return Signature("train", {"model": job.config.to_json(), "training": kept}, inputs)

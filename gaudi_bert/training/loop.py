@@ -183,6 +183,7 @@ class TrainingLoop:
             warmup_updates=settings.warmup_updates,
             updates=settings.updates,
             decay_power=settings.decay_power,
+            decay_from=settings.decay_from,
         )
 
     def _after_update(self, stopping: bool) -> None:

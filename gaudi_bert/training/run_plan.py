@@ -99,7 +99,8 @@ class RunPlan:
             updates = getattr(settings, f"{what}_every_updates")
             lines.append(f"{what} every {updates:,} updates, that is every {updates * every:,.0f} sequences")
         lines.append(
-            f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g}, "
+            f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
+            f"counted from the {settings.decay_from}, "
             f"beta_1 {settings.beta_1:.6g}, beta_2 {settings.beta_2:.6g}, clip norm {settings.clip_norm:g}, "
             f"losses normalized: {settings.loss_normalization}"
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 
-def learning_rate(update, peak, warmup, updates, power):
+def learning_rate(update, peak, warmup, updates, power, decay_from="warmup"):
     if warmup and update <= warmup:
         return peak / warmup * update
+    if decay_from == "start":
+        return peak * ((updates - update + 1) / updates) ** power
     steps = updates - warmup + 1
     return peak * ((steps - (update - warmup)) / steps) ** power
 

@@ -9,6 +9,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -166,6 +167,21 @@ def test_overwrite_starts_anew(packed, tmp_path) -> None:
     assert list(checkpoint_digests(out)) == ["update-00000003.safetensors"]
     with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
         train(settings(), packed, None, out, reporter=Reporter(quiet=True), overwrite=True, resume=True)
+
+
+def test_the_decay_is_counted_from_where_the_setting_says(packed, tmp_path) -> None:
+    """The third of three updates, two of them warm-up: half of the peak, or a third. The first two are the same."""
+    steps = {}
+    for decay_from in ("warmup", "start"):
+        out = tmp_path / decay_from
+        run = settings(updates=3, warmup_updates=2, save_every_updates=1, keep_checkpoints=3, decay_from=decay_from)
+        train(run, packed, None, out, reporter=Reporter(quiet=True))
+        before, after = (read_checkpoint(file).variables for file in sorted((out / "checkpoints").iterdir())[1:3])
+        steps[decay_from] = {name: after[name] - value for name, value in before.items()}
+        kept = json.loads((tmp_path / f"{decay_from}/settings.json").read_text())["settings"]["training"]
+        assert kept.get("decay_from") == (None if decay_from == "warmup" else "start")
+    for name, step in steps["warmup"].items():
+        np.testing.assert_allclose(steps["start"][name], step * 2 / 3, rtol=1e-3, atol=1e-7, err_msg=name)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed, tmp_path) -> None:
