@@ -24,9 +24,10 @@ from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
 from gaudi_bert.packing.estimate import Estimate, estimate_packing
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import packs_of
+from gaudi_bert.stages.shipped_histograms import shipped_histograms
 
-DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
-NAMES = ("wikipedia-128", "wikipedia-384", "wikipedia-512", "wikipedia-1024", "wikipedia-2048", "squad-384")
+EXPECTED = Path(__file__).resolve().parent.parent / "tests" / "data" / "expected_packing.json"
+NAMES = tuple(shipped_histograms())
 DEPTHS = ("2", "3", "4", "5", "8", "16", "max")
 ALGORITHMS = ("spfhp", "lpfhp", "ffd", "nnlshp", "ennlshp", "nnls", "optimal")
 LONGEST_FOR_ENNLSHP = 512
@@ -35,7 +36,7 @@ PARTS = ("tables", "algorithms", "speed")
 
 def load(name: str) -> Histogram:
     """One of the published histograms."""
-    value = json.loads((DATA / "histograms" / f"{name}.json").read_text(encoding="utf-8"))
+    value = json.loads(shipped_histograms()[name].read_text(encoding="utf-8"))
     return Histogram(value["max_sequence_length"], value["counts"])
 
 
@@ -64,7 +65,7 @@ def timed(histogram: Histogram, algorithm: str, depth: int | str) -> tuple[Estim
 
 def print_paper_tables() -> None:
     """Tables 1, 5 and 7, ours beside them."""
-    paper = json.loads((DATA / "expected_packing.json").read_text(encoding="utf-8"))["paper"]
+    paper = json.loads(EXPECTED.read_text(encoding="utf-8"))["paper"]
     wikipedia, squad = load("wikipedia-512"), load("squad-384")
     print_table(
         "Table 1 of the paper: wikipedia-512",

@@ -15,7 +15,7 @@ from gaudi_bert.records.wire.framing import write_record
 FILES, SEQUENCES_A_FILE, SEED = 8, 20_000, 7
 LENGTH, DEPTH = 512, 3
 QUIET = Reporter(quiet=True)
-HISTOGRAM = Path(__file__).resolve().parent.parent / "tests" / "data" / "histograms" / "wikipedia-512.json"
+HISTOGRAM = Path(__file__).resolve().parent.parent / "gaudi_bert" / "histograms" / "wikipedia-512.json"
 MAX_PREDICTIONS = 76
 MASKED_SHARE = 0.15
 CLS, SEP, VOCABULARY = 101, 102, 30522

@@ -4,7 +4,7 @@
     python benchmarks/training.py --only speed-up       one section: speed-up, transformers, utilisation, input, scaling
     python benchmarks/training.py --rounds 9            more rounds
 
-The records have the lengths of Wikipedia at 512 tokens (`tests/data/histograms/wikipedia-512.json`). Dropout is 0.1, the
+The records have the lengths of Wikipedia at 512 tokens (`gaudi_bert/histograms/wikipedia-512.json`). Dropout is 0.1, the
 optimiser AdamW, gradients are clipped, and reading the records is part of every step of ours. What is compared runs
 alternately in one process, in both orders, so that a ratio is of two neighbours; each line gives the median and the range
 over the rounds. Ratios are given by wall time and by CPU time of all threads: on a busy machine the latter says more.

@@ -140,7 +140,7 @@ def plan_steps(packs: int, made: BatchPlan) -> int:
 @pytest.mark.parametrize("cards", CARDS)
 @pytest.mark.parametrize("name", ["wikipedia-128", "wikipedia-512"])
 def test_at_the_factor_of_the_real_lengths(repository: Path, name: str, cards: int) -> None:
-    counted = json.loads((repository / "tests" / "data" / "histograms" / f"{name}.json").read_text(encoding="utf-8"))
+    counted = json.loads((repository / "gaudi_bert" / "histograms" / f"{name}.json").read_text(encoding="utf-8"))
     packing = pack_histogram(Histogram(counted["max_sequence_length"], counted["counts"]), "nnls", 3)
     made = plan(recipe(repository, name, cards), packing.packing_factor)
     assert made.sequences_per_update == pytest.approx(PUBLISHED[name][0], rel=0.02)

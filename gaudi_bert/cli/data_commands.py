@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gaudi_bert.cli import arguments, output
+from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
@@ -193,17 +195,20 @@ def verify(
 
 
 def estimate(
-    source: Annotated[str, typer.Argument(help="TFRecords, or a histogram.json.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(help="TFRecords, a histogram.json, or a shipped one: wikipedia-512.", show_default=False)
+    ],
     depths: Annotated[str, typer.Option(help="Depths to compare.")] = "1,2,3,4,8,max",
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     picture: Annotated[Path | None, typer.Option(help="Also draw it, as PNG or SVG.")] = None,
+    details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """What packing would give at each depth and with each algorithm, before anything is written."""
     from gaudi_bert.stages.estimate import estimate as run
 
     result = run(source, depths=depths.split(","), algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
-    output.print_result(result, json, lambda value: list(value["lines"]))
+    output.print_result(asdict(result), json, describe_details if details else describe_estimate)
 
 
 def inspect(

@@ -4,26 +4,93 @@ from __future__ import annotations
 
 import difflib
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
+from gaudi_bert.common.measured import Measured, measured
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
+from gaudi_bert.stages.shipped_histograms import find_shipped_histogram
 
 if TYPE_CHECKING:
+    from gaudi_bert.packing.estimate import Estimate, LengthEstimate
     from gaudi_bert.packing.histogram import Histogram
+    from gaudi_bert.packing.unpadding import Gumbel
 
-__all__ = ["estimate"]
-
-Result = TypeVar("Result")
+__all__ = ["EstimateResult", "EstimateRow", "UnpaddingEstimate", "UnpaddingRow", "estimate"]
 
 WITHOUT_DEPTH = ("none", "greedy", "greedy+1", "greedy+2", "sort")
 """Algorithms to which a depth says nothing (`none`, `sort`) or that the paper runs without one (greedy): shown once."""
+
+
+@dataclass(frozen=True)
+class EstimateRow:
+    """One algorithm at one depth: the fields of `packing.estimate.Estimate`, and what it took.
+
+    Attributes:
+        gap: packs above the proven bound; None for `sort`, which has no packs.
+        seconds: wall time, without compiling.
+        memory_bytes: on top of what was in use before; None where the operating system does not tell.
+    """
+
+    algorithm: str
+    algorithm_used: str
+    depth: int | str
+    packs: int
+    efficiency: float
+    packing_factor: float
+    lower_bound: int | None
+    depth_used: int | None
+    strategies_used: int | None
+    gap: int | None
+    seconds: float
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class UnpaddingRow:
+    """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
+
+    accelerators: int
+    unpadding: float
+    ideal_unpadding: float
+    packing: float
+
+
+@dataclass(frozen=True)
+class UnpaddingEstimate:
+    """Packing against un-padding; `one_device` is the distribution of one device's speed-up."""
+
+    one_device: Gumbel
+    packing_factor: float
+    rows: list[UnpaddingRow]
+
+
+@dataclass(frozen=True)
+class EstimateResult:
+    """What `estimate` found.
+
+    Attributes:
+        source: the records, the histogram or the name that it was asked about.
+        token_bound: packs that the tokens alone need.
+        rows: one per algorithm and depth.
+        length_scan: packs of other lengths.
+        pictures: files that were drawn.
+    """
+
+    source: str
+    max_sequence_length: int
+    sequences: int
+    tokens: int
+    token_bound: int
+    rows: list[EstimateRow]
+    length_scan: list[LengthEstimate]
+    unpadding: UnpaddingEstimate
+    pictures: list[str] | None = None
 
 
 def estimate(
@@ -33,50 +100,45 @@ def estimate(
     algorithms: Sequence[str],
     picture: Path | None = None,
     reporter: Reporter,
-) -> dict[str, Any]:
+) -> EstimateResult:
     """Pack a histogram in many ways and compare.
 
     Args:
-        source: a histogram.json, or unpacked records (folder, file or glob), which are counted first.
+        source: a histogram.json, the name of one that ships with the package (`wikipedia-512`), or unpacked records
+            (folder, file or glob), which are counted first.
         depths: numbers from 1, or "max".
         algorithms: names as in `ESTIMATE_ALGORITHMS`.
         picture: also draw, as .png or .svg, efficiency over depth; and beside it, with `-histogram`, `-mixture` and
             `-scaling` in the name, the lengths with the proven bound, the strategies, and packing against un-padding.
         reporter: where progress goes.
 
-    Returns:
-        `rows` (a row for each algorithm and depth), `length_scan`, `unpadding`, totals of the data, and `lines` for people.
-
     Raises:
         InputError: a bad source, depth, algorithm or picture name.
     """
-    from gaudi_bert.stages.histogram_file import read_histograms
+    from gaudi_bert.packing.estimate import scan_lengths
 
     wanted_depths = [_depth(depth) for depth in depths]
     names = _known_algorithms(algorithms)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
-    if Path(source).suffix == ".json":
-        histogram = read_histograms([Path(source)]).histogram
-    else:
-        histogram = _count(source, reporter)
+    histogram = _histogram_of(source, reporter)
     rows = _compare(histogram, wanted_depths, names, reporter)
-    packed = [row for row in rows if row["algorithm"] != "sort"]
-    result = {
-        "source": str(source),
-        "max_sequence_length": histogram.max_sequence_length,
-        "sequences": histogram.sequences,
-        "tokens": histogram.tokens,
-        "token_bound": histogram.token_bound,
-        "rows": rows,
-        "length_scan": _scan(histogram, wanted_depths[-1]),
-        "unpadding": _unpadding(histogram, max(row["packing_factor"] for row in packed) if packed else 1.0),
-    }
-    if picture is not None:
-        usual = PackingSettings().depth
-        depth = usual if usual in wanted_depths else wanted_depths[-1]
-        result["pictures"] = _draw(histogram, result, depth, picture, reporter)
-    return {**result, "lines": _lines(result)}
+    factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
+    result = EstimateResult(
+        source=str(source),
+        max_sequence_length=histogram.max_sequence_length,
+        sequences=histogram.sequences,
+        tokens=histogram.tokens,
+        token_bound=histogram.token_bound,
+        rows=rows,
+        length_scan=scan_lengths(histogram, wanted_depths[-1]),
+        unpadding=_compare_with_unpadding(histogram, max(factors, default=1.0)),
+    )
+    if picture is None:
+        return result
+    usual = PackingSettings().depth
+    depth = usual if usual in wanted_depths else wanted_depths[-1]
+    return replace(result, pictures=_draw(histogram, result, depth, picture, reporter))
 
 
 def _depth(depth: str | int) -> str | int:
@@ -100,21 +162,24 @@ def _known_algorithms(algorithms: Sequence[str]) -> list[str]:
     return names
 
 
-def _count(records: str | Path, reporter: Reporter) -> Histogram:
-    """The histogram of unpacked records."""
+def _histogram_of(source: str | Path, reporter: Reporter) -> Histogram:
+    """The lengths that `source` has: those of a histogram, or of records, which are counted."""
     from gaudi_bert.stages.histogram import histogram
     from gaudi_bert.stages.histogram_file import read_histograms
 
+    shipped = find_shipped_histogram(source)
+    if shipped is not None or Path(source).suffix == ".json":
+        return read_histograms([shipped or Path(source)]).histogram
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "histogram.json"
-        histogram(records, counted, shard=None, reporter=reporter)
+        histogram(source, counted, shard=None, reporter=reporter)
         return read_histograms([counted]).histogram
 
 
 def _compare(
     histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
-) -> list[dict[str, Any]]:
-    """One row for each algorithm and depth, with its time and the memory it took on top of what was there."""
+) -> list[EstimateRow]:
+    """One row per algorithm and depth, with its time and the memory it took on top of what was there."""
     from gaudi_bert.packing.algorithms import depth_of
     from gaudi_bert.packing.estimate import estimate_packing
     from gaudi_bert.packing.exact.bounds import lower_bound
@@ -124,7 +189,7 @@ def _compare(
 
     jobs = [(name, depth) for name in algorithms for depth in (depths if name not in WITHOUT_DEPTH else _one_depth(name))]
     limits = sorted({number(depth) for _, depth in jobs})
-    measured = []
+    estimates: list[Measured[Estimate]] = []
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:
@@ -132,17 +197,16 @@ def _compare(
             task.advance()
         _warm_up(algorithms)
         for name, depth in jobs:
-            row, seconds, memory = _measured(partial(estimate_packing, histogram, name, depth, bounds[number(depth)]))
-            measured.append((row, seconds, memory))
-            bounds[number(depth)] = max(bounds[number(depth)], row.lower_bound or 0)
+            estimates.append(measured(partial(estimate_packing, histogram, name, depth, bounds[number(depth)])))
+            bounds[number(depth)] = max(bounds[number(depth)], estimates[-1].result.lower_bound or 0)
             task.advance()
     # The best proof found at a depth holds for every row of that depth, those before it too.
-    rows = []
-    for row, seconds, memory in measured:
-        if row.lower_bound is not None:
-            row = replace(row, lower_bound=bounds[number(row.depth)])
-        rows.append({**asdict(row), "gap": row.gap, "seconds": round(seconds, 4), "memory_bytes": memory})
-    return rows
+    return [_row(made, bounds[number(made.result.depth)]) for made in estimates]
+
+
+def _row(made: Measured[Estimate], lower_bound: int) -> EstimateRow:
+    found = made.result if made.result.lower_bound is None else replace(made.result, lower_bound=lower_bound)
+    return EstimateRow(**asdict(found), gap=found.gap, seconds=round(made.seconds, 4), memory_bytes=made.memory_bytes)
 
 
 def _one_depth(name: str) -> tuple[str | int, ...]:
@@ -161,50 +225,35 @@ def _warm_up(algorithms: Sequence[str]) -> None:
         estimate_packing(tiny, name, 3, None)
 
 
-def _measured(function: Callable[[], Result]) -> tuple[Result, float, int | None]:
-    """The result, its seconds, and by how many bytes the peak of resident memory rose above what was in use before."""
-    before = _reset_peak()
-    started = time.perf_counter()
-    result = function()
-    seconds = time.perf_counter() - started
-    after = _status_bytes("VmHWM")
-    return result, seconds, None if before is None or after is None else max(after - before, 0)
+def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> UnpaddingEstimate:
+    from gaudi_bert.packing.unpadding import ACCELERATORS, fit_one_device, linear_speed_up, speed_up
+
+    one_device = fit_one_device()
+    rows = [
+        UnpaddingRow(count, speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
+        for count in ACCELERATORS
+    ]
+    return UnpaddingEstimate(one_device, packing_factor, rows)
 
 
-def _reset_peak() -> int | None:
-    """Reset the kernel's record of the peak (Linux); the memory in use now, or None where that cannot be known."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return None
-    return _status_bytes("VmRSS")
-
-
-def _status_bytes(key: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)
-
-
-def _draw(histogram: Histogram, result: dict[str, Any], depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
+def _draw(histogram: Histogram, result: EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
     """Write the pictures; those of a single packing show `nnls` at `depth`. Returns their names."""
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.reporting import packing_pictures
 
     packing = pack_histogram(histogram, "nnls", depth)
     prices = None if packing.certificate is None else packing.certificate.prices.tolist()
-    scaling = result["unpadding"]["rows"]
+    scaling = result.unpadding.rows
+    over_depth = [asdict(row) for row in result.rows if row.algorithm != "sort"]
     figures = {
-        "": packing_pictures.draw_efficiency_over_depth([row for row in result["rows"] if row["algorithm"] != "sort"]),
+        "": packing_pictures.draw_efficiency_over_depth(over_depth),
         "-histogram": packing_pictures.draw_histogram(histogram.counts.tolist(), packing.packs, packing.lower_bound, prices),
         "-mixture": packing_pictures.draw_mixture(packing.mixture, histogram.max_sequence_length),
         "-scaling": packing_pictures.draw_unpadding(
-            [row["accelerators"] for row in scaling],
-            [row["unpadding"] for row in scaling],
-            [row["ideal_unpadding"] for row in scaling],
-            result["unpadding"]["packing_factor"],
+            [row.accelerators for row in scaling],
+            [row.unpadding for row in scaling],
+            [row.ideal_unpadding for row in scaling],
+            result.unpadding.packing_factor,
         ),
     }
     paths = [picture.with_name(f"{picture.stem}{suffix}{picture.suffix}") for suffix in figures]
@@ -212,69 +261,3 @@ def _draw(histogram: Histogram, result: dict[str, Any], depth: str | int, pictur
         packing_pictures.save_picture(figure, path)
     reporter.say(f"pictures: {', '.join(str(path) for path in paths)}")
     return [str(path) for path in paths]
-
-
-def _scan(histogram: Histogram, depth: str | int) -> list[dict[str, Any]]:
-    from gaudi_bert.packing.estimate import scan_lengths
-
-    return [asdict(row) for row in scan_lengths(histogram, depth)]
-
-
-def _unpadding(histogram: Histogram, packing_factor: float) -> dict[str, Any]:
-    from gaudi_bert.packing.unpadding import ACCELERATORS, fit_one_device, linear_speed_up, speed_up
-
-    one_device = fit_one_device()
-    return {
-        "one_device": asdict(one_device),
-        "packing_factor": packing_factor,
-        "rows": [
-            {
-                "accelerators": count,
-                "unpadding": speed_up(one_device, count),
-                "ideal_unpadding": linear_speed_up(histogram, count),
-                "packing": packing_factor,
-            }
-            for count in ACCELERATORS
-        ],
-    }
-
-
-def _lines(result: dict[str, Any]) -> list[str]:
-    """The tables for people."""
-    unpacked = result["tokens"] / (result["sequences"] * result["max_sequence_length"])
-    lines = [
-        f"{result['sequences']:,} sequences of up to {result['max_sequence_length']} tokens, {100 * unpacked:.2f} % of the"
-        f" slots used unpacked; the tokens alone need {result['token_bound']:,} packs",
-        "",
-        f"{'algorithm':<10} {'depth':>5} {'packs':>13} {'above bound':>12} {'efficiency':>11} {'factor':>7}"
-        f" {'strategies':>10} {'time':>9} {'memory':>9}",
-    ]
-    for row in result["rows"]:
-        above = "-" if row["gap"] is None else f"{row['gap']:,}"
-        strategies = "-" if row["strategies_used"] is None else f"{row['strategies_used']:,}"
-        memory = "-" if row["memory_bytes"] is None else human_bytes(row["memory_bytes"])
-        note = f"  ({row['algorithm_used']})" if row["algorithm_used"] != row["algorithm"] else ""
-        lines.append(
-            f"{row['algorithm']:<10} {row['depth']!s:>5} {row['packs']:>13,} {above:>12}"
-            f" {100 * row['efficiency']:>9.3f} % {row['packing_factor']:>7.4f} {strategies:>10}"
-            f" {_short_time(row['seconds']):>9} {memory:>9}{note}"
-        )
-    lines += ["", "packs of another length (LPFHP; slots and attention relative to one sequence a pack):"]
-    lines += [
-        f"  {row['max_sequence_length']:>6}: {row['packs']:>12,} packs, efficiency {100 * row['efficiency']:.2f} %,"
-        f" {row['fewer_slots']:.3f} x fewer slots, attention x {row['attention_cost']:.3f}"
-        for row in result["length_scan"]
-    ]
-    lines += [
-        "",
-        "speed-up over the number of accelerators: un-padding (paper E) / ideal un-padding of these data / packing:",
-    ]
-    lines += [
-        f"  {row['accelerators']:>6}: {row['unpadding']:.3f} / {row['ideal_unpadding']:.3f} / {row['packing']:.3f}"
-        for row in result["unpadding"]["rows"]
-    ]
-    return lines
-
-
-def _short_time(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+import gaudi_bert
 from gaudi_bert.packing.histogram import Histogram
 
 DATA = Path(__file__).resolve().parent.parent / "data"
+HISTOGRAMS = Path(gaudi_bert.__file__).resolve().parent / "histograms"
 NAMES = ("wikipedia-128", "wikipedia-384", "wikipedia-512", "wikipedia-1024", "wikipedia-2048", "squad-384")
 
 ADVERSARIAL = {
@@ -30,7 +32,7 @@ ADVERSARIAL = {
 
 @cache
 def published(name: str) -> Histogram:
-    value = json.loads((DATA / "histograms" / f"{name}.json").read_text())
+    value = json.loads((HISTOGRAMS / f"{name}.json").read_text())
     return Histogram(value["max_sequence_length"], value["counts"])
 
 

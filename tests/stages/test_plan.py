@@ -13,7 +13,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
 from gaudi_bert.packing.certificate import best_pack_worth
 from gaudi_bert.stages.plan import plan
-from tests.builders.histograms import DATA
+from tests.builders.histograms import HISTOGRAMS
 
 QUIET = Reporter(quiet=True)
 
@@ -108,7 +108,7 @@ def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> N
 
 def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) -> None:
     heard = io.StringIO()
-    result = plan([DATA / "histograms" / "squad-384.json"], tmp_path / "plan.json", settings(), reporter=Reporter(heard))
+    result = plan([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), reporter=Reporter(heard))
     made = json.loads((tmp_path / "plan.json").read_text())
     assert result["packs"] == 40_631
     assert made["writable"] is False
@@ -117,7 +117,7 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
 
 
 def test_the_bound_can_be_checked_from_the_plan(tmp_path: Path) -> None:
-    source = DATA / "histograms" / "squad-384.json"
+    source = HISTOGRAMS / "squad-384.json"
     plan([source], tmp_path / "plan.json", settings(algorithm="optimal"), reporter=QUIET)
     group = json.loads((tmp_path / "plan.json").read_text())["groups"][0]
 
