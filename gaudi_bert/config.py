@@ -312,6 +312,9 @@ class KubernetesSettings(Settings):
     )
     wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for what it needs")
     start_seconds: int = Field(600, ge=1, description="how long a pod may wait for a node, a volume or an image")
+    outage_seconds: int = Field(
+        3600, ge=1, description="how long an API server that is away is asked again while a run is followed"
+    )
     keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
 
 

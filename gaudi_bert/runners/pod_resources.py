@@ -11,7 +11,16 @@ from typing import Any
 
 from gaudi_bert.config import PipelineSettings, PodResources, ResourceSettings
 
-__all__ = ["CARD_RESOURCE", "EFA_RESOURCE", "evaluation_resources", "pod_resources", "quantity_value", "training_resources"]
+__all__ = [
+    "CARD_RESOURCE",
+    "EFA_RESOURCE",
+    "HUGE_PAGES",
+    "evaluation_resources",
+    "pod_resources",
+    "quantity_text",
+    "quantity_value",
+    "training_resources",
+]
 
 CARD_RESOURCE = "habana.ai/gaudi"
 EFA_RESOURCE = "vpc.amazonaws.com/efa"
@@ -32,6 +41,16 @@ def quantity_value(quantity: str) -> float:
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{quantity!r} is not a quantity")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def quantity_text(resource: str, value: float) -> str:
+    """An amount of a resource as a person writes it: `2 cpu`, `409Gi memory`, `8 habana.ai/gaudi`."""
+    if resource not in ("memory", HUGE_PAGES):
+        return f"{value:g} {resource}"
+    unit, power = next(
+        ((unit, power) for power, unit in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")) if value >= 1024**power), ("", 0)
+    )
+    return f"{round(value / 1024**power, 1):g}{unit} {resource}"
 
 
 def pod_resources(asked: PodResources) -> dict[str, Any]:

@@ -30,6 +30,7 @@ PLURALS = {
     "events": "Event",
     "nodes": "Node",
     "storageclasses": "StorageClass",
+    "persistentvolumes": "PersistentVolume",
 }
 OBJECT_PATH = re.compile(
     r"^/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?P<log>/log)?$"
@@ -71,7 +72,8 @@ class FakeApiServer:
         self.token: str | None = None
         self.on_unauthorized: Callable[[], None] = lambda: None
         self.kinds_unknown: set[str] = set()
-        self.allowed = True
+        # What the account may not do: (verb, resource), as (list, pods) or (get, namespaces).
+        self.forbidden: set[tuple[str, str]] = set()
         self.version = {"major": "1", "minor": "31"}
         self.lock = threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -111,7 +113,8 @@ class FakeApiServer:
         """Store an object as the server does, with a uid and a resource version."""
         with self.lock:
             self._revision += 1
-            metadata = {"namespace": "gaudi-bert", "uid": f"uid-{self._revision}", **item["metadata"]}
+            made = {"uid": f"uid-{self._revision}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+            metadata = {"namespace": "gaudi-bert", **made, **item["metadata"]}
             metadata["resourceVersion"] = str(self._revision)
             stored = {**item, "kind": kind, "metadata": metadata}
             self.objects[kind, metadata["name"]] = stored
@@ -217,7 +220,9 @@ class Answers:
             self.handler.answer(200, special[self.url.path])
             return
         if self.url.path.endswith("/selfsubjectaccessreviews"):
-            self.handler.answer(201, {"status": {"allowed": self.server.allowed}})
+            asked = self.body["spec"]["resourceAttributes"]
+            resource = "/".join(asked[key] for key in ("resource", "subresource") if key in asked)
+            self.handler.answer(201, {"status": {"allowed": (asked["verb"], resource) not in self.server.forbidden}})
             return
         namespace = re.fullmatch(r"/api/v1/namespaces/([^/]+)", self.url.path)
         if namespace:
@@ -231,7 +236,9 @@ class Answers:
 
     def _namespace(self, name: str) -> None:
         phase = self.server.namespaces.get(name)
-        if phase is None:
+        if ("get", "namespaces") in self.server.forbidden:
+            self.handler.answer(403, status(403, f'namespaces "{name}" is forbidden'))
+        elif phase is None:
             self.handler.answer(404, status(404, f'namespaces "{name}" not found'))
         else:
             self.handler.answer(200, {"metadata": {"name": name}, "status": {"phase": phase}})
@@ -239,10 +246,13 @@ class Answers:
     def _object(self, kind: str, plural: str, name: str | None, log: bool) -> None:
         server = self.server
         name_asked = name or (self.body or {}).get("metadata", {}).get("name", "")
+        right = (self._verb(name), f"{plural}/log" if log else plural)
         with server.lock:
             server.requests.append((f"{self.method} {plural}", name_asked))
-            server.verbs.add((self._verb(name), f"{plural}/log" if log else plural))
-        if log:
+            server.verbs.add(right)
+        if right in server.forbidden:
+            self.handler.answer(403, status(403, f"{right[1]} is forbidden: the account cannot {right[0]} it"))
+        elif log:
             self._log(str(name))
         elif self.method == "GET" and self.query.get("watch") in ("true", "True"):
             self._watch(kind)

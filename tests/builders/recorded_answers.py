@@ -10,7 +10,13 @@ from tests.builders.fake_api_server import State
 Json = dict[str, Any]
 
 IMAGE = f"gaudi-bert-data:{__version__}"
-GAUDI_NODE = {"habana.ai/gaudi": "8", "hugepages_2Mi": "96000Mi", "vpc.amazonaws.com/efa": "4"}
+GAUDI_NODE = {
+    "cpu": "96",
+    "memory": "1056293516Ki",
+    "habana.ai/gaudi": "8",
+    "hugepages_2Mi": "96000Mi",
+    "vpc.amazonaws.com/efa": "4",
+}
 STORAGE_CLASS = {"metadata": {"name": "nfs", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
 
 

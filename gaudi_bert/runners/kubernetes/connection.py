@@ -1,18 +1,21 @@
-"""A connection to a cluster by the official client (35 to 37): raw JSON answers, errors as one line with a remedy.
+"""A connection to a cluster by the official client's `DynamicClient` (35 to 37): raw JSON answers, one-line errors.
 
-Every answer is taken as raw JSON, because the client's own types differ between its major versions. What is busy or broken
-for a moment (429, 5xx, a dropped connection) is tried again; a token that has expired (401) is read again once.
+Every answer is taken as raw JSON, because the client's own types differ between its major versions. What is busy or away for
+a while (429, 5xx, no answer) is asked again; a token that has expired (401) is read again once.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import human_seconds
+from gaudi_bert.runners.kubernetes.kinds import KINDS
 
 __all__ = ["TIMEOUT", "ClusterError", "Connection", "StreamDroppedError", "response_lines"]
 
@@ -20,7 +23,9 @@ Json = dict[str, Any]
 
 # Seconds for a connection, and for an answer.
 TIMEOUT = (10, 60)
-_ATTEMPTS = 6
+# How long a server is asked again that has never answered, and one whose outages nobody has a limit for.
+FIRST_ANSWER_SECONDS = 16.0
+LONGEST_PAUSE_SECONDS = 30.0
 _BUSY = (429, 500, 502, 503, 504)
 _REMEDIES = {
     400: "the manifest does not suit this cluster's version: see `gaudi-bert doctor --cluster`",
@@ -48,71 +53,134 @@ class Connection:
     """The cluster of the current kubeconfig context, or the one that this pod runs in.
 
     Args:
+        outage_seconds: how long a server that has answered before is asked again while it is busy or away.
+        say: told when the server goes away, and when it is back.
         sleep: how to wait between attempts.
 
     Raises:
         InputError: the client is not installed, or there is no configuration.
     """
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.sleep = sleep
-        try:
-            import kubernetes  # noqa: F401
-        except ImportError as error:
-            raise InputError("kubernetes: the client is not installed; run: pip install 'gaudi-bert[kubernetes]'") from error
-        _load_configuration()
+    def __init__(
+        self,
+        outage_seconds: float = FIRST_ANSWER_SECONDS,
+        say: Callable[[str], None] = lambda line: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.outage_seconds, self.sleep = outage_seconds, sleep
+        self._say = say
+        self._has_answered = self._is_away = False
+        self._lock = threading.Lock()
+        self._client = _new_client()
 
-    def call(self, action: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Json:
-        """The JSON answer of a function of the client.
+    def call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
+        """The JSON answer to one request.
+
+        Args:
+            action: what is being done, for errors.
+            verb: `get` (with a name or of all), `create`, `replace` or `delete`.
+            kind: of `KINDS`.
+            arguments: `namespace`, `name`, `body` and what else the dynamic client takes.
 
         Raises:
-            ClusterError: the server refused, or could not be reached in several attempts.
+            ClusterError: the server refused, or was away for too long.
         """
-        response = self.open(action, function, *arguments, read_whole=True, _request_timeout=TIMEOUT, **keywords)
-        return json.loads(response.data)
+        return json.loads(self.open(action, verb, kind, read_whole=True, **arguments).data)
+
+    def call_path(self, action: str, path: str) -> Json:
+        """The JSON answer to a GET of a path that is no object's, as `call`."""
+        return json.loads(self.open_path(action, path, read_whole=True, _request_timeout=TIMEOUT).data)
 
     def open(
-        self, action: str, function: Callable[..., Any], *arguments: Any, read_whole: bool = False, **keywords: Any
+        self, action: str, verb: str, kind: str, *, read_whole: bool = False, timeout: Any = TIMEOUT, **arguments: Any
     ) -> Any:
-        """The raw answer, read whole or still to be read; what may pass is tried again.
+        """The raw answer, read whole or still to be read; errors as `call`."""
 
-        Raises:
-            ClusterError: as `call`.
-        """
+        def ask() -> Any:
+            function = getattr(self._client, verb)
+            return function(_resource(kind), serialize=False, _request_timeout=timeout, **arguments)
+
+        return self._persistently(action, ask, read_whole)
+
+    def open_path(self, action: str, path: str, *, read_whole: bool = False, **arguments: Any) -> Any:
+        """The raw answer to a GET of a path, as `open`."""
+        return self._persistently(
+            action, lambda: self._client.request("get", path, serialize=False, **arguments), read_whole
+        )
+
+    def _persistently(self, action: str, ask: Callable[[], Any], read_whole: bool) -> Any:
+        """Ask until there is an answer or a refusal that stays."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
 
-        renewed = False
-        for attempt in range(_ATTEMPTS):
-            last = attempt == _ATTEMPTS - 1
+        renewed, attempt, waited = False, 0, 0.0
+        while True:
+            asked = time.monotonic()
+            error: ClusterError
             try:
-                response = function(*arguments, _preload_content=False, **keywords)
+                response = ask()
                 if read_whole:
                     response.read(cache_content=True)
+                self._note_answer()
                 return response
-            except ApiException as error:
-                if error.status == 401 and not renewed:
-                    # The functions hold the credentials they were made with, so a fresh one of the same name is taken.
+            except ApiException as refusal:
+                if refusal.status == 401 and not renewed:
                     renewed = True
-                    function = self._renew(function)
-                elif error.status not in _BUSY or last:
-                    raise _explain(action, error) from error
-                else:
-                    self.sleep(_pause(attempt, error))
-            except urllib3.exceptions.HTTPError as error:
-                if last:
-                    said = " ".join(str(error).split())
-                    raise ClusterError(f"cannot {action}: no answer from the cluster ({said}); check the network") from error
-                self.sleep(_pause(attempt, None))
-            except ValueError as error:
-                # Client 36 and later check what they send: pydantic's ValidationError is a ValueError.
-                raise ClusterError(f"cannot {action}: the client refuses it: {' '.join(str(error).split())}") from error
-        raise AssertionError("unreachable")
+                    self._client = _new_client()
+                    continue
+                error, pause = _explain(action, refusal), _pause(attempt, refusal)
+                if refusal.status not in _BUSY:
+                    raise error from refusal
+            except urllib3.exceptions.HTTPError as broken:
+                said = " ".join(str(broken).split())
+                error = ClusterError(f"cannot {action}: no answer from the cluster ({said}); check the network")
+                pause = _pause(attempt, None)
+            waited += time.monotonic() - asked + pause
+            limit = self.outage_seconds if self._has_answered else min(self.outage_seconds, FIRST_ANSWER_SECONDS)
+            if waited > limit:
+                raise error
+            self._note_outage(error, waited)
+            attempt += 1
+            self.sleep(pause)
 
-    def _renew(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        _load_configuration()
-        owner = getattr(function, "__self__", None)
-        return function if owner is None else getattr(type(owner)(), function.__name__)
+    def _note_answer(self) -> None:
+        with self._lock:
+            self._has_answered = True
+            if self._is_away:
+                self._is_away = False
+                self._say("the cluster answers again")
+
+    def _note_outage(self, error: ClusterError, waited: float) -> None:
+        """Say once that the server is away: not at the first refusal, which passes as a rule."""
+        with self._lock:
+            if self._has_answered and not self._is_away and waited > FIRST_ANSWER_SECONDS / 2:
+                self._is_away = True
+                self._say(f"{error}; it is asked again for {human_seconds(self.outage_seconds)} at the most")
+
+
+def _new_client() -> Any:
+    """A client with the configuration as it is now."""
+    try:
+        from kubernetes.client import ApiClient
+        from kubernetes.dynamic import DynamicClient
+    except ImportError as error:
+        raise InputError("kubernetes: the client is not installed; run: pip install 'gaudi-bert[kubernetes]'") from error
+    _load_configuration()
+    return DynamicClient(ApiClient(), discoverer=lambda client, cache_file: None)
+
+
+def _resource(kind: str) -> Any:
+    from kubernetes.dynamic import Resource
+
+    row = KINDS[kind]
+    return Resource(
+        prefix="apis" if row.group else "api",
+        group=row.group,
+        api_version=row.version,
+        kind=kind,
+        name=row.plural,
+        namespaced=row.namespaced,
+    )
 
 
 def _load_configuration() -> None:
@@ -158,7 +226,7 @@ def response_lines(response: Any) -> Iterator[str]:
 def _pause(attempt: int, error: Any) -> float:
     """Seconds before the next attempt: what the server asks for, or twice as long each time."""
     asked = (getattr(error, "headers", None) or {}).get("Retry-After")
-    return min(float(asked), 30.0) if asked and str(asked).isdigit() else 0.5 * 2**attempt
+    return min(float(asked) if asked and str(asked).isdigit() else 0.5 * 2 ** min(attempt, 10), LONGEST_PAUSE_SECONDS)
 
 
 def _explain(action: str, error: Any) -> ClusterError:

@@ -13,18 +13,13 @@ from typing import Any
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.job_problems import claim_problem, job_outcome, last_warning, no_pods_problem
 from gaudi_bert.runners.kubernetes.logs import LogFollower
 from gaudi_bert.runners.kubernetes.manifests import pod_specs
-from gaudi_bert.runners.kubernetes.reasons import (
-    Problem,
-    claim_problem,
-    job_outcome,
-    last_warning,
-    no_pods_problem,
-    worst_problem,
-)
+from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
+from gaudi_bert.runners.kubernetes.problem import Problem
 
-__all__ = ["TakenAwayError", "follow", "pods_of"]
+__all__ = ["PodsDisruptedError", "follow", "pods_of"]
 
 Json = dict[str, Any]
 
@@ -33,7 +28,7 @@ SHORTEST_ROUND_SECONDS = 0.2
 LOG_END_SECONDS = 10
 
 
-class TakenAwayError(FailedError):
+class PodsDisruptedError(FailedError):
     """The cluster took the pods away more often than their Job may try; the same Job may be submitted again."""
 
 
@@ -62,24 +57,24 @@ def follow(
 
     Raises:
         FailedError: it failed, was removed, cannot start, or can only fail again; with the pod's reason and the remedy.
-        TakenAwayError: it failed because the cluster took its pods away.
+        PodsDisruptedError: it failed because the cluster took its pods away.
     """
     logs = LogFollower(cluster, reporter)
-    patience = _Patience(start_seconds, reporter, clock)
+    limit = _StartLimit(start_seconds, reporter, clock)
     try:
         while True:
             round_started = clock()
             current = _read(cluster, item)
             pods = pods_of(cluster, current)
             logs.update(pods)
-            problem = worst_problem(pods) if pods else no_pods_problem(current)
+            problem = worst_problem(pods) if pods else no_pods_problem(current, _events_of_maker(cluster, current))
             outcome = job_outcome(current)
             if outcome is not None:
                 logs.finish(LOG_END_SECONDS)
-                _judge(current, outcome, problem)
+                _raise_unless_complete(current, outcome, problem)
                 return
-            if problem is not None and patience.is_over(problem):
-                _give_up(cluster, current, pods, problem, patience.waited)
+            if problem is not None and limit.is_over(problem):
+                _give_up(cluster, current, pods, problem, limit.waited)
             _show_progress(reporter, current)
             cluster.wait_for_change(current, WATCH_SECONDS)
             if clock() - round_started < SHORTEST_ROUND_SECONDS:
@@ -88,7 +83,7 @@ def follow(
         logs.finish(0)
 
 
-class _Patience:
+class _StartLimit:
     """How long pods that cannot start are waited for; each new problem is said once."""
 
     def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float]) -> None:
@@ -109,7 +104,7 @@ class _Patience:
             self._waiting_since = self._clock()
         if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
             return True
-        if str(problem) != self._said and not problem.ordinary:
+        if str(problem) != self._said and not problem.only_slow:
             self._said = str(problem)
             limit = "it is tried again" if problem.started else f"giving up after {human_seconds(self._start_seconds)}"
             self._reporter.say(f"{problem} ({limit})")
@@ -124,27 +119,36 @@ def _read(cluster: Cluster, item: Json) -> Json:
     return {"kind": item["kind"], **current}
 
 
-def _judge(item: Json, outcome: str, problem: Problem | None) -> None:
+def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) -> None:
     if outcome == "complete":
         return
-    if problem is None or problem.ordinary:
+    if problem is None or problem.only_slow:
         raise FailedError(f"{item['kind']} {item['metadata']['name']} {outcome}; see `gaudi-bert k8s logs`")
-    raise TakenAwayError(str(problem)) if problem.taken_away else FailedError(str(problem))
+    raise PodsDisruptedError(str(problem)) if problem.disrupted else FailedError(str(problem))
 
 
 def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Problem, waited: float) -> None:
     """Remove what only holds resources, and say why."""
     reason, remedy = problem.reason, problem.remedy
     claims = [] if problem.started else _claim_problems(cluster, item)
-    if claims and (problem.ordinary or "laim" in reason):
+    if claims and (problem.only_slow or "laim" in reason):
         reason, remedy = claims[0].reason, claims[0].remedy
-    elif problem.ordinary:
+    elif problem.only_slow:
         names = [item["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
         warnings = [warning for name in names if (warning := last_warning(cluster.events(name)))]
         reason += f": {warnings[-1]}" if warnings else ""
     cluster.delete(item["kind"], item["metadata"]["name"])
     after = f" after {human_seconds(waited)}" if waited >= 1 else ""
     raise FailedError(f"{reason}{after} ({item['kind']} {item['metadata']['name']} was removed); {remedy}")
+
+
+def _events_of_maker(cluster: Cluster, item: Json) -> list[Json]:
+    """What the cluster noted about who makes the pods of `item`: itself, and an MPIJob's Job that launches."""
+    name, made = item["metadata"]["name"], item["metadata"].get("creationTimestamp") or ""
+    launcher = cluster.events(f"{name}-launcher") if item["kind"] == "MPIJob" else []
+    events = [*launcher, *cluster.events(name)]
+    # Events outlive the object that they are about, and an earlier one may have had the same name.
+    return [event for event in events if (event.get("lastTimestamp") or made) >= made]
 
 
 def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:

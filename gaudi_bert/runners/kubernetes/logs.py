@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from gaudi_bert.common.progress import Reporter
@@ -54,6 +53,7 @@ class LogFollower:
         self._cluster = cluster
         self._reporter = reporter
         self._followed: dict[str, _Followed] = {}
+        self._told: set[int | None] = set()
 
     def update(self, pods: Sequence[Mapping[str, Any]]) -> None:
         """Read the logs of those pods whose container has started, and go on with those that were dropped."""
@@ -80,18 +80,27 @@ class LogFollower:
         since = int(time.monotonic() - log.started) + _OVERLAP_SECONDS if shown_until else None
 
         def show() -> None:
-            # A dropped log is taken up again by the next update; of a pod that is gone, its status tells what became of it.
-            with suppress(ClusterError, StreamDroppedError):
+            try:
                 for line in self._cluster.log_lines(pod, container, since):
                     moment, _, text = line.partition(" ")
                     if moment > shown_until:
                         log.last_moment = moment
                         self._reporter.say(prefix + text)
                 log.reached_end = True
+            except StreamDroppedError:
+                pass  # The next update takes the log up again.
+            except ClusterError as error:
+                self._tell(error)
 
         log.reached_end = False
         log.thread = threading.Thread(target=show, daemon=True)
         log.thread.start()
+
+    def _tell(self, error: ClusterError) -> None:
+        """Say that logs cannot be read, once for each reason; of a pod that is gone, its status tells what became of it."""
+        if error.status != 404 and error.status not in self._told:
+            self._told.add(error.status)
+            self._reporter.say(f"{error}; the run goes on without this log")
 
 
 def _container_state(pod: Mapping[str, Any], container: str | None) -> str:

@@ -9,9 +9,10 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import pods_of
+from gaudi_bert.runners.kubernetes.job_problems import job_outcome
 from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
-from gaudi_bert.runners.kubernetes.reasons import job_outcome, worst_problem
+from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
 
 __all__ = ["delete", "show_logs", "status"]
 

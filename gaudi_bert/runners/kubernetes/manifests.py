@@ -23,7 +23,7 @@ from gaudi_bert.runners.named_paths import named_paths
 from gaudi_bert.runners.pod_resources import evaluation_resources, pod_resources, training_resources
 from gaudi_bert.runners.stage_table import STEPS
 
-__all__ = ["PIPELINE_LABEL", "Manifests", "pod_specs", "render"]
+__all__ = ["PIPELINE_LABEL", "Manifests", "pod_specs", "render", "work_claim_name"]
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 _DATA_FOLDER = "/data"
@@ -62,11 +62,16 @@ def render(settings: PipelineSettings) -> Manifests:
         _fill_step(settings, step, item)
     _fill_claim(settings, others["PersistentVolumeClaim"])
     for item in (*others.values(), *steps.values()):
-        _name(settings, item)
+        _set_names(settings, item)
     namespace = others.pop("Namespace")
     if settings.kubernetes.work_claim:
         del others["PersistentVolumeClaim"]
     return Manifests(namespace, tuple(others.values()), steps)
+
+
+def work_claim_name(settings: PipelineSettings) -> str:
+    """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
+    return settings.kubernetes.work_claim or f"{settings.name}-work"
 
 
 def pod_specs(item: Manifest) -> Iterator[dict[str, Any]]:
@@ -111,7 +116,7 @@ def _configuration(settings: PipelineSettings) -> Manifest:
     }
 
 
-def _name(settings: PipelineSettings, item: Manifest) -> None:
+def _set_names(settings: PipelineSettings, item: Manifest) -> None:
     """Set namespace, prefix and the pipeline's label."""
     metadata = item["metadata"]
     metadata["labels"][PIPELINE_LABEL] = settings.name
@@ -169,7 +174,7 @@ def _fill_pod(settings: PipelineSettings, spec: dict[str, Any]) -> None:
         if "configMap" in volume:
             volume["configMap"]["name"] = f"{settings.name}-pipeline"
         if "persistentVolumeClaim" in volume:
-            volume["persistentVolumeClaim"]["claimName"] = kubernetes.work_claim or f"{settings.name}-work"
+            volume["persistentVolumeClaim"]["claimName"] = work_claim_name(settings)
     if kubernetes.data_claim:
         spec["volumes"].append(
             {"name": "data", "persistentVolumeClaim": {"claimName": kubernetes.data_claim, "readOnly": True}}

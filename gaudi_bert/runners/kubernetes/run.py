@@ -18,11 +18,11 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.connection import ClusterError
-from gaudi_bert.runners.kubernetes.follow import TakenAwayError, follow
+from gaudi_bert.runners.kubernetes.connection import ClusterError, Connection
+from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
+from gaudi_bert.runners.kubernetes.job_problems import job_outcome
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render
-from gaudi_bert.runners.kubernetes.reasons import job_outcome
 from gaudi_bert.runners.stage_table import steps_of
 
 __all__ = ["DIGEST", "run_on_kubernetes"]
@@ -46,7 +46,8 @@ def run_on_kubernetes(
         FailedError: a step failed or cannot start, with the reason and the remedy.
     """
     manifests = render(settings)
-    cluster = cluster or Cluster(settings.kubernetes.namespace)
+    if cluster is None:
+        cluster = Cluster(settings.kubernetes.namespace, Connection(settings.kubernetes.outage_seconds, reporter.say))
     cluster.check_namespace()
     work = _prepare_shared(cluster, settings, manifests)
     steps = {step: _signed(manifests.steps[step], manifests.shared, work) for step in steps_of(stages)}
@@ -71,7 +72,7 @@ def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_second
         try:
             follow(cluster, item, reporter, start_seconds)
             return "done"
-        except TakenAwayError as error:
+        except PodsDisruptedError as error:
             if attempt == RESUBMISSIONS:
                 raise
             reporter.say(f"{error.args[0]}: submitting it again")

@@ -12,7 +12,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, load_pipeline
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.connection import ClusterError
+from gaudi_bert.runners.kubernetes.connection import ClusterError, Connection
 from gaudi_bert.runners.kubernetes.run import DIGEST, run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, Fault, State
 from tests.builders.recorded_answers import (
@@ -240,6 +240,79 @@ def test_what_stays_broken_ends_the_run_with_what_the_server_said(
     server.faults = [Fault("POST", "/jobs", 500, message="etcd is down") for _ in range(10)]
     with pytest.raises(ClusterError, match="cannot create Job demo-plan: 500: etcd is down; try again later"):
         run_on_kubernetes(settings(), PLAN, reporter, cluster)
+
+
+def test_a_server_that_is_away_for_long_is_asked_again_and_that_is_said_once(
+    server: FakeApiServer, reporter: Reporter, said: io.StringIO
+) -> None:
+    paused: list[float] = []
+    connection = Connection(outage_seconds=3600, say=reporter.say, sleep=paused.append)
+    server.faults = [Fault("GET", "/jobs/demo-plan", 503, message="apiserver is shutting down") for _ in range(60)]
+    assert run_on_kubernetes(settings(), PLAN, reporter, Cluster("gaudi-bert", connection)) == {"plan": "done"}
+    assert sum(paused) > 20 * 60
+    assert said.getvalue().count("apiserver is shutting down") == 1
+    assert "it is asked again for 1 h" in said.getvalue()
+    assert said.getvalue().count("the cluster answers again") == 1
+
+
+def test_an_outage_that_lasts_too_long_ends_the_run(server: FakeApiServer, reporter: Reporter) -> None:
+    paused: list[float] = []
+    connection = Connection(outage_seconds=120, say=reporter.say, sleep=paused.append)
+    server.faults = [Fault("GET", "/jobs/demo-plan", 503, message="gone") for _ in range(60)]
+    with pytest.raises(ClusterError, match="cannot read Job demo-plan: 503: gone"):
+        run_on_kubernetes(settings(), PLAN, reporter, Cluster("gaudi-bert", connection))
+    assert 60 < sum(paused) <= 120
+
+
+def test_a_server_that_never_answered_is_not_asked_for_long(server: FakeApiServer) -> None:
+    paused: list[float] = []
+    server.faults = [Fault("GET", "/version", 503) for _ in range(60)]
+    with pytest.raises(ClusterError, match="503"):
+        Cluster("gaudi-bert", Connection(outage_seconds=3600, sleep=paused.append)).version()
+    assert sum(paused) <= 16
+
+
+def test_logs_that_may_not_be_read_are_named_once(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+) -> None:
+    server.forbidden = {("get", "pods/log")}
+    pods = [running("plan-a"), running("plan-b")]
+    server.script("demo-plan", *[active(*pods)] * 4, complete(succeeded("plan-a")))
+    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert said.getvalue().count("cannot read the log of plan-") == 1
+    assert "the run goes on without this log" in said.getvalue()
+
+
+def refusal(moment: str) -> dict[str, Any]:
+    """The event with which the MPI operator says that it may not make a worker."""
+    message = 'worker pod created failed: pods "demo-train-worker-0" is forbidden: violates PodSecurity "restricted:latest"'
+    about = {"name": "demo-train"}
+    return {
+        "metadata": {"name": "e"},
+        "involvedObject": about,
+        "type": "Warning",
+        "message": message,
+        "lastTimestamp": moment,
+    }
+
+
+def test_an_mpijob_that_pod_security_refuses_ends_at_once_with_its_remedy(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.put("Event", refusal("2099-01-01T00:00:00Z"))
+    server.script("demo-train", State({}))
+    pipeline = settings("resources.workers=2", "kubernetes.start_seconds=600")
+    with pytest.raises(FailedError, match=r"gets no pods: worker pod created failed.*pod security forbids such pods"):
+        run_on_kubernetes(pipeline, ["train"], reporter, cluster)
+
+
+def test_what_the_cluster_said_of_an_earlier_object_of_that_name_does_not_count(
+    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.put("Event", refusal("2020-01-01T00:00:00Z"))
+    done = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
+    server.script("demo-train", State({}), State({}), done)
+    assert run_on_kubernetes(settings("resources.workers=2"), ["train"], reporter, cluster) == {"train": "done"}
 
 
 def test_a_conflict_at_the_same_moment_is_looked_at_again(

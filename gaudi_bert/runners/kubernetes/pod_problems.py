@@ -1,26 +1,13 @@
-"""Why a pod does not start, or failed, and what to do about it: pure functions of what the API server answered.
-
-The answers are the JSON of the API as plain dictionaries, so that recorded ones can be tested.
-"""
+"""Why a pod does not start, or failed, and what to do about it: pure functions of what the API server answered."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-__all__ = [
-    "Problem",
-    "claim_problem",
-    "job_outcome",
-    "last_warning",
-    "no_pods_problem",
-    "pod_problem",
-    "worst_problem",
-]
+from gaudi_bert.runners.kubernetes.problem import Answer, Problem, one_line
 
-Answer = Mapping[str, Any]
+__all__ = ["pod_problem", "worst_problem"]
 
 BAD_INPUT = 2
 STOPPED = 75
@@ -43,44 +30,10 @@ _SCARCE = {
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 # What a registry says where trying again cannot help.
 _NO_SUCH_IMAGE = re.compile(r"not found|manifest unknown|denied|unauthorized|no such|invalid", re.IGNORECASE)
+# ... and what a node says that did not reach the registry, which may pass.
+_NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.IGNORECASE)
 _DESCRIBE = "see `kubectl describe pod`"
 _SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a pod.
-
-    Attributes:
-        reason: what happened, one line.
-        remedy: what to do, one line.
-        hopeless: whether waiting or trying again cannot help.
-        started: whether the pod's containers ran at all.
-        ordinary: whether every pod is so for a while, so that only its length is a problem.
-        taken_away: whether the cluster took the pod away, so that the same work may simply be submitted again.
-    """
-
-    reason: str
-    remedy: str
-    hopeless: bool = False
-    started: bool = True
-    ordinary: bool = False
-    taken_away: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.reason}; {self.remedy}"
-
-
-def job_outcome(item: Answer) -> str | None:
-    """`complete`, `failed: <reason>`, or None while a Job or an MPIJob goes on."""
-    for condition in item.get("status", {}).get("conditions") or ():
-        if condition.get("status") != "True":
-            continue
-        if condition["type"] in ("Complete", "Succeeded"):
-            return "complete"
-        if condition["type"] == "Failed":
-            return f"failed: {condition.get('reason', 'unknown')}: {_one_line(condition.get('message', ''))}"
-    return None
 
 
 def pod_problem(pod: Answer) -> Problem | None:
@@ -97,25 +50,12 @@ def pod_problem(pod: Answer) -> Problem | None:
             return problem
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            message = _one_line(condition.get("message", ""))
+            message = one_line(condition.get("message", ""))
             remedies = [remedy for sign, remedy in _SCARCE.items() if sign in message]
-            remedy = remedies[0] if remedies else _DESCRIBE
-            return Problem(f"pod {_name(pod)} is Unschedulable: {message}", remedy, started=False)
+            return Problem(f"pod {_name(pod)} is Unschedulable: {message}", "; ".join(remedies) or _DESCRIBE, started=False)
     if status.get("phase") == "Failed":
-        return Problem(f"pod {_name(pod)} failed: {_one_line(status.get('message', 'no reason given'))}", "run it again")
+        return Problem(f"pod {_name(pod)} failed: {one_line(status.get('message', 'no reason given'))}", "run it again")
     return _slow_start(pod)
-
-
-def no_pods_problem(item: Answer) -> Problem:
-    """A Job for which no pod has been made yet."""
-    remedy = "see that the MPI operator runs" if item["kind"] == "MPIJob" else "see `kubectl describe job`"
-    return Problem(f"{item['kind']} {_name(item)} has no pods", remedy, started=False, ordinary=True)
-
-
-def last_warning(events: Sequence[Answer]) -> str:
-    """The newest warning that the cluster noted, or an empty text."""
-    said = [_one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
-    return said[-1] if said else ""
 
 
 def _slow_start(pod: Answer) -> Problem | None:
@@ -126,28 +66,14 @@ def _slow_start(pod: Answer) -> Problem | None:
         return None
     reasons = {state["waiting"].get("reason", "") for state in states if "waiting" in state}
     shown = ", ".join(sorted(filter(None, reasons))) or "not scheduled"
-    return Problem(f"pod {_name(pod)} does not start ({shown})", _DESCRIBE, started=False, ordinary=True)
+    return Problem(f"pod {_name(pod)} does not start ({shown})", _DESCRIBE, started=False, only_slow=True)
 
 
 def worst_problem(pods: Sequence[Answer]) -> Problem | None:
     """The problem to tell of several pods': a hopeless one first, then one of a pod that ran, the newest first."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
     problems = [problem for problem in map(pod_problem, newest_first) if problem is not None]
-    return min(problems, key=lambda problem: (not problem.hopeless, problem.ordinary, not problem.started), default=None)
-
-
-def claim_problem(claim: Answer, events: Sequence[Answer]) -> Problem | None:
-    """Why a PersistentVolumeClaim is not bound; None where it is."""
-    phase = claim.get("status", {}).get("phase")
-    if phase == "Bound":
-        return None
-    said = last_warning(events)
-    wanted = claim["spec"].get("storageClassName") or "the default class"
-    modes = ", ".join(claim["spec"].get("accessModes") or ())
-    reason = f"volume claim {_name(claim)} is {phase or 'Pending'}, not Bound ({wanted}, {modes})"
-    reason += f": {said}" if said else ""
-    remedy = "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
-    return Problem(reason, remedy, started=False)
+    return min(problems, key=lambda problem: (not problem.hopeless, problem.only_slow, not problem.started), default=None)
 
 
 def _container_problem(pod: Answer, status: Answer) -> Problem | None:
@@ -155,13 +81,16 @@ def _container_problem(pod: Answer, status: Answer) -> Problem | None:
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     where = f"pod {_name(pod)}, container {status['name']}"
     if waiting.get("reason") in _IMAGE_REASONS:
-        message = _one_line(waiting.get("message", ""))
+        message = one_line(waiting.get("message", ""))
         remedy = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
-        hopeless = waiting["reason"] in ("InvalidImageName", "ErrImageNeverPull") or bool(_NO_SUCH_IMAGE.search(message))
+        if _NO_REGISTRY.search(message):
+            remedy = "the node did not reach the registry: check images.registry and the node's network and DNS"
+        named_wrongly = waiting["reason"] in ("InvalidImageName", "ErrImageNeverPull")
+        hopeless = named_wrongly or bool(_NO_SUCH_IMAGE.search(message) and not _NO_REGISTRY.search(message))
         said = f"{where}: {waiting['reason']}: image {status['image']}: {message}"
         return Problem(said, remedy, hopeless, started=False)
     if waiting.get("reason") in _SETUP_REASONS and not (status.get("lastState") or {}).get("terminated"):
-        message = _one_line(waiting.get("message", ""))
+        message = one_line(waiting.get("message", ""))
         return Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
     if not ended and waiting.get("reason") == "CrashLoopBackOff":
         ended = status["lastState"]["terminated"]
@@ -193,13 +122,13 @@ def _eviction(pod: Answer) -> Problem | None:
     status = pod.get("status", {})
     remedy = "run it again: it goes on where it stopped"
     if status.get("reason") in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):
-        message = _one_line(status.get("message", ""))
-        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", remedy, taken_away=True)
+        message = one_line(status.get("message", ""))
+        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", remedy, disrupted=True)
     for condition in status.get("conditions") or ():
         if condition["type"] == "DisruptionTarget" and condition.get("status") == "True":
-            message = _one_line(condition.get("message", ""))
+            message = one_line(condition.get("message", ""))
             reason = f"pod {_name(pod)} was taken away ({condition.get('reason')}): {message}"
-            return Problem(reason, remedy, taken_away=True)
+            return Problem(reason, remedy, disrupted=True)
     return None
 
 
@@ -223,7 +152,3 @@ def _last_lines(text: str, count: int = 3) -> str:
 
 def _name(item: Answer) -> str:
     return item["metadata"]["name"]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

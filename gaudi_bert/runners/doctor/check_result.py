@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-__all__ = ["Finding", "fine", "mend", "warn"]
+__all__ = ["CheckResult", "failed", "passed", "warning"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The outcome of one check.
 
     Attributes:
@@ -29,20 +29,20 @@ class Finding:
         return f"{self.verdict:<7}  {self.check}: {self.found}{remedy}"
 
     def as_json(self) -> dict[str, str]:
-        """The finding for machines."""
+        """The outcome for machines."""
         return asdict(self)
 
 
-def fine(check: str, found: str) -> Finding:
+def passed(check: str, found: str) -> CheckResult:
     """All is well."""
-    return Finding(check, "ok", found)
+    return CheckResult(check, "ok", found)
 
 
-def warn(check: str, found: str, remedy: str) -> Finding:
+def warning(check: str, found: str, remedy: str) -> CheckResult:
     """It may do."""
-    return Finding(check, "warning", found, remedy)
+    return CheckResult(check, "warning", found, remedy)
 
 
-def mend(check: str, found: str, remedy: str) -> Finding:
+def failed(check: str, found: str, remedy: str) -> CheckResult:
     """It will not do."""
-    return Finding(check, "mend", found, remedy)
+    return CheckResult(check, "mend", found, remedy)

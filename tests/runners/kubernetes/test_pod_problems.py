@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.runners.kubernetes.reasons import claim_problem, job_outcome, pod_problem, worst_problem
+from gaudi_bert.runners.kubernetes.pod_problems import pod_problem, worst_problem
 from tests.builders.recorded_answers import (
     IMAGE,
     evicted,
@@ -35,7 +35,7 @@ def test_a_pod_that_runs_or_succeeded_has_no_problem(state: dict[str, Any]) -> N
 def test_a_pod_that_is_about_to_start_is_only_a_problem_in_the_long_run(state: dict[str, Any], said: str) -> None:
     problem = pod_problem(state)
     assert problem is not None
-    assert problem.ordinary
+    assert problem.only_slow
     assert not problem.started
     assert said in problem.reason
 
@@ -77,6 +77,8 @@ def test_an_unschedulable_pod_says_what_is_lacking(message: str, remedy: str) ->
         ("ErrImagePull", "dial tcp: i/o timeout", False),
         ("ImagePullBackOff", 'Back-off pulling image "x"', False),
         ("ImagePullBackOff", "Back-off pulling image: NotFound: not found", True),
+        ("ErrImagePull", "dial tcp: lookup registry.example on 10.0.0.10:53: no such host", False),
+        ("ErrImagePull", "tls: failed to verify certificate: x509: certificate signed by unknown authority: invalid", False),
         ("InvalidImageName", "couldn't parse image", True),
         ("ErrImageNeverPull", "image is not present with pull policy of Never", True),
     ],
@@ -133,26 +135,16 @@ def test_the_hopeless_problem_is_told_first() -> None:
     assert worst_problem([running("a"), succeeded("b")]) is None
 
 
-@pytest.mark.parametrize(
-    ("conditions", "outcome"),
-    [
-        ([], None),
-        ([{"type": "Complete", "status": "False"}], None),
-        ([{"type": "Complete", "status": "True"}], "complete"),
-        ([{"type": "Created", "status": "True"}, {"type": "Succeeded", "status": "True"}], "complete"),
-        (
-            [{"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "late"}],
-            "failed: DeadlineExceeded: late",
-        ),
-    ],
-)
-def test_the_outcome_of_a_job_is_in_its_conditions(conditions: list[dict[str, Any]], outcome: str | None) -> None:
-    assert job_outcome({"status": {"conditions": conditions}}) == outcome
+def test_a_registry_that_a_node_did_not_reach_has_another_remedy_than_a_missing_image() -> None:
+    unreached = pod_problem(image_missing("p", "dial tcp: lookup registry.example on 10.0.0.10:53: no such host"))
+    assert unreached is not None
+    assert "did not reach the registry: check images.registry and the node's network and DNS" in unreached.remedy
 
 
-def test_a_bound_claim_is_no_problem() -> None:
-    claim = {"metadata": {"name": "work"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
-    assert claim_problem(claim, []) is None
-    problem = claim_problem({**claim, "status": {"phase": "Pending"}}, [])
+def test_several_shortages_have_several_remedies() -> None:
+    message = "0/2 nodes are available: 1 Insufficient cpu, 1 Insufficient memory, 2 Insufficient habana.ai/gaudi."
+    problem = pod_problem(unschedulable("p", message))
     assert problem is not None
-    assert "work is Pending, not Bound (the default class, ReadWriteMany)" in problem.reason
+    for key in ("resources.cards", "resources.training.memory", "resources.training.cpu"):
+        assert key in problem.remedy
+    assert "hugepages" not in problem.remedy

@@ -1,0 +1,84 @@
+"""The kinds of objects that a run asks the API server about, and what it asks: the rights that its account needs.
+
+Nothing is discovered from the server: a run knows its kinds, and an account may be allowed to see these alone. The Role in
+`k8s/in-cluster/account.yaml` and the checks of `gaudi-bert doctor --cluster` are held to this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+__all__ = ["KINDS", "Kind", "Right", "needed_rights"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of object.
+
+    Attributes:
+        name: as in a manifest.
+        plural: as in a path of the API and in a Role.
+        group: of the API; empty for the core.
+        version: of the group.
+        verbs: what a run asks of objects of this kind; empty for what only `doctor` looks at, as far as it may.
+        log_verbs: what it asks of their logs.
+        namespaced: whether objects belong to a namespace.
+    """
+
+    name: str
+    plural: str
+    group: str = ""
+    version: str = "v1"
+    verbs: tuple[str, ...] = ()
+    log_verbs: tuple[str, ...] = ()
+    namespaced: bool = True
+
+
+@dataclass(frozen=True, order=True)
+class Right:
+    """One thing that an account may do in the namespace of a run."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
+_JOB_VERBS = ("create", "get", "list", "watch", "delete")
+_ROWS = (
+    Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
+    Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
+    Kind("ConfigMap", "configmaps", verbs=("create", "get", "update", "delete")),
+    Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
+    Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
+    Kind("Pod", "pods", verbs=("list",), log_verbs=("get",)),
+    Kind("Event", "events", verbs=("list",)),
+    Kind("Namespace", "namespaces", namespaced=False),
+    Kind("Node", "nodes", namespaced=False),
+    Kind("PersistentVolume", "persistentvolumes", namespaced=False),
+    Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
+    Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
+)
+KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
+
+
+def needed_rights(*, mpijob: bool) -> list[Right]:
+    """What an account must be allowed to do in its namespace.
+
+    Args:
+        mpijob: whether training is an MPIJob; without one, MPIJobs of other runs are still looked for.
+    """
+    return sorted(right for kind in _ROWS for right in _rights_of(kind) if mpijob or _without_mpijob(right))
+
+
+def _rights_of(kind: Kind) -> Iterator[Right]:
+    yield from (Right(kind.group, kind.plural, verb) for verb in kind.verbs)
+    yield from (Right(kind.group, f"{kind.plural}/log", verb) for verb in kind.log_verbs)
+
+
+def _without_mpijob(right: Right) -> bool:
+    return right.resource != KINDS["MPIJob"].plural or right.verb == "list"
