@@ -23,12 +23,12 @@ RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-horovod setup-test pack train test test-fast test-long test-imitated lint check bench images clean
+.PHONY: help setup setup-horovod setup-test pack train test test-fast test-long test-imitated lint check bench images k8s clean
 # The stages of one work folder are run in order, whatever -j says.
 .NOTPARALLEL:
 
 help:
-	@echo "targets: setup pack train lint test-fast test test-long test-imitated bench images clean"
+	@echo "targets: setup pack train lint test-fast test test-long test-imitated bench images k8s clean"
 	@echo "variables: PIPELINE, SET, WORK, PYTHON, IMAGES, PYTEST_ARGUMENTS"
 
 setup: $(PRODUCT)
@@ -87,6 +87,10 @@ bench: setup-test
 
 images:
 	scripts/make-images.sh $(IMAGES)
+
+# The copies of the demo that k8s/ holds, after a change of pipelines/demo.yaml or of the version.
+k8s: $(LINT)
+	$(BIN)/python scripts/write_k8s_demo.py
 
 clean:
 	rm -rf .venv $(WORK) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

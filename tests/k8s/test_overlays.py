@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,11 +104,32 @@ def test_the_overlays_have_the_images_of_this_version(repository: Path, kustomiz
         assert images <= {f"gaudi-bert-{name}:{__version__}" for name in ("data", "train-cpu", "train-gaudi")}
 
 
-def test_the_cpu_overlay_runs_the_demo(repository: Path) -> None:
-    demo = load_pipeline(repository / "pipelines" / "demo.yaml")
-    overlay = overlay_settings(repository, "cpu")
-    for part in ("prepare", "packing", "model", "training", "images"):
-        assert getattr(overlay, part) == getattr(demo, part), f"copy `{part}` of pipelines/demo.yaml to k8s/overlays/cpu"
+def write_demo(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = repository / "scripts" / "write_k8s_demo.py"
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_copies_of_the_demo_are_as_they_are_written(repository: Path) -> None:
+    done = write_demo(repository, "--check")
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+def test_a_change_of_the_demo_reaches_all_its_copies(repository: Path, tmp_path: Path) -> None:
+    shutil.copytree(repository / "pipelines", tmp_path / "pipelines")
+    shutil.copytree(repository / "k8s", tmp_path / "k8s")
+    demo = tmp_path / "pipelines" / "demo.yaml"
+    demo.write_text(demo.read_text().replace("depth: 3", "depth: 5"))
+    stale = write_demo(repository, "--check", str(tmp_path))
+    assert stale.returncode == 1
+    assert len(stale.stdout.splitlines()) == 3
+    assert write_demo(repository, str(tmp_path)).returncode == 0
+    assert write_demo(repository, "--check", str(tmp_path)).returncode == 0
+    written = load_pipeline(demo)
+    for copy in ("overlays/cpu/settings", "overlays/gaudi/settings", "in-cluster"):
+        settings = load_pipeline(tmp_path / "k8s" / copy / "pipeline.yaml")
+        assert settings.packing.depth == 5
+        for part in ("prepare", "packing", "model"):
+            assert getattr(settings, part) == getattr(written, part)
 
 
 def test_the_run_inside_the_cluster_passes_the_schemas_and_has_no_more_rights_than_a_role(
