@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
+
+if TYPE_CHECKING:
+    from gaudi_bert.runners.kubernetes.manage import StepStatus
 
 __all__ = ["register"]
 
@@ -54,16 +57,16 @@ def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json 
 
     settings = arguments.pipeline_settings(pipeline, set_)
     found = manage.status(settings, Cluster(settings.kubernetes.namespace))
-    output.print_result(found, json, _describe_status)
+    output.print_result({step: one.as_json() for step, one in found.items()}, json, lambda _: _describe_status(found))
 
 
-def _describe_status(found: Mapping[str, Any]) -> list[str]:
+def _describe_status(found: Mapping[str, StepStatus]) -> list[str]:
     lines = []
-    for step, figures in found.items():
-        pods = ", ".join(f"{count} {phase}" for phase, count in figures.get("pods", {}).items())
-        lines.append(f"{step}: {figures['state']}" + (f" ({pods})" if pods else ""))
-        if figures.get("problem"):
-            lines.append(f"  {figures['problem']}")
+    for step, status in found.items():
+        pods = ", ".join(f"{count} {phase}" for phase, count in status.pods.items())
+        lines.append(f"{step}: {status.state}" + (f" ({pods})" if pods else ""))
+        if status.problem:
+            lines.append(f"  {status.problem}")
     return lines
 
 
@@ -110,12 +113,12 @@ def doctor(
         _examine_graph(graph, work, set_, json)
         return
     settings = arguments.pipeline_settings(pipeline, set_)
-    findings = examine_cluster(settings) if cluster else examine_host(settings)
-    wrong = [finding for finding in findings if finding.verdict == "mend"]
-    result = {"ready": not wrong, "findings": [finding.as_json() for finding in findings]}
-    output.print_result(result, json, lambda _: [str(finding) for finding in findings])
+    results = examine_cluster(settings) if cluster else examine_host(settings)
+    wrong = [result for result in results if result.verdict == "mend"]
+    printed = {"ready": not wrong, "findings": [result.as_json() for result in results]}
+    output.print_result(printed, json, lambda _: [str(result) for result in results])
     if wrong:
-        raise FailedError(f"{len(wrong)} of {len(findings)} checks need mending, the first: {wrong[0].remedy}")
+        raise FailedError(f"{len(wrong)} of {len(results)} checks need mending, the first: {wrong[0].remedy}")
 
 
 def _examine_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:

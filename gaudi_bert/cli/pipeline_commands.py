@@ -136,16 +136,16 @@ def run(
 
 
 def _show_dry_run(settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path, json: bool) -> None:
-    from gaudi_bert.runners.preview import look_ahead
+    from gaudi_bert.runners.preview import preview_stages
 
-    outlook = look_ahead(settings, stages, work, pipeline_folder)
+    previews = preview_stages(settings, stages, work, pipeline_folder)
     planned = {
         "stages": list(stages),
         "work": str(work / settings.name),
-        "outlook": [step.as_json() for step in outlook],
+        "outlook": [stage.as_json() for stage in previews],
         "settings": settings.model_dump(mode="json"),
     }
-    output.print_result(planned, json, lambda value: _describe_dry_run(value, [str(step) for step in outlook]))
+    output.print_result(planned, json, lambda value: _describe_dry_run(value, [str(stage) for stage in previews]))
 
 
 def _describe_dry_run(planned: Mapping[str, Any], steps: Sequence[str]) -> list[str]:
@@ -156,7 +156,7 @@ def _describe_dry_run(planned: Mapping[str, Any], steps: Sequence[str]) -> list[
 
 
 def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
-    """One or a few lines a stage: what is there now, and whether anything had to be done."""
+    """One or a few lines per stage: what is there now, and whether anything had to be done."""
     lines = []
     for stage, summary in summaries.items():
         splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
@@ -167,7 +167,7 @@ def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_shard(summaries: Mapping[str, Any]) -> list[str]:
-    """One line a figure of one shard's part."""
+    """One line per figure of one shard's part."""
     lines = []
     for stage, summary in summaries.items():
         splits = summary if summary.keys() <= set(SPLITS) else {"": summary}

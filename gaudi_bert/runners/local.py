@@ -43,7 +43,7 @@ class LocalRun:
         overwrite: make again what other settings made.
         shard: (K, N): part K of N of one of the stages that many machines share (prepare, histogram, write).
         finish: `write` only: put together what all shards wrote.
-        workers: processes or threads of prepare, histogram, write and verify; None for one a core.
+        workers: processes or threads of prepare, histogram, write and verify; None for one per core.
     """
 
     settings: PipelineSettings
@@ -65,7 +65,7 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
     """Run `stages` in the pipeline's order.
 
     Returns:
-        What each stage says of itself: one summary a stage, or one a split (`train`, `evaluation`) below the stage.
+        What each stage says of itself: one summary per stage, or one per split (`train`, `evaluation`) below the stage.
 
     Raises:
         InputError: a stage is unknown or cannot be shared out, or what it needs has not been made.

@@ -1,6 +1,6 @@
 """The command that starts the training processes of a pipeline.
 
-One process without cards needs no launcher. Otherwise `mpirun` starts one process a card: inside the one worker, or by ssh
+One process without cards needs no launcher. Otherwise `mpirun` starts one process per card: inside the one worker, or by ssh
 on several. Processes started by ssh inherit nothing from their container, so every variable that they need is named (`-x`),
 and the ssh options are given whole, because what is given replaces what the MPI operator would set.
 """

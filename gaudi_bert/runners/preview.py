@@ -2,9 +2,10 @@
 
 Times are orders of magnitude, for planning a day and not for comparing machines. Data stages are counted in bytes: the
 speeds are those seen on two busy cores. Training is counted in floating-point operations, forward and backward, for each
-slot of a pack: 6 for every weight of the encoder, 12 L H a layer for attention, and 6 for every weight of the output layer
+slot of a pack: 6 for every weight of the encoder, 12 L H per layer for attention, and 6 for every weight of the output layer
 at the share of positions that is masked; a third of that for evaluation, which has no backward pass. The speed of a core was
-seen with the demo; that of a card is what published logs of the predecessor on 8 cards amount to.
+seen with the demo; that of a card is what published logs of the vendor's deleted script (Habana Model-References) on 8 cards
+amount to.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.images import stage_image
 from gaudi_bert.runners.stage_table import STAGES, Stage
 
-__all__ = ["StepOutlook", "look_ahead"]
+__all__ = ["StagePreview", "preview_stages"]
 
-PREPARE_BYTES_A_SECOND = 4e6
-RECORD_BYTES_A_SECOND = 200e6
-CORE_OPERATIONS_A_SECOND = 30e9
-CARD_OPERATIONS_A_SECOND = 30e12
+PREPARE_BYTES_PER_SECOND = 4e6
+RECORD_BYTES_PER_SECOND = 200e6
+CORE_OPERATIONS_PER_SECOND = 30e9
+CARD_OPERATIONS_PER_SECOND = 30e12
 # Bytes of examples for one byte of text.
 EXPANSION = 1.8
 START_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class StepOutlook:
+class StagePreview:
     """One stage to come.
 
     Attributes:
@@ -66,17 +67,19 @@ class StepOutlook:
         return f"{self.stage}: {count}{self.image} ({self.cpu} cpu, {self.memory}{cards}), {took}"
 
 
-def look_ahead(settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path) -> list[StepOutlook]:
+def preview_stages(
+    settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path
+) -> list[StagePreview]:
     """The stages to come, in order, for the data that are there now."""
     folder = WorkFolder.of(settings, work, pipeline_folder)
-    return [_outlook(settings, STAGES[stage], folder, pipeline_folder) for stage in stages]
+    return [_preview(settings, STAGES[stage], folder, pipeline_folder) for stage in stages]
 
 
-def _outlook(settings: PipelineSettings, stage: Stage, folder: WorkFolder, pipeline_folder: Path) -> StepOutlook:
+def _preview(settings: PipelineSettings, stage: Stage, folder: WorkFolder, pipeline_folder: Path) -> StagePreview:
     resources = settings.resources
     asked = resources.training if stage.trains else resources.data
     containers = resources.workers if stage.name == "train" else resources.data_workers if stage.shared else 1
-    return StepOutlook(
+    return StagePreview(
         stage=stage.name,
         image=stage_image(settings.images, stage),
         containers=containers,
@@ -97,10 +100,10 @@ def _seconds(settings: PipelineSettings, stage: Stage, folder: WorkFolder, pipel
     text_bytes = _text_bytes(settings, pipeline_folder)
     processes = settings.resources.data_processes * (settings.resources.data_workers if stage.shared else 1)
     if stage.name == "prepare":
-        work = None if text_bytes is None else text_bytes * settings.prepare.duplicates / PREPARE_BYTES_A_SECOND
+        work = None if text_bytes is None else text_bytes * settings.prepare.duplicates / PREPARE_BYTES_PER_SECOND
     else:
         size = _record_bytes(settings, folder, text_bytes)
-        work = None if size is None else size / RECORD_BYTES_A_SECOND
+        work = None if size is None else size / RECORD_BYTES_PER_SECOND
     return None if work is None else START_SECONDS + work / processes
 
 
@@ -133,10 +136,10 @@ def _size(path: Path) -> int:
 
 def _training_seconds(settings: PipelineSettings, folder: WorkFolder) -> float:
     training, resources = settings.training, settings.resources
-    # Without a plan, one sequence a pack is taken, so that the time is rather too long.
+    # Without a plan, one sequence per pack is taken, so that the time is rather too long.
     factor = _plan_total(folder, "train", "packing_factor") or 1.0
     packs = training.updates * training.global_batch_sequences / factor
-    return START_SECONDS + packs * _operations_a_pack(settings) / resources.workers / _speed(resources.cards)
+    return START_SECONDS + packs * _operations_per_pack(settings) / resources.workers / _speed(resources.cards)
 
 
 def _evaluation_seconds(settings: PipelineSettings, folder: WorkFolder) -> float | None:
@@ -145,10 +148,10 @@ def _evaluation_seconds(settings: PipelineSettings, folder: WorkFolder) -> float
     if packs is None:
         return None
     rows = packs * (1 + (_plan_total(folder, "evaluation", "packing_factor") or 1.0))
-    return START_SECONDS + rows * _operations_a_pack(settings) / 3 / _speed(min(settings.resources.cards, 1))
+    return START_SECONDS + rows * _operations_per_pack(settings) / 3 / _speed(min(settings.resources.cards, 1))
 
 
-def _operations_a_pack(settings: PipelineSettings) -> float:
+def _operations_per_pack(settings: PipelineSettings) -> float:
     model, length = settings.model, settings.prepare.max_sequence_length
     hidden, vocabulary = model.hidden_size, model.vocab_size or settings.prepare.train_vocab
     encoder = model.num_hidden_layers * (4 * hidden**2 + 2 * hidden * model.intermediate_size)
@@ -157,8 +160,8 @@ def _operations_a_pack(settings: PipelineSettings) -> float:
 
 
 def _speed(cards: int) -> float:
-    """Operations a second of one container."""
-    return cards * CARD_OPERATIONS_A_SECOND or len(os.sched_getaffinity(0)) * CORE_OPERATIONS_A_SECOND
+    """Operations per second of one container."""
+    return cards * CARD_OPERATIONS_PER_SECOND or len(os.sched_getaffinity(0)) * CORE_OPERATIONS_PER_SECOND
 
 
 def _plan_total(folder: WorkFolder, split: str, key: str) -> float | None:

@@ -1,6 +1,6 @@
 """Training processes on this machine: one command, started several times, that find each other by Horovod.
 
-On CPUs they meet through Gloo: this process keeps the address book (`rendezvous.py`) and gives each its number
+On CPUs they meet through Gloo: this process keeps their addresses (`rendezvous.py`) and gives each its number
 in the environment, as `horovodrun --gloo` does. `horovodrun` itself is not used: it kills all processes five seconds after a
 signal, before a checkpoint may be whole, and turns every exit code into 1 and a traceback. With cards, `mpirun` starts them.
 """
@@ -27,7 +27,7 @@ __all__ = ["run_training_processes"]
 
 # Long enough for the watchdog of the others to name who failed, and to end them.
 GRACE_SECONDS = 10.0
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -
     if settings.resources.cards:
         code = _run_all([training_command(settings, list(command), over_ssh=False)], [dict(os.environ)])
     else:
-        with _address_book(processes) as environments:
+        with _rendezvous_environments(processes) as environments:
             code = _run_all([command] * processes, environments)
     if code == StoppedError.exit_code:
         raise StoppedError("train: stopped on request; the same command goes on")
@@ -56,7 +56,7 @@ def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -
 
 
 @contextmanager
-def _address_book(processes: int) -> Iterator[list[dict[str, str]]]:
+def _rendezvous_environments(processes: int) -> Iterator[list[dict[str, str]]]:
     """The environment of each process; while the context lasts, they can find each other."""
     if find_spec("horovod") is None:
         raise InputError(
@@ -103,7 +103,7 @@ def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[s
             if time.monotonic() > deadline:
                 for process in running:
                     process.kill()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     # Who was killed by a signal has a negative code; another one may know the reason.
     return next((code for code in codes if code is not None and code > 0), int(any(codes)))
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.config import load_pipeline
-from gaudi_bert.runners.preview import StepOutlook, look_ahead
+from gaudi_bert.runners.preview import StagePreview, preview_stages
 from gaudi_bert.runners.stage_table import STAGES
 
 
-def ahead(folder: Path, *overrides: str) -> dict[str, StepOutlook]:
-    return {step.stage: step for step in look_ahead(load_pipeline(None, overrides), list(STAGES), folder / "work", folder)}
+def ahead(folder: Path, *overrides: str) -> dict[str, StagePreview]:
+    return {
+        step.stage: step for step in preview_stages(load_pipeline(None, overrides), list(STAGES), folder / "work", folder)
+    }
 
 
 def test_each_stage_has_its_image_and_what_it_asks_for(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ Container = dict[str, Any]
 # Says which work folder a container works in, so that what a killed run left behind is found.
 WORK_LABEL = "gaudi-bert.work"
 RENDEZVOUS_PORT = 29400
-_CPU_SHARES_A_CORE = 1024
+_CPU_SHARES_PER_CORE = 1024
 _FEWEST_SHARES = 2
 
 
@@ -84,7 +84,7 @@ class DockerRun:
 
 
 def stage_containers(run: DockerRun, stage: str) -> list[Container]:
-    """The options of the containers of `stage`, as `docker.containers.create` takes them: one, or one a training worker.
+    """The options of the containers of `stage`, as `docker.containers.create` takes them: one, or one per training worker.
 
     Raises:
         InputError: a path of the pipeline cannot be shown in a container, or the workers do not fit on one machine.
@@ -203,7 +203,7 @@ def _limits(settings: PipelineSettings, asked: PodResources, on_cards: bool) -> 
     if most_cores is not None:
         limits["nano_cpus"] = int(most_cores * 1e9)
     if not on_cards:
-        limits["cpu_shares"] = max(int(cores * _CPU_SHARES_A_CORE), _FEWEST_SHARES)
+        limits["cpu_shares"] = max(int(cores * _CPU_SHARES_PER_CORE), _FEWEST_SHARES)
     return limits
 
 

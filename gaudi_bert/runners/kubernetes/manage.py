@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gaudi_bert.common.errors import InputError
@@ -10,32 +11,55 @@ from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import pods_of
 from gaudi_bert.runners.kubernetes.job_problems import job_outcome
+from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
 from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
 
-__all__ = ["delete", "show_logs", "status"]
+__all__ = ["StepStatus", "delete", "show_logs", "status"]
+
+NOT_SUBMITTED = "not submitted"
 
 
-def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """For each step: its state, its pods by phase, and what is wrong with them, if anything."""
+@dataclass(frozen=True)
+class StepStatus:
+    """How far a step is on the cluster.
+
+    Attributes:
+        state: `not submitted`, `waiting`, `running`, `complete`, or `failed: <reason>`.
+        pods: how many pods it has in each phase.
+        problem: what is wrong with them, and the remedy; None where nothing is.
+    """
+
+    state: str
+    pods: Mapping[str, int] = field(default_factory=dict)
+    problem: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines; of a step that is not submitted, the state alone."""
+        whole = {"state": self.state, "pods": dict(self.pods), "problem": self.problem}
+        return {"state": self.state} if self.state == NOT_SUBMITTED else whole
+
+
+def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, StepStatus]:
+    """How far each step is."""
     cluster.check_namespace()
-    found: dict[str, dict[str, Any]] = {}
-    for step, item in render(settings).steps.items():
-        current = cluster.read(item["kind"], item["metadata"]["name"])
-        if current is None:
-            found[step] = {"state": "not submitted"}
-            continue
-        pods = pods_of(cluster, {**current, "kind": item["kind"]})
-        phases = [pod.get("status", {}).get("phase", "Unknown") for pod in pods]
-        outcome = job_outcome(current)
-        problem = worst_problem(pods) if outcome != "complete" else None
-        found[step] = {
-            "state": outcome or ("running" if "Running" in phases else "waiting"),
-            "pods": {phase: phases.count(phase) for phase in sorted(set(phases))},
-            "problem": None if problem is None else str(problem),
-        }
-    return found
+    return {step: _step_status(cluster, item) for step, item in render(settings).steps.items()}
+
+
+def _step_status(cluster: Cluster, item: Manifest) -> StepStatus:
+    current = cluster.read(item["kind"], item["metadata"]["name"])
+    if current is None:
+        return StepStatus(NOT_SUBMITTED)
+    pods = pods_of(cluster, {**current, "kind": item["kind"]})
+    phases = [pod.get("status", {}).get("phase", "Unknown") for pod in pods]
+    outcome = job_outcome(current)
+    problem = worst_problem(pods) if outcome != "complete" else None
+    return StepStatus(
+        state=outcome or ("running" if "Running" in phases else "waiting"),
+        pods={phase: phases.count(phase) for phase in sorted(set(phases))},
+        problem=None if problem is None else str(problem),
+    )
 
 
 def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, show: Callable[[str], None]) -> int:

@@ -27,12 +27,12 @@ def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None
     server.script("demo-plan", active(running("p-1"), failed("p-0", 1, "disk full")))
     server.script("demo-write", active(unschedulable("w", "1 Insufficient cpu.")))
     found = manage.status(SETTINGS, cluster)
-    assert found["prepare"] == {"state": "complete", "pods": {}, "problem": None}
-    assert found["plan"]["state"] == "running"
-    assert found["plan"]["pods"] == {"Failed": 1, "Running": 1}
-    assert "exit code 1: disk full" in found["plan"]["problem"]
-    assert found["write"]["state"] == "waiting"
-    assert found["train"] == {"state": "not submitted"}
+    assert found["prepare"].as_json() == {"state": "complete", "pods": {}, "problem": None}
+    assert found["plan"].state == "running"
+    assert found["plan"].pods == {"Failed": 1, "Running": 1}
+    assert "exit code 1: disk full" in str(found["plan"].problem)
+    assert found["write"].state == "waiting"
+    assert found["train"].as_json() == {"state": "not submitted"}
 
 
 def test_logs_are_shown_with_the_name_of_their_pod(server: FakeApiServer, cluster: Cluster) -> None:
