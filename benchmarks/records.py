@@ -81,26 +81,28 @@ class Engine:
     """Our passes over one group, in one thread."""
 
     def __init__(self, records: Path, planned: Path) -> None:
+        from gaudi_bert.artefacts.plan import read_writable_plan
         from gaudi_bert.records.assign import assign_sequences
         from gaudi_bert.records.files import list_record_files
         from gaudi_bert.records.read.group import buffer_bytes, read_group
         from gaudi_bert.records.read.unpacked_index import INDEX_COLUMNS
+        from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
         from gaudi_bert.records.write.encoder import PackEncoder
         from gaudi_bert.records.write.shards import output_buffer
-        from gaudi_bert.stages.plan_reader import read_plan
         from gaudi_bert.stages.write import match_files
 
-        self.plan = read_plan(planned)
+        self.plan = read_writable_plan(planned)
+        self.schema, self.unpacked_schema = PackedSchema.of(self.plan), UnpackedSchema.of(self.plan)
         matched = match_files(records, list_record_files(records), self.plan)
         self.files = [matched[name] for name in self.plan.groups[0].files]
         self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)
-        self.group = read_group(self.files, self.plan.unpacked_schema, self.buffer, 1, lambda _bytes: None)
+        self.group = read_group(self.files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
         dealt = assign_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(
-            self.plan.packed_schema, self.buffer, self.group.offsets, self.group.index, dealt.starts, dealt.members
+            self.schema, self.buffer, self.group.offsets, self.group.index, dealt.starts, dealt.members
         )
-        self.out = output_buffer(self.plan.packed_schema)
+        self.out = output_buffer(self.schema)
         self.raw = [np.fromfile(file.path, np.uint8) for file in self.files]
         self.raw_offsets = [np.empty(file.sequences, np.int64) for file in self.files]
         self.raw_index = np.empty((max(file.sequences for file in self.files), INDEX_COLUMNS), np.int32)
@@ -113,7 +115,7 @@ class Engine:
 
         buffer = scan_buffer()
         for file in self.files:
-            form = UnpackedFormat.for_pieces(self.plan.unpacked_schema)
+            form = UnpackedFormat.for_pieces(self.unpacked_schema)
             counts = np.zeros(LENGTH + 1, np.int64)
             for _ in RecordScan(file.path, form, buffer).pieces():
                 counts += np.bincount(form.index[: form.rows, LENGTH_COLUMN], minlength=LENGTH + 1)
@@ -123,7 +125,7 @@ class Engine:
         from gaudi_bert.records.read.scan import UnpackedFormat
 
         for raw, offsets in zip(self.raw, self.raw_offsets, strict=True):
-            form = UnpackedFormat(self.plan.unpacked_schema, offsets, self.raw_index[: offsets.size])
+            form = UnpackedFormat(self.unpacked_schema, offsets, self.raw_index[: offsets.size])
             form.take(raw, 0, raw.size)
 
     def encode(self) -> None:

@@ -37,13 +37,13 @@ def run_stage(stage: str, folder: Path, group_sequences: int) -> None:
         verify(records, packed, reporter=QUIET)
 
 
-def write_shard(records: Path, planned: Path, packed: Path, shard: str, workers: int) -> None:
+def write_share(records: Path, planned: Path, packed: Path, shard: str, workers: int) -> None:
     """Write a share of the groups, on request; the kernels are loaded before."""
     from records_data import make_files
 
     from gaudi_bert.config import PackingSettings
     from gaudi_bert.stages.pack import pack
-    from gaudi_bert.stages.write import write
+    from gaudi_bert.stages.write import write_shard
 
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder) / "unpacked", 1, 64, seed=1)
@@ -51,7 +51,7 @@ def write_shard(records: Path, planned: Path, packed: Path, shard: str, workers:
     print("ready", flush=True)
     sys.stdin.readline()
     number, count = (int(part) for part in shard.split("/"))
-    write(records, planned, packed, shard=(number, count), reporter=QUIET, workers=workers)
+    write_shard(records, planned, packed, (number, count), reporter=QUIET, workers=workers)
 
 
 def peak_mebibytes() -> float:
@@ -63,7 +63,7 @@ def peak_mebibytes() -> float:
 
 if __name__ == "__main__":
     if sys.argv[1] == "write-shard":
-        write_shard(*(Path(argument) for argument in sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
+        write_share(*(Path(argument) for argument in sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
     else:
         run_stage(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
         print(peak_mebibytes())

@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
+from gaudi_bert.artefacts.metadata import Metadata
 from gaudi_bert.config import PackingSettings, TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.records.metadata import Metadata
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches

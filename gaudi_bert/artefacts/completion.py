@@ -4,21 +4,24 @@ Beside every artefact lies a settings file: the stage, its settings and the iden
 work starts, so half-done work is only ever resumed with the settings it was begun with; the artefact's final file is written
 last, so its presence means that the artefact is whole. Together: same settings and final file present -> nothing to do;
 same settings, no final file -> resume; other settings -> refuse and say which one differs, unless told to overwrite.
+This is decided here, for commands and pipelines alike.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, read_json, write_json
 
-__all__ = ["Signature", "begin_artefact", "settings_path"]
+__all__ = ["Signature", "begin_artefact", "is_finished", "read_signature", "remove_artefact", "settings_path"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,40 @@ class Signature:
         return json.loads(json.dumps(value, allow_nan=False))
 
 
+_STORED = TypeAdapter(Signature)
+
+
+def read_signature(path: Path) -> Signature:
+    """The signature that a settings file holds.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    try:
+        return _STORED.validate_python(read_json(path))
+    except ValidationError as error:
+        raise InputError(f"{path}: is no settings file of an artefact; make the artefact again with --overwrite") from error
+
+
 def settings_path(artefact: Path) -> Path:
     """Where the settings of `artefact` are kept: `x.settings.json` beside a file, `settings.json` inside a folder."""
     return artefact.with_name(f"{artefact.stem}.settings.json") if artefact.suffix else artefact / "settings.json"
+
+
+def is_finished(artefact: Path, final: Path, signature: Signature, sources: Iterable[Path] = ()) -> bool:
+    """Whether the finished artefact of the same signature is there. Nothing is written, so a read-only folder will do.
+
+    Args:
+        artefact, final, signature: as in `begin_artefact`.
+        sources: files that a signature knows by name and size only: none may have changed since `final` was written.
+    """
+    kept = settings_path(artefact)
+    if not kept.exists() or not final.exists():
+        return False
+    if first_difference(read_json(kept), signature.as_json()) is not None:
+        return False
+    written = final.stat().st_mtime_ns
+    return all(source.stat().st_ctime_ns <= written for source in sources)
 
 
 def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaudi_bert.artefacts.examples import EXAMPLES_NAME
+from gaudi_bert.artefacts.manifest import manifest_path
+from gaudi_bert.artefacts.metadata import METADATA_NAME
+from gaudi_bert.artefacts.verification import VERIFICATION_NAME
 from gaudi_bert.config import PipelineSettings
 
 __all__ = ["SPLITS", "SplitPaths", "WorkFolder"]
@@ -20,7 +24,20 @@ class SplitPaths:
     histogram: Path
     plan: Path
     packed: Path
-    verification: Path
+
+    @property
+    def metadata(self) -> Path:
+        """The last file of the packed folder."""
+        return self.packed / METADATA_NAME
+
+    @property
+    def verification(self) -> Path:
+        """The last file of `verify`."""
+        return self.packed / VERIFICATION_NAME
+
+    def manifest(self, group: int) -> Path:
+        """The last file of a group of the packed folder."""
+        return manifest_path(self.packed, group)
 
 
 @dataclass(frozen=True)
@@ -53,15 +70,40 @@ class WorkFolder:
             has_evaluation=prepares_evaluation or evaluation_records is not None,
         )
 
+    @classmethod
+    def found(cls, root: Path) -> WorkFolder:
+        """A work folder that is there already, whatever its pipeline file says."""
+        return cls(root, records=None, evaluation_records=None, has_evaluation=True)
+
     @property
     def examples(self) -> Path:
         """The folder that `prepare` makes."""
         return self.root / "examples"
 
     @property
+    def examples_summary(self) -> Path:
+        """The last file of the folder that `prepare` makes."""
+        return self.examples / EXAMPLES_NAME
+
+    @property
     def train(self) -> Path:
         """The folder that `train` makes."""
         return self.root / "train"
+
+    @property
+    def training_result(self) -> Path:
+        """The last file that `train` writes: how the run ended."""
+        return self.train / "training.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The reports of the run, a line for each."""
+        return self.train / "metrics.jsonl"
+
+    @property
+    def training_settings(self) -> Path:
+        """The pipeline's settings as the run had them."""
+        return self.train / "settings.yaml"
 
     @property
     def evaluation_result(self) -> Path:
@@ -87,5 +129,4 @@ class WorkFolder:
             histogram=self.root / f"histogram{suffix}.json",
             plan=self.root / f"plan{suffix}.json",
             packed=self.root / "packed" / name,
-            verification=self.root / f"verify{suffix}.json",
         )

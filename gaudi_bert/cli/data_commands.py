@@ -12,6 +12,7 @@ import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
@@ -133,26 +134,20 @@ def write(
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.stages.packed_copies import packed_copies
     from gaudi_bert.stages.write import write as run
+    from gaudi_bert.stages.write import write_shard
 
     if finish and shard is not None:
         raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
     if shard is not None and (parquet or predecessor_metadata):
         raise InputError("--parquet and --predecessor-metadata need the whole folder; give them with --finish")
-    result = run(
-        records,
-        plan,
-        out,
-        shard=arguments.parse_shard(shard),
-        finish=finish,
-        reporter=Reporter(),
-        overwrite=overwrite,
-        workers=workers,
-    )
+    part = arguments.parse_shard(shard)
+    if part is not None:
+        shard_result = write_shard(records, plan, out, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
+        output.print_result(shard_result, json, output.describe_any)
+        return
+    result = run(records, plan, out, finish=finish, reporter=Reporter(), overwrite=overwrite, workers=workers)
     copies = packed_copies(out, plan, parquet=parquet, predecessor_metadata=predecessor_metadata, reporter=Reporter())
-    result = {**result, **copies}
-    output.print_result(
-        result, json, output.describe_packing if "packs" in result and "gap" in result else output.describe_any
-    )
+    output.print_result({**to_json(result), **to_json(copies)}, json, output.describe_packing)
 
 
 def pack(
@@ -185,12 +180,13 @@ def verify(
     records: arguments.Records,
     packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
     workers: arguments.Workers = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what is verified already.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.stages.verify import verify as run
 
-    result = run(records, packed, reporter=Reporter(), workers=workers)
+    result = run(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_any)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import human_bytes
 
 __all__ = [
@@ -23,12 +24,13 @@ __all__ = [
 Describe = Callable[[Mapping[str, Any]], list[str]]
 
 
-def print_result(result: Mapping[str, Any], as_json: bool, describe: Describe) -> None:
-    """Print `result` as JSON, or as the lines that `describe` makes of it."""
+def print_result(result: object, as_json: bool, describe: Describe) -> None:
+    """Print a result of a stage or a runner as one JSON object, or as the lines that `describe` makes of that object."""
+    content = to_json(result)
     if as_json:
-        typer.echo(json.dumps(result, allow_nan=False, default=str))
+        typer.echo(json.dumps(content, allow_nan=False, default=str))
         return
-    for line in describe(result):
+    for line in describe(content):
         typer.echo(line)
 
 
@@ -45,7 +47,7 @@ def percent(share: float) -> str:
 def describe_packing(result: Mapping[str, Any]) -> list[str]:
     """The lines of a plan or of a packed folder."""
     lines = [
-        f"{result['packs']:,} packs, {result['packing_factor']:.4f} sequences a pack, "
+        f"{result['packs']:,} packs, {result['packing_factor']:.4f} sequences per pack, "
         f"efficiency {percent(result['efficiency'])}{skipped_note(result)}",
         f"proven lower bound {result['lower_bound']:,} packs: {result['gap']:,} above it"
         + (f"; the tokens alone need {result['token_bound']:,}" if "token_bound" in result else ""),
@@ -61,7 +63,7 @@ def describe_packing(result: Mapping[str, Any]) -> list[str]:
 
 def _masked_slots_line(result: Mapping[str, Any]) -> str:
     """The masked-LM budget of a plan, and what the smallest one would cost."""
-    line = f"{result['masked_slots']} masked slots a pack, {result['masked_slots_needed']} needed"
+    line = f"{result['masked_slots']} masked slots per pack, {result['masked_slots_needed']} needed"
     if result["smaller_masked_slots"]:
         smallest = result["smaller_masked_slots"][-1]
         line += f"; with {smallest['masked_slots']}, the least possible, it would be {smallest['packs']:,} packs"

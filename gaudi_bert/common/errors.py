@@ -6,7 +6,7 @@ is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
-__all__ = ["FailedError", "GaudiBertError", "InputError", "StoppedError"]
+__all__ = ["FailedError", "GaudiBertError", "InputError", "StoppedError", "shortened"]
 
 
 class GaudiBertError(Exception):
@@ -31,3 +31,12 @@ class StoppedError(GaudiBertError):
     """Stopped on request (SIGTERM) in a state from which the same command resumes: exit code 75."""
 
     exit_code = 75
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """`text` on one line, its middle left out where it is longer than `most` characters: for values named in an error."""
+    if len(text) > 4 * most:
+        text = f"{text[: 2 * most]} {text[-2 * most :]}"
+    line = " ".join(text.split())
+    half = (most - 3) // 2
+    return line if len(line) <= most else f"{line[:half]}...{line[-half:]}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gaudi_bert.records.metadata import METADATA_NAME, Metadata, read_own_metadata
-from gaudi_bert.records.predecessor import read_predecessor_metadata
+from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata, read_own_metadata
+from gaudi_bert.records.predecessor import predecessor_metadata_path, read_predecessor_metadata
 
 __all__ = ["read_metadata"]
 
@@ -17,7 +17,7 @@ def read_metadata(folder: Path | str) -> Metadata:
         InputError: there is none, or it is damaged or of another format version.
     """
     folder = Path(folder)
-    sibling = folder.resolve().with_name(f"{folder.resolve().name}_metadata.json")
+    sibling = predecessor_metadata_path(folder)
     if not (folder / METADATA_NAME).exists() and sibling.exists():
         return read_predecessor_metadata(folder, sibling)
     return read_own_metadata(folder)

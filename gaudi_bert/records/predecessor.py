@@ -1,22 +1,24 @@
 """Folders that the predecessor packed, and the metadata file that its trainer looks for.
 
-The predecessor (the BERT of the Gaudi Model-References, up to 1.14.0) writes one file or more a strategy, named
-`strategy_<lengths>_part_<n>`, and beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The
-sizes are therefore taken from the first record, and the packs are counted in the files: its packer could lose records
-and still report them as written, so the two numbers are compared.
+The predecessor (see `artefacts.metadata`) writes one file or more per strategy, named `strategy_<lengths>_part_<n>`, and
+beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
+record, and the packs are counted in the files: its packer could lose records and still report them as written, so the two
+numbers are compared.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata, Shard, read_own_metadata
+from gaudi_bert.artefacts.model import LARGEST_COUNT
+from gaudi_bert.artefacts.plan import read_plan
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import explained_os_errors, read_json, write_json
-from gaudi_bert.records.metadata import METADATA_NAME, Metadata, Shard, read_own_metadata
 from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, read_records, record_place
@@ -47,32 +49,46 @@ def read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     Raises:
         InputError: no such files, counts that disagree, or records that are not packed examples of depth 3.
     """
-    content = read_json(sibling)
-    packs, sequences = (
-        _count(sibling, content, "new_number_of_samples"),
-        _count(sibling, content, "original_number_of_samples"),
-    )
-    sequences -= _count(sibling, content, "sequences_dropped", 0)
-    padding = _count(sibling, content, "padding_tokens_packed_dataset")
+    counts = _read_counts(sibling)
     paths = sorted(path for path in folder.glob(FILE_PATTERN) if path.is_file())
     if not paths:
         raise InputError(f"{folder}: holds no {FILE_PATTERN} file, which {sibling.name} belongs to; check the path")
-    shards = tuple(
-        Shard(name=path.name, packs=_count_records(path), bytes=path.stat().st_size, crc32c=None) for path in paths
-    )
+    shards = tuple(Shard(name=path.name, packs=_count_records(path), bytes=path.stat().st_size) for path in paths)
     found = sum(shard.packs for shard in shards)
-    if found != packs:
+    if found != counts.packs:
         raise InputError(
-            f"{folder}: its files hold {found} packs, {sibling.name} says {packs}: files are missing, or its packer lost "
-            f"records; pack the data again, or correct new_number_of_samples to train on what is there"
+            f"{folder}: its files hold {found} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
+            "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
         )
-    schema = _schema_of(paths[0])
-    slots = packs * schema.max_sequence_length
-    tokens = slots - padding
-    if not 0 <= padding < slots or sequences < packs:
+    return _metadata(sibling, counts, _schema_of(paths[0]), shards)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What the predecessor recorded."""
+
+    packs: int
+    sequences: int
+    padding_tokens: int
+
+
+def _read_counts(sibling: Path) -> _Counts:
+    content = read_json(sibling)
+    dropped = _count(sibling, content, "sequences_dropped", 0)
+    return _Counts(
+        packs=_count(sibling, content, "new_number_of_samples"),
+        sequences=_count(sibling, content, "original_number_of_samples") - dropped,
+        padding_tokens=_count(sibling, content, "padding_tokens_packed_dataset"),
+    )
+
+
+def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tuple[Shard, ...]) -> Metadata:
+    slots = counts.packs * schema.max_sequence_length
+    tokens = slots - counts.padding_tokens
+    if not 0 <= counts.padding_tokens < slots or counts.sequences < counts.packs:
         raise InputError(
-            f"{sibling}: {sequences} sequences and {padding} padding tokens do not go with {packs} packs of "
-            f"{schema.max_sequence_length}; it belongs to other data"
+            f"{sibling}: {counts.sequences} sequences and {counts.padding_tokens} padding tokens do not go with "
+            f"{counts.packs} packs of {schema.max_sequence_length}; it belongs to other data"
         )
     lower_bound = -(-tokens // schema.max_sequence_length)
     return Metadata(
@@ -83,14 +99,14 @@ def read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
         depth=schema.depth,
         seed=0,
         algorithm="nnls",
-        sequences=sequences,
-        packs=packs,
+        sequences=counts.sequences,
+        packs=counts.packs,
         tokens=tokens,
-        padding_tokens=padding,
+        padding_tokens=counts.padding_tokens,
         efficiency=tokens / slots,
-        packing_factor=sequences / packs,
+        packing_factor=counts.sequences / counts.packs,
         lower_bound=lower_bound,
-        gap=packs - lower_bound,
+        gap=counts.packs - lower_bound,
         shard_multiple=1,
         inputs=(),
         shards=shards,
@@ -101,8 +117,9 @@ def read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
 def _count(sibling: Path, content: Any, key: str, default: int | None = None) -> int:
     """A count, which the predecessor writes as a float."""
     value = content.get(key, default) if isinstance(content, Mapping) else None
-    if not isinstance(value, int | float) or isinstance(value, bool) or value != int(value) or value < 0:
-        raise InputError(f"{sibling}: `{key}` is {value!r}, a whole number is wanted; it is not the predecessor's metadata")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_COUNT or value % 1:
+        shown = shortened(repr(value))
+        raise InputError(f"{sibling}: `{key}` is {shown}, a whole number is wanted; it is not the predecessor's metadata")
     return int(value)
 
 
@@ -155,10 +172,7 @@ def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
             f"trainer reads depth {PREDECESSOR_DEPTH} and {metadata.max_predictions} + {PREDECESSOR_DEPTH} slots only; "
             f"plan with --depth {PREDECESSOR_DEPTH} --masked-slots {metadata.max_predictions + PREDECESSOR_DEPTH}"
         )
-    strategies: Counter[tuple[int, ...]] = Counter()
-    for group in read_json(plan)["groups"]:
-        for lengths, count in group["strategies"]:
-            strategies[tuple(lengths)] += count
+    strategies = read_plan(plan).mixture
     slots = metadata.max_sequence_length
     top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:TOP_STRATEGIES]
     write_json(

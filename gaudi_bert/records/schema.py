@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -49,12 +49,37 @@ class FeatureSpec:
     kind: Literal["int64", "float32"]
 
 
+class UnpackedSizes(Protocol):
+    """What knows the sizes of unpacked records: a plan, the metadata of a packed folder."""
+
+    @property
+    def max_sequence_length(self) -> int: ...
+
+    @property
+    def max_predictions(self) -> int: ...
+
+
+class PackedSizes(UnpackedSizes, Protocol):
+    """What knows the sizes of packed records."""
+
+    @property
+    def masked_slots(self) -> int: ...
+
+    @property
+    def depth(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class UnpackedSchema:
     """One sequence, padded to L."""
 
     max_sequence_length: int
     max_predictions: int
+
+    @classmethod
+    def of(cls, sizes: UnpackedSizes) -> UnpackedSchema:
+        """The schema of the unpacked records that a plan or a packed folder was made from."""
+        return cls(sizes.max_sequence_length, sizes.max_predictions)
 
     def __post_init__(self) -> None:
         _check_range("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH)
@@ -83,6 +108,11 @@ class PackedSchema:
     masked_slots: int
     depth: int
     max_predictions: int
+
+    @classmethod
+    def of(cls, sizes: PackedSizes) -> PackedSchema:
+        """The schema of the packed records that a plan or the metadata of a packed folder describes."""
+        return cls(sizes.max_sequence_length, sizes.masked_slots, sizes.depth, sizes.max_predictions)
 
     def __post_init__(self) -> None:
         _check_range("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gaudi_bert.reporting.contents import MetricsLine
+from gaudi_bert.artefacts.training import MetricsLine
 from gaudi_bert.reporting.figures import percent
 from gaudi_bert.reporting.svg import Axis, Plot, round_ticks, short_number
 

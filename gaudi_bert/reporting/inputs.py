@@ -5,49 +5,53 @@ A file that is there but cannot be understood is an error; one that is not there
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ValidationError
 
+from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
+from gaudi_bert.artefacts.examples import PreparedExamples, read_prepared_examples
+from gaudi_bert.artefacts.histogram import HistogramFile, read_histogram
+from gaudi_bert.artefacts.metadata import Metadata, read_own_metadata
+from gaudi_bert.artefacts.plan import Plan, PlanTotals, read_plan
+from gaudi_bert.artefacts.training import EvaluationResult, MetricsLine, read_evaluation, read_metrics
+from gaudi_bert.artefacts.verification import Verification, read_verification
+from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.reporting.contents import (
-    EvaluationFile,
-    ExamplesFile,
-    HistogramFile,
-    MetadataFile,
-    MetricsLine,
-    PackedTotals,
-    PlanFile,
-    SettingsFile,
-    VerificationFile,
-)
 
 __all__ = ["NAMES", "ReportInputs", "read_inputs"]
 
-# What a work folder may hold, as `gaudi_bert.artefacts.work_folder` names it.
-NAMES = {
-    "examples": "examples/examples.json",
-    "prepare_settings": "examples/settings.json",
-    "histogram_file": "histogram.json",
-    "plan": "plan.json",
-    "plan_settings": "plan.settings.json",
-    "metadata": "packed/train/metadata.json",
-    "verification": "verify.json",
-    "metrics": "train/metrics.jsonl",
-    "evaluation": "train/evaluation.json",
-    "pipeline": "train/settings.yaml",
-}
-_ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation")
-
-Content = TypeVar("Content", bound=BaseModel)
+Content = TypeVar("Content")
 Mixture = dict[tuple[int, ...], int]
+
+
+def _paths(workdir: Path) -> dict[str, Path]:
+    """Where the inputs of the report lie, by the names of `ReportInputs`."""
+    folder = WorkFolder.found(workdir)
+    train = folder.split("train")
+    return {
+        "examples": folder.examples_summary,
+        "prepare_settings": settings_path(folder.examples),
+        "histogram_file": train.histogram,
+        "plan": train.plan,
+        "plan_settings": settings_path(train.plan),
+        "metadata": train.metadata,
+        "verification": train.verification,
+        "metrics": folder.metrics,
+        "evaluation": folder.evaluation_result,
+        "pipeline": folder.training_settings,
+    }
+
+
+NAMES = {key: path.as_posix() for key, path in _paths(Path()).items()}
+"""How the inputs are called on the page: relative to the work folder."""
+
+_ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,15 @@ class ReportInputs:
     """
 
     name: str
-    examples: ExamplesFile | None
-    prepare_settings: SettingsFile | None
+    examples: PreparedExamples | None
+    prepare_settings: Signature | None
     histogram_file: HistogramFile | None
-    plan: PlanFile | None
-    plan_settings: SettingsFile | None
-    metadata: MetadataFile | None
-    verification: VerificationFile | None
+    plan: Plan | None
+    plan_settings: Signature | None
+    metadata: Metadata | None
+    verification: Verification | None
     metrics: tuple[MetricsLine, ...] | None
-    evaluation: EvaluationFile | None
+    evaluation: EvaluationResult | None
     pipeline: dict[str, Any] | None
 
     @property
@@ -80,7 +84,7 @@ class ReportInputs:
         return None
 
     @property
-    def totals(self) -> PackedTotals | None:
+    def totals(self) -> Metadata | PlanTotals | None:
         """The quality of the packing: of what was written, or else of the plan."""
         if self.metadata is not None:
             return self.metadata
@@ -89,13 +93,7 @@ class ReportInputs:
     @property
     def mixture(self) -> Mixture | None:
         """How often each strategy is used, over all groups of the plan."""
-        if self.plan is None:
-            return None
-        mixture: Mixture = {}
-        for group in self.plan.groups:
-            for lengths, count in group.strategies:
-                mixture[lengths] = mixture.get(lengths, 0) + count
-        return mixture
+        return self.plan.mixture if self.plan is not None else None
 
 
 def read_inputs(workdir: Path) -> ReportInputs:
@@ -106,85 +104,55 @@ def read_inputs(workdir: Path) -> ReportInputs:
     """
     if not workdir.is_dir():
         raise InputError(f"{workdir}: no such folder; give a work folder, for example work/demo")
-    if not any((workdir / NAMES[key]).exists() for key in _ENOUGH):
+    paths = _paths(workdir)
+    if not any(paths[key].exists() for key in _ENOUGH):
         wanted = ", ".join(NAMES[key] for key in _ENOUGH)
         raise InputError(f"{workdir}: nothing to report on (looked for {wanted}); run the pipeline first")
     inputs = ReportInputs(
         name=workdir.resolve().name,
-        examples=_read(workdir, "examples", ExamplesFile),
-        prepare_settings=_read(workdir, "prepare_settings", SettingsFile),
-        histogram_file=_read(workdir, "histogram_file", HistogramFile),
-        plan=_read(workdir, "plan", PlanFile),
-        plan_settings=_read(workdir, "plan_settings", SettingsFile),
-        metadata=_read(workdir, "metadata", MetadataFile),
-        verification=_read(workdir, "verification", VerificationFile),
-        metrics=_read_metrics(workdir / NAMES["metrics"]),
-        evaluation=_read(workdir, "evaluation", EvaluationFile),
-        pipeline=_read_pipeline(workdir / NAMES["pipeline"]),
+        examples=_read(paths["examples"], lambda path: read_prepared_examples(path.parent)),
+        prepare_settings=_read(paths["prepare_settings"], read_signature),
+        histogram_file=_read(paths["histogram_file"], read_histogram),
+        plan=_read(paths["plan"], read_plan),
+        plan_settings=_read(paths["plan_settings"], read_signature),
+        metadata=_read(paths["metadata"], lambda path: read_own_metadata(path.parent)),
+        verification=_read_verification(workdir, paths["verification"]),
+        metrics=_read(paths["metrics"], read_metrics),
+        evaluation=_read(paths["evaluation"], read_evaluation),
+        pipeline=_read(paths["pipeline"], _read_pipeline),
     )
-    _check_together(workdir, inputs)
+    _check_together(paths["plan"], inputs)
     return inputs
 
 
-def _check_together(workdir: Path, inputs: ReportInputs) -> None:
+def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
+    return reader(path) if path.exists() else None
+
+
+def _read_verification(workdir: Path, path: Path) -> Verification | None:
+    """What was verified; the first edition kept it in the work folder."""
+    return _read(path if path.exists() else workdir / "verify.json", read_verification)
+
+
+def _check_together(plan: Path, inputs: ReportInputs) -> None:
     """Refuse a histogram without sequences, and a plan with packs larger than the maximum sequence length."""
     histogram, mixture = inputs.histogram, inputs.mixture
     if histogram is None:
         return
     if histogram.sequences == 0:
-        raise InputError(f"{workdir}: its histogram holds no sequence; make it again from records that hold some")
+        raise InputError(f"{plan.parent}: its histogram holds no sequence; make it again from records that hold some")
     largest = max((sum(strategy) for strategy in mixture or {}), default=0)
     if largest > histogram.max_sequence_length:
         raise InputError(
-            f"{workdir / NAMES['plan']}: a pack of {largest} tokens, the histogram's rows have "
-            f"{histogram.max_sequence_length}; plan again from this histogram"
+            f"{plan}: a pack of {largest} tokens, the histogram's rows have {histogram.max_sequence_length}; "
+            "plan again from this histogram"
         )
 
 
-def _read(workdir: Path, key: str, model: type[Content]) -> Content | None:
-    path = workdir / NAMES[key]
-    return _validated(path, read_json(path), model) if path.exists() else None
-
-
-def _validated(path: Path, content: Any, model: type[Content]) -> Content:
-    try:
-        return model.model_validate(content)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "its content"
-        raise InputError(f"{path}: is not as this version writes it: `{place}`: {problem['msg']}; make it again") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read: {error}; make it again with `gaudi-bert train`") from error
-
-
 def _read_pipeline(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
     try:
-        pipeline = yaml.safe_load(_read_text(path))
-    except yaml.YAMLError as error:
+        pipeline = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: not a YAML file: {reason}; make it again with `gaudi-bert train`") from error
     return pipeline if isinstance(pipeline, dict) else None
-
-
-def _read_metrics(path: Path) -> tuple[MetricsLine, ...] | None:
-    """The lines of a JSON-lines file; a last one cut short, as a killed run leaves it, is left out."""
-    if not path.exists():
-        return None
-    metrics = []
-    lines = _read_text(path).splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            content = json.loads(line)
-        except ValueError as error:
-            if number < len(lines):
-                raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
-            break
-        metrics.append(_validated(path, content, MetricsLine))
-    return tuple(metrics)

@@ -183,7 +183,7 @@ def _settings(inputs: ReportInputs) -> list[tuple[str, list[tuple[str, str]]]]:
         sections = {name: value for name, value in inputs.pipeline.items() if isinstance(value, dict)}
     else:
         kept = {"prepare": inputs.prepare_settings, "packing": inputs.plan_settings}
-        sections = {name: value.settings for name, value in kept.items() if value is not None}
+        sections = {name: dict(value.settings) for name, value in kept.items() if value is not None}
     return [(name, [(key, _written(value)) for key, value in rows.items()]) for name, rows in sections.items()]
 
 

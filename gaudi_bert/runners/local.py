@@ -6,7 +6,6 @@ that need TensorFlow are imported when their stage runs, so that packing works w
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,19 +15,18 @@ from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.histogram import histogram_part, histogram_parts
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json, write_json, write_text
+from gaudi_bert.common.files import read_json, write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, select_stages
-from gaudi_bert.stages.shards import histogram_part, histogram_parts, histogram_shard
 
 __all__ = ["LocalRun", "run_stages"]
 
-Summary = dict[str, Any]
+Summary = Any  # a typed result of a stage, or one per split
 
 
 @dataclass(frozen=True)
@@ -118,6 +116,7 @@ def _prepare(run: LocalRun) -> Summary:
 
 
 def _histogram(run: LocalRun) -> Summary:
+    from gaudi_bert.stages.counted_records import histogram_shard
     from gaudi_bert.stages.histogram import histogram
 
     def make(paths: SplitPaths) -> Summary:
@@ -146,38 +145,22 @@ def _plan(run: LocalRun) -> Summary:
 
 
 def _write(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.write import write
+    from gaudi_bert.stages.write import write, write_shard
 
     def make(paths: SplitPaths) -> Summary:
-        return write(
-            paths.records,
-            paths.plan,
-            paths.packed,
-            shard=run.shard,
-            finish=run.finish,
-            reporter=run.reporter,
-            overwrite=run.overwrite,
-            workers=run.workers,
-        )
+        common: Any = {"reporter": run.reporter, "overwrite": run.overwrite, "workers": run.workers}
+        if run.shard is not None:
+            return write_shard(paths.records, paths.plan, paths.packed, run.shard, **common)
+        return write(paths.records, paths.plan, paths.packed, finish=run.finish, **common)
 
     return _each_split(run, make)
 
 
 def _verify(run: LocalRun) -> Summary:
-    """Verify each split once: what was verified is known by its metadata, which holds every file's size and CRC."""
     from gaudi_bert.stages.verify import verify
 
     def make(paths: SplitPaths) -> Summary:
-        metadata = paths.packed / "metadata.json"
-        inputs = {"metadata_sha256": hashlib.sha256(metadata.read_bytes()).hexdigest()}
-        signature = Signature("verify", {}, inputs)
-        # A verification is of no use to anyone once its data changed, so it is replaced without being asked.
-        if begin_artefact(paths.verification, paths.verification, signature, overwrite=True):
-            run.reporter.say(f"{paths.packed}: already verified, nothing to do")
-            return {**read_json(paths.verification), "skipped": True}
-        summary = verify(paths.records, paths.packed, reporter=run.reporter, workers=run.workers)
-        write_json(paths.verification, summary)
-        return summary
+        return verify(paths.records, paths.packed, reporter=run.reporter, overwrite=run.overwrite, workers=run.workers)
 
     return _each_split(run, make)
 
@@ -213,7 +196,7 @@ def _train_together(run: LocalRun, data: Path, evaluation_data: Path | None) -> 
         command += ["--evaluation-data", str(evaluation_data)] if evaluation_data is not None else []
         command += ["--out", str(run.folder.train), "--overwrite" if run.overwrite else "--resume"]
         run_training_processes(run.settings, command)
-    return read_json(run.folder.train / "training.json")
+    return read_json(run.folder.training_result)
 
 
 def _evaluate(run: LocalRun) -> Summary:

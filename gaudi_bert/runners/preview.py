@@ -17,9 +17,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.artefacts.plan import PlanTotals, read_plan
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
-from gaudi_bert.common.files import read_json
 from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.images import stage_image
@@ -137,17 +137,20 @@ def _size(path: Path) -> int:
 def _training_seconds(settings: PipelineSettings, folder: WorkFolder) -> float:
     training, resources = settings.training, settings.resources
     # Without a plan, one sequence per pack is taken, so that the time is rather too long.
-    factor = _plan_total(folder, "train", "packing_factor") or 1.0
+    planned = _plan_totals(folder, "train")
+    factor = 1.0 if planned is None else planned.packing_factor
     packs = training.updates * training.global_batch_sequences / factor
     return START_SECONDS + packs * _operations_per_pack(settings) / resources.workers / _speed(resources.cards)
 
 
 def _evaluation_seconds(settings: PipelineSettings, folder: WorkFolder) -> float | None:
     """Once packed and once unpacked; None before the evaluation data are planned."""
-    packs = _plan_total(folder, "evaluation", "packs") if folder.has_evaluation else 0.0
-    if packs is None:
+    if not folder.has_evaluation:
+        return START_SECONDS
+    planned = _plan_totals(folder, "evaluation")
+    if planned is None:
         return None
-    rows = packs * (1 + (_plan_total(folder, "evaluation", "packing_factor") or 1.0))
+    rows = planned.packs * (1 + planned.packing_factor)
     return START_SECONDS + rows * _operations_per_pack(settings) / 3 / _speed(min(settings.resources.cards, 1))
 
 
@@ -164,7 +167,7 @@ def _speed(cards: int) -> float:
     return cards * CARD_OPERATIONS_PER_SECOND or len(os.sched_getaffinity(0)) * CORE_OPERATIONS_PER_SECOND
 
 
-def _plan_total(folder: WorkFolder, split: str, key: str) -> float | None:
-    """A total of a split's plan, None where there is no plan yet."""
+def _plan_totals(folder: WorkFolder, split: str) -> PlanTotals | None:
+    """The totals of a split's plan, None where there is no plan yet."""
     plan = folder.split(split).plan
-    return float(read_json(plan)["totals"][key]) if plan.exists() else None
+    return read_plan(plan).totals if plan.exists() else None

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from gaudi_bert.artefacts.histogram import histogram_parts
+from gaudi_bert.artefacts.plan import read_plan
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
-from gaudi_bert.stages.shards import histogram_parts
 
 __all__ = ["SHARED_STAGES", "STAGES", "STEPS", "Stage", "select_stages", "steps_of"]
 
@@ -72,7 +72,7 @@ def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
 
 
 def _examples(folder: WorkFolder) -> list[Path]:
-    return [] if folder.records is not None else [folder.examples / "examples.json"]
+    return [] if folder.records is not None else [folder.examples_summary]
 
 
 def _groups(folder: WorkFolder) -> list[Path]:
@@ -83,7 +83,7 @@ def _groups(folder: WorkFolder) -> list[Path]:
 def _groups_of_split(paths: SplitPaths) -> list[Path]:
     if not paths.plan.exists():
         return [paths.plan]
-    return [paths.packed / f"group-{number:05d}.json" for number in range(len(read_json(paths.plan)["groups"]))]
+    return [paths.manifest(number) for number in range(len(read_plan(paths.plan).groups))]
 
 
 _ROWS = (
@@ -99,7 +99,7 @@ _ROWS = (
     Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",)),
     Stage(
         "write",
-        _of_each_split(lambda paths: paths.packed / "metadata.json"),
+        _of_each_split(lambda paths: paths.metadata),
         needs=("plan",),
         shared=True,
         parts=_groups,
@@ -108,7 +108,7 @@ _ROWS = (
     Stage("verify", _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
     Stage(
         "train",
-        lambda folder: [folder.train / "training.json"],
+        lambda folder: [folder.training_result],
         image="training",
         kustomization="training",
         needs=("write",),

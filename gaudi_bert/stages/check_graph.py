@@ -84,7 +84,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> dict[str, Any
 
 
 def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
-    from gaudi_bert.records.metadata import METADATA_NAME
+    from gaudi_bert.artefacts.metadata import METADATA_NAME
     from gaudi_bert.records.packed_folder import read_metadata
 
     if (packed / METADATA_NAME).exists():

@@ -164,8 +164,8 @@ def _known_algorithms(algorithms: Sequence[str]) -> list[str]:
 
 def _histogram_of(source: str | Path, reporter: Reporter) -> Histogram:
     """The lengths that `source` has: those of a histogram, or of records, which are counted."""
+    from gaudi_bert.stages.counted_records import read_histograms
     from gaudi_bert.stages.histogram import histogram
-    from gaudi_bert.stages.histogram_file import read_histograms
 
     shipped = find_shipped_histogram(source)
     if shipped is not None or Path(source).suffix == ".json":

@@ -8,16 +8,19 @@ result does not depend on how many.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile, read_histogram, write_histogram
+from gaudi_bert.artefacts.metadata import VocabularyInfo
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json, write_text
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.results import HistogramResult
 
 if TYPE_CHECKING:
     from gaudi_bert.records.files import RecordFile
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["histogram"]
 
-FORMAT_VERSION = 1
 _MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs are kept before they are merged into counts
 
 
@@ -38,7 +40,7 @@ def histogram(
     overwrite: bool = False,
     vocabulary: Path | None = None,
     workers: int | None = None,
-) -> dict[str, Any]:
+) -> HistogramResult:
     """Check RECORDS and count their sequences.
 
     Args:
@@ -49,9 +51,6 @@ def histogram(
         overwrite: replace a histogram of other records.
         vocabulary: a vocab.txt; by default `vocab.txt` beside the folder of RECORDS, if there is one.
         workers: threads; None for all cores.
-
-    Returns:
-        sequences, tokens, files, bytes, max_sequence_length, max_predictions, mean_length.
 
     Raises:
         InputError: bad input, with file, record and offset; or `out` was made from something else.
@@ -68,20 +67,20 @@ def histogram(
     signature = Signature(
         "histogram",
         {"shard": None if shard is None else list(shard)},
-        {"files": {file.name: file.bytes for file in files}, "vocabulary": info},
+        {"files": {file.name: file.bytes for file in files}, "vocabulary": None if info is None else info.as_json()},
     )
     if begin_artefact(out, out, signature, overwrite):
         reporter.say(f"{out}: already there, nothing to do")
-        return {**_summary(read_json(out)), "skipped": True}
+        return _result(read_histogram(out), skipped=True)
     schema = _common_schema(files, reporter)
     with reporter.task("histogram", sum(file.bytes for file in files), "bytes") as task:
-        entries = map_files(lambda file, buffer: _count_file(file, schema, buffer, task.advance), files, workers)
-    content = _content(schema, entries, info)
-    write_text(out, _as_text(content))
-    return _summary(content)
+        counted = map_files(lambda file, buffer: _count_file(file, schema, buffer, task.advance), files, workers)
+    content = _content(schema, counted, info)
+    write_histogram(out, content)
+    return _result(content)
 
 
-def _vocabulary_info(path: Path | None) -> dict[str, Any] | None:
+def _vocabulary_info(path: Path | None) -> VocabularyInfo | None:
     if path is None:
         return None
     import hashlib
@@ -90,8 +89,8 @@ def _vocabulary_info(path: Path | None) -> dict[str, Any] | None:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
-    # One token a line, and only a newline ends it: tokens may hold other characters that Unicode counts as line breaks.
-    return {"size": len(data.removesuffix(b"\n").split(b"\n")), "sha256": hashlib.sha256(data).hexdigest()}
+    # One token per line, and only a newline ends it: tokens may hold other characters that Unicode counts as line breaks.
+    return VocabularyInfo(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())
 
 
 def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchema:
@@ -105,7 +104,9 @@ def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchem
     return schema
 
 
-def _count_file(file: RecordFile, schema: UnpackedSchema, buffer: np.ndarray, progress: Any) -> dict[str, Any]:
+def _count_file(
+    file: RecordFile, schema: UnpackedSchema, buffer: NDArray[np.uint8], progress: Callable[[int], None]
+) -> CountedFile:
     """The entry of one file in histogram.json."""
     from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat
     from gaudi_bert.records.read.unpacked_index import LENGTH, MASKED
@@ -113,69 +114,59 @@ def _count_file(file: RecordFile, schema: UnpackedSchema, buffer: np.ndarray, pr
     form = UnpackedFormat.for_pieces(schema)
     scan = RecordScan(file.path, form, buffer, progress=progress)
     totals: dict[int, int] = {}
-    waiting: list[np.ndarray] = []
+    pending: list[NDArray[np.int32]] = []
     for _ in scan.pieces():
         rows = form.index[: form.rows]
-        waiting.append(rows[:, LENGTH] * np.int32(schema.max_predictions + 1) + rows[:, MASKED])
-        if sum(keys.size for keys in waiting) >= _MERGE_EVERY:
-            _merge(totals, waiting)
-    _merge(totals, waiting)
+        pending.append(rows[:, LENGTH] * np.int32(schema.max_predictions + 1) + rows[:, MASKED])
+        if sum(keys.size for keys in pending) >= _MERGE_EVERY:
+            _merge(totals, pending)
+    _merge(totals, pending)
     counts = [(*divmod(key, schema.max_predictions + 1), count) for key, count in sorted(totals.items())]
-    return {
-        "name": file.name,
-        "bytes": scan.file_bytes,
-        "crc32c": scan.file_crc32c,
-        "sequences": form.records,
-        "tokens": sum(length * count for length, _, count in counts),
-        "counts": counts,
-    }
+    return CountedFile(
+        name=file.name,
+        bytes=scan.file_bytes,
+        crc32c=scan.file_crc32c,
+        sequences=form.records,
+        tokens=sum(length * count for length, _, count in counts),
+        counts=np.array(counts, np.int64),
+    )
 
 
-def _merge(totals: dict[int, int], waiting: list[np.ndarray]) -> None:
-    """Add the keys that wait to the totals."""
-    if waiting:
-        keys, counts = np.unique(np.concatenate(waiting), return_counts=True)
+def _merge(totals: dict[int, int], pending: list[NDArray[np.int32]]) -> None:
+    """Move the pending keys into the totals."""
+    if pending:
+        keys, counts = np.unique(np.concatenate(pending), return_counts=True)
         for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
             totals[key] = totals.get(key, 0) + count
-        waiting.clear()
+        pending.clear()
 
 
-def _content(schema: UnpackedSchema, entries: list[dict[str, Any]], info: dict[str, Any] | None) -> dict[str, Any]:
-    counts = [0] * schema.max_sequence_length
-    for entry in entries:
-        for length, _, count in entry["counts"]:
-            counts[length - 1] += count
-    return {
-        "format_version": FORMAT_VERSION,
-        "max_sequence_length": schema.max_sequence_length,
-        "max_predictions": schema.max_predictions,
-        "sequences": sum(entry["sequences"] for entry in entries),
-        "tokens": sum(entry["tokens"] for entry in entries),
-        "vocabulary": info,
-        "counts": counts,
-        "files": entries,
-    }
+def _content(schema: UnpackedSchema, files: list[CountedFile], vocabulary: VocabularyInfo | None) -> HistogramFile:
+    counts = np.zeros(schema.max_sequence_length + 1, np.int64)
+    for file in files:
+        lengths, _, sequences = file.counts.T
+        np.add.at(counts, lengths, sequences)
+    return HistogramFile(
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        sequences=sum(file.sequences for file in files),
+        tokens=sum(file.tokens for file in files),
+        vocabulary=vocabulary,
+        counts=tuple(counts[1:].tolist()),
+        files=tuple(files),
+    )
 
 
-def _summary(content: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "sequences": content["sequences"],
-        "tokens": content["tokens"],
-        "files": len(content["files"]),
-        "bytes": sum(entry["bytes"] for entry in content["files"]),
-        "max_sequence_length": content["max_sequence_length"],
-        "max_predictions": content["max_predictions"],
-        "mean_length": content["tokens"] / content["sequences"],
-    }
-
-
-def _as_text(content: dict[str, Any]) -> str:
-    """JSON with one line a key and one a file."""
-    lines = []
-    for key, value in content.items():
-        if key == "files":
-            items = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in value)
-            lines.append(f' "files": [\n  {items}\n ]')
-        else:
-            lines.append(f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+def _result(content: HistogramFile, skipped: bool = False) -> HistogramResult:
+    files = content.files or ()
+    sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
+    return HistogramResult(
+        sequences=sequences,
+        tokens=tokens,
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        max_sequence_length=content.max_sequence_length,
+        max_predictions=content.max_predictions or 0,
+        mean_length=tokens / sequences,
+        skipped=skipped,
+    )

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gaudi_bert.artefacts.plan import WritablePlan
     from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup, OnTheFlyPacking
-    from gaudi_bert.stages.plan_reader import WritePlan
     from gaudi_bert.training.input.source import DataSource
 
 __all__ = ["on_the_fly_source", "open_on_the_fly"]
@@ -37,11 +37,12 @@ def open_on_the_fly(
         InputError: the plan is not writable, or the files are not those of the plan.
     """
     from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking
+    from gaudi_bert.records.schema import PackedSchema
 
     content, groups = _open(records, plan)
     return OnTheFlyPacking(
         groups,
-        content.packed_schema,
+        PackedSchema.of(content),
         batch_packs=batch_packs,
         seed=content.seed if seed is None else seed,
         rank=rank,
@@ -56,16 +57,17 @@ def on_the_fly_source(records: str | Path, plan: Path) -> DataSource:
     Raises:
         InputError: as `open_on_the_fly`.
     """
+    from gaudi_bert.records.schema import PackedSchema
     from gaudi_bert.training.input.source import DataSource
 
     content, groups = _open(records, plan)
     packs = sum(group.packs for group in groups)
     return DataSource(
         path=Path(records),
-        schema=content.packed_schema,
+        schema=PackedSchema.of(content),
         files=(),
         packing_factor=sum(file.sequences for file in content.files) / packs,
-        efficiency=_tokens(groups) / (packs * content.packed_schema.max_sequence_length),
+        efficiency=_tokens(groups) / (packs * content.max_sequence_length),
         vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
         identity=content.sha256,
         on_the_fly=tuple(groups),
@@ -76,14 +78,14 @@ def _tokens(groups: list[OnTheFlyGroup]) -> int:
     return sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)
 
 
-def _open(records: str | Path, plan: Path) -> tuple[WritePlan, list[OnTheFlyGroup]]:
+def _open(records: str | Path, plan: Path) -> tuple[WritablePlan, list[OnTheFlyGroup]]:
     """A plan, and its groups with their files where they are now."""
+    from gaudi_bert.artefacts.plan import read_writable_plan
     from gaudi_bert.records.files import list_record_files
     from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
-    from gaudi_bert.stages.plan_reader import read_plan
     from gaudi_bert.stages.write import match_files
 
-    content = read_plan(plan)
+    content = read_writable_plan(plan)
     files = match_files(records, list_record_files(records), content)
     groups = [OnTheFlyGroup(tuple(files[name] for name in group.files), group.strategies) for group in content.groups]
     return content, groups

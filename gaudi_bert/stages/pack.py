@@ -6,11 +6,11 @@ The histogram and the plan are kept beside the packed folder, in `<out>-plan/`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
+from gaudi_bert.stages.results import PackResult
 
 __all__ = ["pack"]
 
@@ -24,7 +24,7 @@ def pack(
     overwrite: bool = False,
     workers: int | None = None,
     verified: bool = False,
-) -> dict[str, Any]:
+) -> PackResult:
     """Pack `records` into `out`.
 
     Args:
@@ -35,9 +35,6 @@ def pack(
         overwrite: replace what other settings made.
         workers: processes or threads; None for all cores.
         verified: prove afterwards that nothing was lost.
-
-    Returns:
-        The summary of `write`, with that of `verify` under `verify`.
 
     Raises:
         InputError: bad records, or a folder made with other settings.
@@ -54,7 +51,6 @@ def pack(
     plan_path = histogram_path.with_name("plan.json")
     histogram(records, histogram_path, reporter=reporter, overwrite=overwrite, workers=workers)
     planned = plan([histogram_path], plan_path, settings, reporter=reporter, overwrite=overwrite)
-    result = {**planned, **write(records, plan_path, out, reporter=reporter, overwrite=overwrite, workers=workers)}
-    if verified:
-        result["verify"] = verify(records, out, reporter=reporter, workers=workers)
-    return result
+    written = write(records, plan_path, out, reporter=reporter, overwrite=overwrite, workers=workers)
+    proof = verify(records, out, reporter=reporter, workers=workers) if verified else None
+    return PackResult(planned, written, proof)

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.results import CopiesResult
 
 __all__ = ["packed_copies"]
 
 
 def packed_copies(
     packed: Path, plan: Path, *, parquet: bool, predecessor_metadata: bool, reporter: Reporter
-) -> dict[str, Any]:
+) -> CopiesResult:
     """Write the packs as Parquet too (in `<packed>/parquet/`), or the metadata file that the predecessor's trainer reads.
 
     Args:
         packed: a finished packed folder.
         plan: the plan.json it was written from.
-        parquet: write one Parquet file a shard.
+        parquet: write one Parquet file per shard.
         predecessor_metadata: write `<packed>_metadata.json` beside the folder.
         reporter: where progress goes.
-
-    Returns:
-        `parquet` and `predecessor_metadata`: what was written, as far as it was asked for.
 
     Raises:
         InputError: the folder is not finished, pyarrow is missing, or the predecessor's trainer could not read the packs.
         FailedError: a file cannot be written.
     """
-    written: dict[str, Any] = {}
+    written: dict[str, str] = {}
     if parquet:
         from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
 
@@ -41,4 +38,4 @@ def packed_copies(
 
         written["predecessor_metadata"] = str(write_predecessor_metadata(packed, plan))
         reporter.say(f"{written['predecessor_metadata']}: the metadata for the predecessor's trainer")
-    return written
+    return CopiesResult(**written)

@@ -6,27 +6,25 @@ the bound of the plan is the sum of the groups' proven bounds.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.common.files import read_json, write_text
+from gaudi_bert.artefacts.plan import Plan, PlannedFile, PlannedGroup, PlanTotals, SmallerBudget, read_plan, write_plan
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
+from gaudi_bert.stages.results import PlanResult
 
 if TYPE_CHECKING:
     from gaudi_bert.packing.groups import FileCounts
     from gaudi_bert.packing.result import Packing
-    from gaudi_bert.stages.histogram_file import CountedRecords
+    from gaudi_bert.stages.counted_records import CountedRecords
 
 __all__ = ["plan"]
-
-FORMAT_VERSION = 1
 
 
 def plan(
@@ -36,7 +34,7 @@ def plan(
     *,
     reporter: Reporter,
     overwrite: bool = False,
-) -> dict[str, Any]:
+) -> PlanResult:
     """Plan the packing of the records that `histograms` count.
 
     Args:
@@ -47,27 +45,26 @@ def plan(
         overwrite: replace a plan made from other inputs or settings.
 
     Returns:
-        Quality of the plan, in total: packs, lower_bound, gap, padding_tokens, efficiency (0..1), packing_factor,
-        depth_used, strategies_used, algorithm, ... and `seconds`, which is never stored.
+        The quality of the plan, in total, and the seconds that it took, which are never stored.
 
     Raises:
         InputError: a bad histogram, or a plan made from something else is there.
     """
-    from gaudi_bert.stages.histogram_file import read_histograms
+    from gaudi_bert.stages.counted_records import read_histograms
 
     started = time.monotonic()
     records = read_histograms(histograms)
     signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
     if begin_artefact(out, out, signature, overwrite):
         reporter.say(f"{out}: already there, nothing to do")
-        return {**read_json(out)["totals"], "seconds": 0.0, "skipped": True}
+        return PlanResult(read_plan(out).totals, seconds=0.0, skipped=True)
     groups = _groups(records, settings, reporter)
     packings = _pack_groups(records, groups, settings, reporter)
     content = _content(records, groups, packings, settings)
-    write_text(out, _as_text(content))
+    write_plan(out, content)
     if records.files is None:
         reporter.say(f"{out}: the histogram has no counts per file, so this plan cannot be written, only looked at")
-    return {**content["totals"], "seconds": round(time.monotonic() - started, 3)}
+    return PlanResult(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
 def _groups(records: CountedRecords, settings: PackingSettings, reporter: Reporter) -> list[list[FileCounts]]:
@@ -110,7 +107,9 @@ def _pack_groups(
         return _map_in_order(pack, groups)
 
 
-def _map_in_order(function: Callable[[Sequence[FileCounts]], Packing], groups: Sequence[Any]) -> list[Packing]:
+def _map_in_order(
+    function: Callable[[Sequence[FileCounts]], Packing], groups: Sequence[Sequence[FileCounts]]
+) -> list[Packing]:
     workers = min(len(os.sched_getaffinity(0)), len(groups))
     if workers == 1:
         return [function(group) for group in groups]
@@ -123,86 +122,77 @@ def _content(
     groups: Sequence[Sequence[FileCounts]],
     packings: Sequence[Packing],
     settings: PackingSettings,
-) -> dict[str, Any]:
-    """The plan as it is stored (design: the contract of plan.json)."""
+) -> Plan:
+    """The plan as it is stored."""
     masked_slots = [packing.masked_slots for packing in packings if packing.masked_slots is not None]
     depths = [packing.depth_used if settings.depth == "max" else packing.depth for packing in packings]
-    return {
-        "format_version": FORMAT_VERSION,
-        "algorithm": settings.algorithm,
-        "depth": max(depths),
-        "max_sequence_length": records.histogram.max_sequence_length,
-        "max_predictions": records.max_predictions,
-        "masked_slots": max(masked_slots, default=None),
-        "seed": settings.seed,
-        "shard_multiple": settings.shard_multiple,
-        "shard_bytes": settings.shard_bytes,
-        "histogram_sha256": records.sha256,
-        "vocabulary": records.vocabulary,
-        "writable": records.files is not None,
-        "totals": _totals(packings, settings),
-        "files": [
-            {"name": file.name, "bytes": file.bytes, "crc32c": file.crc32c, "sequences": file.sequences}
+    return Plan(
+        algorithm=settings.algorithm,
+        depth=max(depths),
+        max_sequence_length=records.histogram.max_sequence_length,
+        max_predictions=records.max_predictions,
+        masked_slots=max(masked_slots, default=None),
+        seed=settings.seed,
+        shard_multiple=settings.shard_multiple,
+        shard_bytes=settings.shard_bytes,
+        histogram_sha256=records.sha256,
+        vocabulary=records.vocabulary,
+        writable=records.files is not None,
+        totals=_totals(packings, settings),
+        files=tuple(
+            PlannedFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c, sequences=file.sequences)
             for file in records.files or ()
-        ],
-        "groups": [_group(files, packing) for files, packing in zip(groups, packings, strict=True)],
-    }
+        ),
+        groups=tuple(_group(files, packing) for files, packing in zip(groups, packings, strict=True)),
+    )
 
 
-def _group(files: Sequence[FileCounts], packing: Packing) -> dict[str, Any]:
+def _group(files: Sequence[FileCounts], packing: Packing) -> PlannedGroup:
     certificate = packing.certificate
-    return {
-        "files": [file.name for file in files],
-        "sequences": packing.sequences,
-        "packs": packing.packs,
-        "lower_bound": packing.lower_bound,
-        "algorithm_used": packing.algorithm_used,
-        "strategies": [[list(strategy), count] for strategy, count in packing.mixture.items()],
-        "bound_prices": None if certificate is None else certificate.prices.tolist(),
-    }
+    return PlannedGroup(
+        files=tuple(file.name for file in files),
+        sequences=packing.sequences,
+        packs=packing.packs,
+        lower_bound=packing.lower_bound,
+        algorithm_used=packing.algorithm_used,
+        strategies=tuple(packing.mixture.items()),
+        bound_prices=None if certificate is None else tuple(certificate.prices.tolist()),
+    )
 
 
-def _totals(packings: Sequence[Packing], settings: PackingSettings) -> dict[str, Any]:
+def _totals(packings: Sequence[Packing], settings: PackingSettings) -> PlanTotals:
     """The quality of the plan over all groups."""
-    from gaudi_bert.packing.masked_budget import budget_costs
-
     packs = sum(packing.packs for packing in packings)
     tokens = sum(packing.tokens for packing in packings)
     sequences = sum(packing.sequences for packing in packings)
     slots = packs * packings[0].histogram.max_sequence_length
     lower_bound = sum(packing.lower_bound for packing in packings)
     needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
+    return PlanTotals(
+        packs=packs,
+        lower_bound=lower_bound,
+        gap=packs - lower_bound,
+        padding_tokens=slots - tokens,
+        efficiency=tokens / slots,
+        packing_factor=sequences / packs,
+        depth_used=max(packing.depth_used for packing in packings),
+        strategies_used=len(set().union(*(packing.mixture for packing in packings))),
+        algorithm=settings.algorithm,
+        algorithms_used=tuple(sorted({packing.algorithm_used for packing in packings})),
+        sequences=sequences,
+        tokens=tokens,
+        token_bound=sum(packing.token_bound for packing in packings),
+        groups=len(packings),
+        masked_slots=max((packing.masked_slots or 0 for packing in packings), default=0) or None,
+        masked_slots_needed=max(needed, default=None),
+        smaller_masked_slots=_smaller_budgets(packings),
+    )
+
+
+def _smaller_budgets(packings: Sequence[Packing]) -> tuple[SmallerBudget, ...]:
+    """What fewer masked slots per pack would cost in packs."""
+    from gaudi_bert.packing.masked_budget import budget_costs
+
     packed = [(packing.mixture, packing.histogram) for packing in packings]
-    return {
-        "packs": packs,
-        "lower_bound": lower_bound,
-        "gap": packs - lower_bound,
-        "padding_tokens": slots - tokens,
-        "efficiency": tokens / slots,
-        "packing_factor": sequences / packs,
-        "depth_used": max(packing.depth_used for packing in packings),
-        "strategies_used": len(set().union(*(packing.mixture for packing in packings))),
-        "algorithm": settings.algorithm,
-        "algorithms_used": sorted({packing.algorithm_used for packing in packings}),
-        "sequences": sequences,
-        "tokens": tokens,
-        "token_bound": sum(packing.token_bound for packing in packings),
-        "groups": len(packings),
-        "masked_slots": max((packing.masked_slots or 0 for packing in packings), default=0) or None,
-        "masked_slots_needed": max(needed, default=None),
-        "smaller_masked_slots": [
-            {"masked_slots": budget, "packs": cost} for budget, cost in budget_costs(packed, packings[0].depth).items()
-        ],
-    }
-
-
-def _as_text(content: dict[str, Any]) -> str:
-    """JSON with one line a key, a file and a group: short, and still readable and comparable line by line."""
-    lines = []
-    for key, value in content.items():
-        if key in ("files", "groups") and value:
-            items = ",\n  ".join(json.dumps(item, ensure_ascii=False) for item in value)
-            lines.append(f" {json.dumps(key)}: [\n  {items}\n ]")
-        else:
-            lines.append(f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    costs = budget_costs(packed, packings[0].depth)
+    return tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items())

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import write_text
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.results import ReportResult
 
 __all__ = ["report"]
 
 
-def report(workdir: Path, *, reporter: Reporter) -> dict[str, Any]:
+def report(workdir: Path, *, reporter: Reporter) -> ReportResult:
     """Write `workdir`/report.html, a function of the files that `workdir` holds.
-
-    Returns:
-        `report` (where the page is), `bytes`, and the figures of its summary by name.
 
     Raises:
         InputError: the folder is missing, holds nothing to report on, or a file in it is malformed.
@@ -27,8 +25,8 @@ def report(workdir: Path, *, reporter: Reporter) -> dict[str, Any]:
     workdir = Path(workdir)
     inputs = read_inputs(workdir)
     page = render_page(inputs)
-    path = workdir / "report.html"
+    path = WorkFolder.found(workdir).report
     write_text(path, page)
     reporter.say(f"{path}: written; open it in a browser")
     figures = {card.name: f"{card.figure} ({card.note})" for card in summary_cards(inputs)}
-    return {"report": str(path), "bytes": len(page.encode("utf-8")), **figures}
+    return ReportResult(str(path), len(page.encode("utf-8")), figures)

@@ -5,46 +5,54 @@ First pass, at the speed of a scan and in constant memory: every input file and 
 fingerprints (see `records.fingerprint`). Equal sums: done. Second pass, only if they differ: the sequences of
 the classes that differ are compared one by one and named.
 
+What it found is kept in the folder itself, so that the same folder is not verified twice; a shard or an input
+file that changed since, if only by its time, is verified anew.
+
 It also says how even and how well mixed the shards are: the packs that an epoch drops at a number of workers,
 and the standard deviation of sequences per batch against that of independent draws.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
+from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata, Shard
+from gaudi_bert.artefacts.verification import VERIFICATION_NAME, Verification, read_verification, write_verification
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.results import VerifyResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
+    from numpy.typing import NDArray
 
     from gaudi_bert.records.files import RecordFile
-    from gaudi_bert.records.metadata import Metadata, Shard
     from gaudi_bert.records.proof.file_contents import Census
     from gaudi_bert.records.proof.mixing import Mixing
+    from gaudi_bert.records.schema import UnpackedSchema
 
 __all__ = ["verify"]
 
 
-def verify(records: str | Path, packed: Path, *, reporter: Reporter, workers: int | None = None) -> dict[str, Any]:
+def verify(
+    records: str | Path, packed: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
+) -> VerifyResult:
     """Verify a packed folder against the records that it was made from.
 
     Args:
         records: the unpacked RECORDS.
         packed: the packed folder, whole.
         reporter: where progress goes.
+        overwrite: verify again what was verified already.
         workers: threads; None for all cores.
-
-    Returns:
-        sequences, tokens, packs, shards, fingerprint, balanced, dropped_packs (of an epoch, by number of
-        workers), mixing (standard deviation of sequences per batch over that of independent draws; None where
-        there are too few packs).
 
     Raises:
         InputError: the records are damaged, or there is no packed folder.
@@ -52,14 +60,52 @@ def verify(records: str | Path, packed: Path, *, reporter: Reporter, workers: in
     """
     from gaudi_bert.records.files import list_record_files
     from gaudi_bert.records.packed_folder import read_metadata
-    from gaudi_bert.records.proof.file_contents import Census
-    from gaudi_bert.records.proof.mixing import Mixing
-    from gaudi_bert.records.schema import UnpackedSchema
 
     metadata = read_metadata(packed)
     files = list_record_files(records)
     _check_folder(packed, metadata)
-    schema = UnpackedSchema(metadata.max_sequence_length, metadata.max_predictions)
+    out = packed / VERIFICATION_NAME
+    keep = _may_keep(packed, reporter)
+    signature = _signature(packed, files) if keep else None
+    if signature is not None:
+        sources = [*(packed / shard.name for shard in metadata.shards), *(file.path for file in files)]
+        if not overwrite and is_finished(out, out, signature, sources):
+            reporter.say(f"{packed}: already verified, nothing to do")
+            return VerifyResult(read_verification(out), skipped=True)
+        # A verification is of no use to anyone once its data changed, so it is replaced without being asked.
+        remove_artefact(out, settings_path(out))
+        begin_artefact(out, out, signature)
+    found = _prove(files, packed, metadata, reporter, workers)
+    if signature is not None:
+        write_verification(out, found)
+    return VerifyResult(found)
+
+
+def _may_keep(packed: Path, reporter: Reporter) -> bool:
+    """Whether the result can be kept in the folder: it is ours, and can be written to."""
+    if not (packed / METADATA_NAME).exists():
+        return False
+    if not os.access(packed, os.W_OK) and not (packed / VERIFICATION_NAME).exists():
+        reporter.say(f"note: {packed} is read-only, so that it was verified cannot be kept there")
+        return False
+    return True
+
+
+def _signature(packed: Path, files: Sequence[RecordFile]) -> Signature:
+    """What is verified: the metadata, which holds every size and CRC, against these files."""
+    metadata_sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
+    return Signature("verify", {}, {"metadata_sha256": metadata_sha256, "files": {file.name: file.bytes for file in files}})
+
+
+def _prove(
+    files: Sequence[RecordFile], packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
+) -> Verification:
+    """Read both sides and compare them."""
+    from gaudi_bert.records.proof.file_contents import Census
+    from gaudi_bert.records.proof.mixing import Mixing
+    from gaudi_bert.records.schema import UnpackedSchema
+
+    schema = UnpackedSchema.of(metadata)
     there, here, mixing = Census(), Census(), Mixing.for_shards([shard.packs for shard in metadata.shards])
     total = sum(file.bytes for file in files) + sum(shard.bytes for shard in metadata.shards)
     with reporter.task("verify", total, "bytes") as task:
@@ -76,7 +122,7 @@ def verify(records: str | Path, packed: Path, *, reporter: Reporter, workers: in
             f"{packed}: holds {here.sequences} sequences of {here.tokens} tokens,"
             f" metadata.json says {metadata.sequences} of {metadata.tokens}; write it again"
         )
-    return _summary(metadata, here, mixing, reporter)
+    return _verification(metadata, here, mixing, reporter)
 
 
 def _check_folder(packed: Path, metadata: Metadata) -> None:
@@ -96,7 +142,7 @@ def _check_folder(packed: Path, metadata: Metadata) -> None:
 
 def _read_inputs(
     files: Sequence[RecordFile],
-    schema: Any,
+    schema: UnpackedSchema,
     metadata: Metadata,
     total: Census,
     workers: int | None,
@@ -108,7 +154,7 @@ def _read_inputs(
 
     lock = threading.Lock()
 
-    def read(file: RecordFile, buffer: np.ndarray) -> tuple[int, int]:
+    def read(file: RecordFile, buffer: NDArray[np.uint8]) -> tuple[int, int]:
         census = take_census(unpacked_pieces(file.path, schema, buffer, progress))
         with lock:
             total.add(census)
@@ -138,15 +184,16 @@ def _read_shards(
     """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata."""
     from gaudi_bert.records.proof.file_contents import packed_pieces, take_census
     from gaudi_bert.records.read.threads import map_files
+    from gaudi_bert.records.schema import PackedSchema
 
     lock = threading.Lock()
 
-    def read(shard: Shard, buffer: np.ndarray) -> None:
+    def read(shard: Shard, buffer: NDArray[np.uint8]) -> None:
         if shard.bytes == 0:
             return
         path = packed / shard.name
         try:
-            census = take_census(packed_pieces(path, metadata.packed_schema, buffer, progress))
+            census = take_census(packed_pieces(path, PackedSchema.of(metadata), buffer, progress))
         except InputError as error:
             raise FailedError(str(error)) from error
         if shard.crc32c is not None and census.file_crc32c != shard.crc32c:
@@ -164,7 +211,7 @@ def _same(there: Census, here: Census) -> bool:
     return bool((there.sums == here.sums).all()) and there.tokens == here.tokens
 
 
-def _summary(metadata: Metadata, here: Census, mixing: Mixing, reporter: Reporter) -> dict[str, Any]:
+def _verification(metadata: Metadata, here: Census, mixing: Mixing, reporter: Reporter) -> Verification:
     from gaudi_bert.records.proof.mixing import dropped_packs, is_balanced
 
     packs = [shard.packs for shard in metadata.shards]
@@ -175,17 +222,17 @@ def _summary(metadata: Metadata, here: Census, mixing: Mixing, reporter: Reporte
         reporter.say("note: the shards of a group differ by more than one pack, so workers get unequal shares")
     if ratio is not None and not mixing.is_fair:
         reporter.say(f"note: sequences per batch vary {ratio:.2f} times as much as independent draws would (1.2 is fair)")
-    return {
-        "sequences": here.sequences,
-        "tokens": here.tokens,
-        "packs": sum(packs),
-        "shards": len(packs),
-        "input_files": len(metadata.inputs),
-        "fingerprint": here.fingerprint,
-        "balanced": balanced,
-        "most_dropped_packs": max(dropped.values()),
-        "dropped_packs": {str(workers): count for workers, count in dropped.items()},
-        "mixing": ratio,
-        "fairly_mixed": mixing.is_fair,
-        "mixing_batch_packs": mixing.batch_packs,
-    }
+    return Verification(
+        sequences=here.sequences,
+        tokens=here.tokens,
+        packs=sum(packs),
+        shards=len(packs),
+        input_files=len(metadata.inputs),
+        fingerprint=here.fingerprint,
+        balanced=balanced,
+        most_dropped_packs=max(dropped.values()),
+        dropped_packs={str(workers): count for workers, count in dropped.items()},
+        mixing=ratio,
+        fairly_mixed=mixing.is_fair,
+        mixing_batch_packs=mixing.batch_packs,
+    )

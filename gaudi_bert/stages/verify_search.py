@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from gaudi_bert.artefacts.metadata import Metadata
     from gaudi_bert.records.files import RecordFile
-    from gaudi_bert.records.metadata import Metadata
     from gaudi_bert.records.proof.file_contents import Census
     from gaudi_bert.records.schema import UnpackedSchema
 
@@ -38,12 +38,14 @@ def describe_difference(
     """One line: how many sequences of the records are missing, how many there are too many, and the first of
     them."""
     from gaudi_bert.records.proof.file_contents import packed_pieces, unpacked_pieces
+    from gaudi_bert.records.schema import PackedSchema
 
     classes, all_of_them = _classes_to_search(there.sums, here.sums)
     wanted = _collect(files, lambda file, buffer: unpacked_pieces(file.path, schema, buffer), classes, workers)
     shards = [shard for shard in metadata.shards if shard.bytes]
+    packed_schema = PackedSchema.of(metadata)
     found = _collect(
-        shards, lambda shard, buffer: packed_pieces(packed / shard.name, metadata.packed_schema, buffer), classes, workers
+        shards, lambda shard, buffer: packed_pieces(packed / shard.name, packed_schema, buffer), classes, workers
     )
     missing, extra = _surplus(wanted, found), _surplus(found, wanted)
     least = "" if all_of_them else "at least "

@@ -15,23 +15,32 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
+from gaudi_bert.artefacts.manifest import GroupManifest, manifest_path, read_manifest, write_manifest
+from gaudi_bert.artefacts.metadata import (
+    METADATA_NAME,
+    InputFile,
+    Metadata,
+    Shard,
+    read_own_metadata,
+    write_metadata,
+)
+from gaudi_bert.artefacts.plan import WritablePlan, read_writable_plan
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import exclusive_lock, read_json, write_json
+from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.stages.results import GroupsResult, WriteResult
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
-    from gaudi_bert.records.metadata import Shard
+    from gaudi_bert.records.files import RecordFile
     from gaudi_bert.records.read.group import GroupFile
-    from gaudi_bert.stages.plan_reader import WritePlan
 
-__all__ = ["match_files", "write"]
-
-MANIFEST_VERSION = 1
+__all__ = ["match_files", "write", "write_shard"]
 
 
 def write(
@@ -39,57 +48,91 @@ def write(
     plan: Path,
     out: Path,
     *,
-    shard: tuple[int, int] | None = None,
     finish: bool = False,
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
-) -> dict[str, Any]:
+) -> WriteResult:
     """Write the packed records of a plan.
 
     Args:
         records: the RECORDS that the plan was made for.
         plan: plan.json.
         out: the folder of the packed shards.
-        shard: (K, N): only groups K, K + N, ...; `finish` afterwards, once.
-        finish: write no group, but check that all are there and write metadata.json.
+        finish: write no group, but check that all are there (see `write_shard`) and write metadata.json.
         reporter: where progress goes.
         overwrite: replace what another plan made.
         workers: threads; None for all cores.
 
     Returns:
-        The totals of the packed folder, or of this shard's groups.
+        The totals of the packed folder.
 
     Raises:
         InputError: bad records, records that are not the plan's, or a folder made by another plan.
         FailedError: disk full, another writer, or a group missing at `finish`.
     """
-    from gaudi_bert.records.files import list_record_files, records_folder
-    from gaudi_bert.records.metadata import METADATA_NAME
-    from gaudi_bert.records.packed_folder import read_metadata
-    from gaudi_bert.stages.plan_reader import read_plan
-
     started = time.monotonic()
-    content = read_plan(plan)
+    content = read_writable_plan(plan)
+    if _begin(records, content, out, overwrite, reporter):
+        return _result(read_own_metadata(out), skipped=True)
+    if not finish:
+        _write_groups(out, content, _plan_files(records, content), range(len(content.groups)), reporter, workers)
+    metadata = _finish(out, content)
+    return _result(metadata, seconds=round(time.monotonic() - started, 3))
+
+
+def write_shard(
+    records: str | Path,
+    plan: Path,
+    out: Path,
+    shard: tuple[int, int],
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+) -> WriteResult | GroupsResult:
+    """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
+
+    Args:
+        records, plan, out, reporter, overwrite, workers: as in `write`.
+
+    Returns:
+        The totals of these groups, or of the whole folder where it was finished already.
+
+    Raises:
+        InputError, FailedError: as `write`.
+    """
+    content = read_writable_plan(plan)
+    if _begin(records, content, out, overwrite, reporter):
+        return _result(read_own_metadata(out), skipped=True)
+    numbers = range(len(content.groups))[shard[0] :: shard[1]]
+    written = _write_groups(out, content, _plan_files(records, content), numbers, reporter, workers)
+    return _groups_result(out, numbers, written)
+
+
+def _begin(records: str | Path, plan: WritablePlan, out: Path, overwrite: bool, reporter: Reporter) -> bool:
+    """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
+    from gaudi_bert.records.files import records_folder
+
     if records_folder(records).resolve() == out.resolve():
         raise InputError(f"{out}: the output folder is the folder of the records; choose another one")
-    signature = Signature("write", {}, {"plan_sha256": content.sha256})
-    with exclusive_lock(out / "settings.json", str(out), wait=True):
-        done = begin_artefact(out, out / METADATA_NAME, signature, overwrite)
+    final, signature = out / METADATA_NAME, Signature("write", {}, {"plan_sha256": plan.sha256})
+    done = is_finished(out, final, signature)
+    if not done:
+        with exclusive_lock(settings_path(out), str(out), wait=True):
+            done = begin_artefact(out, final, signature, overwrite)
     if done:
         reporter.say(f"{out}: already there, nothing to do")
-        return {**_summary(read_metadata(out)), "skipped": True}
-    numbers = range(len(content.groups))
-    if not finish:
-        files = match_files(records, list_record_files(records), content)
-        mine = numbers if shard is None else numbers[shard[0] :: shard[1]]
-        written = _write_groups(out, content, files, mine, reporter, workers)
-        if shard is not None:
-            return _shard_summary(out, mine, written)
-    return {**_finish(out, content), "seconds": round(time.monotonic() - started, 3)}
+    return done
 
 
-def match_files(records: str | Path, found: Sequence[Any], plan: WritePlan) -> dict[str, GroupFile]:
+def _plan_files(records: str | Path, plan: WritablePlan) -> dict[str, GroupFile]:
+    from gaudi_bert.records.files import list_record_files
+
+    return match_files(records, list_record_files(records), plan)
+
+
+def match_files(records: str | Path, found: Sequence[RecordFile], plan: WritablePlan) -> dict[str, GroupFile]:
     """The files of the plan, by name, where they are now."""
     from gaudi_bert.records.read.group import GroupFile
 
@@ -111,7 +154,7 @@ def match_files(records: str | Path, found: Sequence[Any], plan: WritePlan) -> d
 
 def _write_groups(
     out: Path,
-    plan: WritePlan,
+    plan: WritablePlan,
     files: dict[str, GroupFile],
     numbers: Sequence[int],
     reporter: Reporter,
@@ -120,27 +163,27 @@ def _write_groups(
     """Write the groups that have no manifest yet; how many that were."""
     from gaudi_bert.records.read.group import buffer_bytes, group_buffer
 
-    waiting = [number for number in numbers if _manifest(out, number, plan) is None]
-    members = {number: [files[name] for name in plan.groups[number].files] for number in waiting}
-    if len(waiting) < len(numbers):
-        reporter.say(f"{out}: {len(numbers) - len(waiting)} of {len(numbers)} groups are there already")
-    if not waiting:
+    pending = [number for number in numbers if _finished_group(out, number, plan) is None]
+    members = {number: [files[name] for name in plan.groups[number].files] for number in pending}
+    if len(pending) < len(numbers):
+        reporter.say(f"{out}: {len(numbers) - len(pending)} of {len(numbers)} groups are there already")
+    if not pending:
         return 0
     buffer = group_buffer(max(buffer_bytes(group) for group in members.values()))
     with reporter.task("write", sum(file.bytes for group in members.values() for file in group), "bytes") as task:
-        for number in waiting:
-            with exclusive_lock(_manifest_path(out, number), f"{out}: group {number}"):
-                if _manifest(out, number, plan) is None:
+        for number in pending:
+            with exclusive_lock(manifest_path(out, number), f"{out}: group {number}"):
+                if _finished_group(out, number, plan) is None:
                     _write_group(out, plan, number, members[number], buffer, task, workers)
-    return len(waiting)
+    return len(pending)
 
 
 def _write_group(
     out: Path,
-    plan: WritePlan,
+    plan: WritablePlan,
     number: int,
     files: Sequence[GroupFile],
-    buffer: np.ndarray,
+    buffer: NDArray[np.uint8],
     task: Task,
     workers: int | None,
 ) -> None:
@@ -148,13 +191,14 @@ def _write_group(
     from gaudi_bert.records.assign import assign_sequences, shard_bounds
     from gaudi_bert.records.read.group import read_group
     from gaudi_bert.records.read.threads import map_in_threads, worker_count
+    from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
     from gaudi_bert.records.write.encoder import PackEncoder
     from gaudi_bert.records.write.shards import WRITERS_A_CORE, count_group_shards, output_buffer, shard_name, write_shard
 
     planned = plan.groups[number]
-    group = read_group(files, plan.unpacked_schema, buffer, workers, lambda count: task.advance(count / 2))
+    group = read_group(files, UnpackedSchema.of(plan), buffer, workers, lambda count: task.advance(count / 2))
     assignment = assign_sequences(group.lengths, planned.strategies, plan.seed, number)
-    schema = plan.packed_schema
+    schema = PackedSchema.of(plan)
     shards = count_group_shards(schema, group.index, assignment, plan.shard_multiple, plan.shard_bytes)
     bounds = shard_bounds(planned.packs, shards, sum(earlier.packs for earlier in plan.groups[:number]))
     encoder = PackEncoder(schema, group.buffer, group.offsets, group.index, assignment.starts, assignment.members)
@@ -175,63 +219,65 @@ def _write_group(
         WRITERS_A_CORE * cores,
         lambda: output_buffer(schema),
     )
-    write_json(_manifest_path(out, number), _new_manifest(plan, number, group.lengths, made))
+    write_manifest(out, _manifest(plan, number, group.lengths, made))
 
 
-def _new_manifest(plan: WritePlan, number: int, lengths: np.ndarray, shards: Sequence[Shard]) -> dict[str, Any]:
+def _manifest(plan: WritablePlan, number: int, lengths: NDArray[np.int32], shards: Sequence[Shard]) -> GroupManifest:
     import numpy as np
 
-    return {
-        "format_version": MANIFEST_VERSION,
-        "plan_sha256": plan.sha256,
-        "group": number,
-        "sequences": lengths.size,
-        "packs": plan.groups[number].packs,
-        "tokens": int(lengths.sum(dtype=np.int64)),
-        "counts": np.bincount(lengths, minlength=plan.max_sequence_length + 1)[1:].tolist(),
-        "shards": [shard.model_dump() for shard in shards],
-    }
+    return GroupManifest(
+        plan_sha256=plan.sha256,
+        group=number,
+        sequences=lengths.size,
+        packs=plan.groups[number].packs,
+        tokens=int(lengths.sum(dtype=np.int64)),
+        counts=tuple(np.bincount(lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
+        shards=tuple(shards),
+    )
 
 
-def _manifest_path(out: Path, number: int) -> Path:
-    return out / f"group-{number:05d}.json"
-
-
-def _manifest(out: Path, number: int, plan: WritePlan) -> dict[str, Any] | None:
+def _finished_group(out: Path, number: int, plan: WritablePlan) -> GroupManifest | None:
     """The manifest of a group, if it is there, of this plan, and its shards have their sizes."""
-    path = _manifest_path(out, number)
-    if not path.exists():
+    if not manifest_path(out, number).exists():
         return None
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("plan_sha256") != plan.sha256:
+    manifest = read_manifest(out, number)
+    if manifest.plan_sha256 != plan.sha256:
         return None
-    for shard in manifest["shards"]:
-        file = out / shard["name"]
-        if not file.is_file() or file.stat().st_size != shard["bytes"]:
+    for shard in manifest.shards:
+        file = out / shard.name
+        if not file.is_file() or file.stat().st_size != shard.bytes:
             return None
     return manifest
 
 
-def _finish(out: Path, plan: WritePlan) -> dict[str, Any]:
+def _finish(out: Path, plan: WritablePlan) -> Metadata:
     """Check the sums of all manifests against the plan and write metadata.json."""
-    from gaudi_bert import __version__
-    from gaudi_bert.records.metadata import METADATA_NAME, InputFile, Metadata, Shard
-
-    manifests = [_manifest(out, number, plan) for number in range(len(plan.groups))]
-    missing = [number for number, manifest in enumerate(manifests) if manifest is None]
+    found = [_finished_group(out, number, plan) for number in range(len(plan.groups))]
+    missing = [number for number, manifest in enumerate(found) if manifest is None]
     if missing:
         raise FailedError(
             f"{out}: {len(missing)} of {len(plan.groups)} groups are not written, the first is group {missing[0]};"
             " run `gaudi-bert write` for them (without --finish) and then finish again"
         )
-    groups = [manifest for manifest in manifests if manifest is not None]
-    sequences, packs, tokens = (sum(group[key] for group in groups) for key in ("sequences", "packs", "tokens"))
+    groups = [manifest for manifest in found if manifest is not None]
+    sequences, packs = sum(group.sequences for group in groups), sum(group.packs for group in groups)
     planned = sum(file.sequences for file in plan.files)
     if sequences != planned or packs != sum(group.packs for group in plan.groups):
         raise FailedError(f"{out}: {sequences} sequences in {packs} packs, planned were {planned}; write it again")
-    lower_bound = sum(group.lower_bound for group in plan.groups)
+    metadata = _metadata(plan, groups)
+    with exclusive_lock(out / METADATA_NAME, str(out), wait=True):
+        write_metadata(out, metadata)
+    return metadata
+
+
+def _metadata(plan: WritablePlan, groups: Sequence[GroupManifest]) -> Metadata:
+    from gaudi_bert import __version__
+
+    sequences, packs = sum(group.sequences for group in groups), sum(group.packs for group in groups)
+    tokens = sum(group.tokens for group in groups)
     slots = packs * plan.max_sequence_length
-    metadata = Metadata(
+    lower_bound = sum(group.lower_bound for group in plan.groups)
+    return Metadata(
         tool_version=__version__,
         max_sequence_length=plan.max_sequence_length,
         max_predictions=plan.max_predictions,
@@ -250,32 +296,37 @@ def _finish(out: Path, plan: WritePlan) -> dict[str, Any]:
         gap=packs - lower_bound,
         shard_multiple=plan.shard_multiple,
         inputs=tuple(InputFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c) for file in plan.files),
-        shards=tuple(Shard(**shard) for group in groups for shard in group["shards"]),
-        histogram=tuple(sum(column) for column in zip(*(group["counts"] for group in groups), strict=True)),
+        shards=tuple(shard for group in groups for shard in group.shards),
+        histogram=tuple(sum(column) for column in zip(*(group.counts for group in groups), strict=True)),
     )
-    with exclusive_lock(out / METADATA_NAME, str(out), wait=True):
-        write_json(out / METADATA_NAME, metadata.model_dump(mode="json"))
-    return _summary(metadata)
 
 
-def _summary(metadata: Any) -> dict[str, Any]:
-    keys = (
-        *("sequences", "packs", "tokens", "padding_tokens", "efficiency", "packing_factor", "lower_bound", "gap"),
-        *("algorithm", "depth", "masked_slots"),
+def _result(metadata: Metadata, seconds: float | None = None, skipped: bool = False) -> WriteResult:
+    return WriteResult(
+        sequences=metadata.sequences,
+        packs=metadata.packs,
+        tokens=metadata.tokens,
+        padding_tokens=metadata.padding_tokens,
+        efficiency=metadata.efficiency,
+        packing_factor=metadata.packing_factor,
+        lower_bound=metadata.lower_bound,
+        gap=metadata.gap,
+        algorithm=metadata.algorithm,
+        depth=metadata.depth,
+        masked_slots=metadata.masked_slots,
+        shards=len(metadata.shards),
+        bytes=sum(shard.bytes for shard in metadata.shards),
+        seconds=seconds,
+        skipped=skipped,
     )
-    return {
-        **{key: getattr(metadata, key) for key in keys},
-        "shards": len(metadata.shards),
-        "bytes": sum(shard.bytes for shard in metadata.shards),
-    }
 
 
-def _shard_summary(out: Path, numbers: Sequence[int], written: int) -> dict[str, Any]:
-    manifests = [read_json(_manifest_path(out, number)) for number in numbers]
-    return {
-        "groups": len(numbers),
-        "groups_written": written,
-        "sequences": sum(manifest["sequences"] for manifest in manifests),
-        "packs": sum(manifest["packs"] for manifest in manifests),
-        "tokens": sum(manifest["tokens"] for manifest in manifests),
-    }
+def _groups_result(out: Path, numbers: Sequence[int], written: int) -> GroupsResult:
+    manifests = [read_manifest(out, number) for number in numbers]
+    return GroupsResult(
+        groups=len(numbers),
+        groups_written=written,
+        sequences=sum(manifest.sequences for manifest in manifests),
+        packs=sum(manifest.packs for manifest in manifests),
+        tokens=sum(manifest.tokens for manifest in manifests),
+    )

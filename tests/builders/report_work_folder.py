@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from tests.builders.plan_content import plan_content
+
 MIXTURE = {(13,): 20, (4, 9): 7, (2, 5, 6): 3, (3, 4): 1}
 SLOTS = 13
 
@@ -26,12 +28,10 @@ def contents() -> dict[str, Any]:
     totals = {
         "packs": packs,
         "lower_bound": packs - 1,
+        "gap": 1,
         "padding_tokens": packs * SLOTS - tokens,
         "efficiency": tokens / (packs * SLOTS),
         "packing_factor": sequences / packs,
-        "strategies_used": len(MIXTURE),
-        "algorithm": "nnls",
-        "algorithms_used": ["iterative-nnls"],
     }
     split = {
         "text_documents": 9,
@@ -42,31 +42,79 @@ def contents() -> dict[str, Any]:
         "tokens": tokens,
         "random_next": 20,
         "masked": 41,
+        "files": [{"name": "part-00000-of-00001.tfrecord", "sequences": sequences, "bytes": 9000}],
     }
-    figures = {"masked_lm_loss": 4.5, "masked_lm_accuracy": 0.25, "next_sentence_loss": 0.6, "next_sentence_accuracy": 0.7}
+    figures = {
+        "loss": 5.1,
+        "masked_lm_loss": 4.5,
+        "masked_lm_accuracy": 0.25,
+        "next_sentence_loss": 0.6,
+        "next_sentence_accuracy": 0.7,
+    }
     metrics = [
         {"update": update, "kind": kind, "sequences": 40 * update, **figures, "masked_lm_loss": 9.0 - update}
         for update in (1, 2, 3)
         for kind in ("train", "evaluation")
     ]
+    evaluation = {"update": 3, "loss_per": "token", **figures, "unigram_baseline": 0.05, "sequences": 7, "masked_tokens": 20}
     return {
         "examples/examples.json": {
+            "format_version": 1,
+            "vocabulary": {"size": 1234, "sha256": "ab", "trained": True},
+            "sources": [{"name": "a.txt", "format": "plain text", "documents": 18}],
             "splits": {"train": split, "evaluation": split},
-            "vocabulary": {"size": 1234, "trained": True},
         },
-        "examples/settings.json": {"settings": {"seed": 7, "lower_case": True}},
+        "examples/settings.json": {"stage": "prepare", "settings": {"seed": 7, "lower_case": True}, "inputs": {}},
         "histogram.json": {"max_sequence_length": SLOTS, "counts": counts()},
-        "plan.json": {
-            "depth": 3,
-            "totals": totals,
-            "groups": [{"strategies": [[list(strategy), count] for strategy, count in MIXTURE.items()]}],
+        "plan.json": plan_content([MIXTURE], SLOTS, gap=1),
+        "plan.settings.json": {
+            "stage": "plan",
+            "settings": {"algorithm": "nnls", "masked_slots": None},
+            "inputs": {"histogram_sha256": "0" * 64},
         },
-        "plan.settings.json": {"settings": {"algorithm": "nnls", "masked_slots": None}},
-        "packed/train/metadata.json": {**totals, "max_sequence_length": SLOTS, "histogram": counts(), "depth": 3},
-        "verify.json": {"sequences": sequences},
+        "packed/train/metadata.json": _metadata(totals, sequences, tokens),
+        "packed/train/verification.json": _verification(sequences, tokens, packs),
         "train/metrics.jsonl": metrics,
-        "train/evaluation.json": {**figures, "unigram_baseline": 0.05, "update": 3},
+        "train/evaluation.json": evaluation,
         "train/settings.yaml": {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}},
+    }
+
+
+def _metadata(totals: dict[str, Any], sequences: int, tokens: int) -> dict[str, Any]:
+    return {
+        "format_version": 1,
+        "tool_version": "0.1.0",
+        "max_sequence_length": SLOTS,
+        "max_predictions": 2,
+        "masked_slots": 5,
+        "depth": 3,
+        "seed": 5,
+        "algorithm": "nnls",
+        "vocabulary": None,
+        "sequences": sequences,
+        "tokens": tokens,
+        **totals,
+        "shard_multiple": 32,
+        "inputs": [],
+        "shards": [],
+        "histogram": counts(),
+    }
+
+
+def _verification(sequences: int, tokens: int, packs: int) -> dict[str, Any]:
+    return {
+        "sequences": sequences,
+        "tokens": tokens,
+        "packs": packs,
+        "shards": 32,
+        "input_files": 1,
+        "fingerprint": "0123456789abcdef",
+        "balanced": True,
+        "most_dropped_packs": 31,
+        "dropped_packs": {"1": 0, "32": 31},
+        "mixing": None,
+        "fairly_mixed": True,
+        "mixing_batch_packs": 1,
     }
 
 

@@ -11,6 +11,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.columns import decode_columns
+from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.tables.packed_parquet import packed_batches
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
@@ -84,7 +85,7 @@ def test_packed_shards_decode_as_the_plain_decoder_says(tmp_path: Path, depth: i
             continue
         path = case.packed / shard.name
         rows = [decode_example(payload) for payload in read_records(path)]
-        batches = list(packed_batches(path, metadata.packed_schema, 3))
+        batches = list(packed_batches(path, PackedSchema.of(metadata), 3))
         for name in rows[0]:
             whole = np.concatenate([batch[name] for batch in batches])
             np.testing.assert_array_equal(whole, np.stack([row[name] for row in rows]))

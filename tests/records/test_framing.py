@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import tests.oracles.wire as naive
+from gaudi_bert.artefacts.metadata import Metadata, Shard
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.files import find_vocabulary, list_record_files
-from gaudi_bert.records.metadata import Metadata, Shard
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.wire.framing import RecordStream, frame, read_records, write_record
@@ -170,7 +170,7 @@ def test_metadata_is_read_as_it_was_written(tmp_path: Path) -> None:
     kept = metadata()
     (tmp_path / "metadata.json").write_text(json.dumps(kept.model_dump(mode="json")))
     assert read_metadata(tmp_path) == kept
-    assert kept.packed_schema == PackedSchema(128, 23, 3, 20)
+    assert PackedSchema.of(kept) == PackedSchema(128, 23, 3, 20)
 
 
 def test_metadata_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -266,4 +266,4 @@ def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max
     assert shards == sorted(path.name for path in other.packed.glob("*.tfrecord"))
     for name in shards:
         assert (other.packed / name).read_bytes() == (usual.packed / name).read_bytes()
-    assert verify(other.records, other.packed, reporter=QUIET)["sequences"] == len(usual.sequences)
+    assert verify(other.records, other.packed, reporter=QUIET).verification.sequences == len(usual.sequences)

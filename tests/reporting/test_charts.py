@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_bert.artefacts.training import MetricsLine
 from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
-from gaudi_bert.reporting.contents import MetricsLine
 from tests.builders.properties import examples
 
 
@@ -69,7 +69,9 @@ def test_the_most_used_strategies_come_first() -> None:
 
 def line(kind: str, sequences: int, loss: float = 1.0, accuracy: float = 0.0) -> MetricsLine:
     return MetricsLine(
+        update=1,
         kind=kind,  # type: ignore[arg-type]
+        loss=loss,
         sequences=sequences,
         masked_lm_loss=loss,
         masked_lm_accuracy=accuracy,

@@ -10,6 +10,7 @@ import pytest
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.preview import StagePreview, preview_stages
 from gaudi_bert.runners.stage_table import STAGES
+from tests.builders.plan_content import plan_content
 
 
 def ahead(folder: Path, *overrides: str) -> dict[str, StagePreview]:
@@ -67,5 +68,5 @@ def test_training_takes_as_long_as_its_operations(tmp_path: Path) -> None:
     assert 2 * 86_400 < seconds < 4 * 86_400
     plan = tmp_path / "work" / "demo" / "plan.json"
     plan.parent.mkdir(parents=True)
-    plan.write_text(json.dumps({"totals": {"packing_factor": 2.0, "packs": 1}}))
+    plan.write_text(json.dumps(plan_content([{(4, 4): 1}], 8)))
     assert ahead(tmp_path, *large)["train"].seconds == pytest.approx(5 + (seconds - 5) / 2)

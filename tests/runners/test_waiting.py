@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.histogram import histogram_part, histogram_parts
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.waiting import missing_inputs, wait_for_inputs
-from gaudi_bert.stages.shards import histogram_part, histogram_parts
+from tests.builders.plan_content import plan_content
 
 # What each stage needs of a pipeline that holds evaluation data out, in the order in which it is made.
 NEEDS = {
@@ -28,7 +29,7 @@ NEEDS = {
         "packed/evaluation/group-00001.json",
     ],
     "verify": ["packed/train/metadata.json", "packed/evaluation/metadata.json"],
-    "train": ["verify.json", "verify-evaluation.json"],
+    "train": ["packed/train/verification.json", "packed/evaluation/verification.json"],
     "evaluate": ["train/training.json"],
     "report": ["train/evaluation.json"],
 }
@@ -42,7 +43,7 @@ def folder(tmp_path: Path) -> WorkFolder:
 def make(folder: WorkFolder, name: str) -> None:
     path = folder.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"groups": [{}, {}]}))
+    path.write_text(json.dumps(plan_content([{(7,): 2}, {(3, 5): 1}], 8)))
 
 
 def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -> None:

@@ -7,14 +7,15 @@ import json
 import random
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.counted_records import read_histograms
 from gaudi_bert.stages.histogram import histogram
-from gaudi_bert.stages.histogram_file import read_histograms
 from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
 
 QUIET = Reporter(quiet=True)
@@ -58,8 +59,8 @@ def test_every_sequence_is_counted(
         assert (entry["bytes"], entry["crc32c"]) == (len(data), crc32c(data))
         assert entry["counts"] == expected_counts(content[entry["name"]])
         assert entry["sequences"] == len(content[entry["name"]])
-    assert summary["sequences"] == sum(counts)
-    assert summary["tokens"] == written["tokens"] == sum(length * count for length, count in lengths.items())
+    assert summary.sequences == sum(counts)
+    assert summary.tokens == written["tokens"] == sum(length * count for length, count in lengths.items())
     assert read_histograms([tmp_path / "histogram.json"]).histogram.sequences == sum(counts)
 
 
@@ -112,12 +113,12 @@ def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Pat
     first = histogram(tmp_path / "records", out, reporter=QUIET)
     before = out.stat().st_mtime_ns
     again = histogram(tmp_path / "records", out, reporter=QUIET)
-    assert again == {**first, "skipped": True}
+    assert again == replace(first, skipped=True)
     assert out.stat().st_mtime_ns == before
     write_files(tmp_path / "records", [9, 8, 7], 16, 3)
     with pytest.raises(InputError, match=r"part-002.*--overwrite"):
         histogram(tmp_path / "records", out, reporter=QUIET)
-    assert histogram(tmp_path / "records", out, reporter=QUIET, overwrite=True)["sequences"] == 24
+    assert histogram(tmp_path / "records", out, reporter=QUIET, overwrite=True).sequences == 24
 
 
 def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
@@ -140,4 +141,4 @@ def test_wiki_sample(tmp_path: Path, shared_data: Path) -> None:
     for length, sequences, tokens in ((128, 13437, 1591439), (512, 4192, 1692664)):
         records = shared_data / "wiki-sample" / f"tfrecord-{length}"
         summary = histogram(records, tmp_path / f"{length}.json", reporter=QUIET)
-        assert (summary["sequences"], summary["tokens"], summary["max_sequence_length"]) == (sequences, tokens, length)
+        assert (summary.sequences, summary.tokens, summary.max_sequence_length) == (sequences, tokens, length)

@@ -69,11 +69,11 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
             for length in strategy:
                 covered[length - 1] += count
     assert covered == source["counts"]
-    totals = {key: value for key, value in result.items() if key != "seconds"}
+    totals = result.totals.as_json()
     assert totals == made["totals"]
-    assert result["packs"] - result["lower_bound"] == result["gap"]
-    assert result["efficiency"] == pytest.approx(1 - result["padding_tokens"] / (16 * result["packs"]))
-    assert result["packing_factor"] == pytest.approx(result["sequences"] / result["packs"])
+    assert result.totals.packs - result.totals.lower_bound == result.totals.gap
+    assert result.totals.efficiency == pytest.approx(1 - result.totals.padding_tokens / (16 * result.totals.packs))
+    assert result.totals.packing_factor == pytest.approx(result.totals.sequences / result.totals.packs)
     assert "seconds" not in (tmp_path / "plan.json").read_text()
 
 
@@ -96,11 +96,11 @@ def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> N
     source, out = write(tmp_path / "histogram.json", histogram(2, 100)), tmp_path / "plan.json"
     first = plan([source], out, settings(), reporter=QUIET)
     again = plan([source], out, settings(), reporter=QUIET)
-    assert again["skipped"]
-    assert again["packs"] == first["packs"]
+    assert again.skipped
+    assert again.totals == first.totals
     with pytest.raises(InputError, match=r"settings\.depth: 3 there, 4 asked for"):
         plan([source], out, settings(depth=4), reporter=QUIET)
-    assert plan([source], out, settings(depth=4), reporter=QUIET, overwrite=True)["packs"] <= first["packs"]
+    assert plan([source], out, settings(depth=4), reporter=QUIET, overwrite=True).totals.packs <= first.totals.packs
     write(source, histogram(3, 100))
     with pytest.raises(InputError, match="histogram_sha256"):
         plan([source], out, settings(depth=4), reporter=QUIET)
@@ -110,7 +110,7 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
     heard = io.StringIO()
     result = plan([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), reporter=Reporter(heard))
     made = json.loads((tmp_path / "plan.json").read_text())
-    assert result["packs"] == 40_631
+    assert result.totals.packs == 40_631
     assert made["writable"] is False
     assert (made["files"], made["groups"][0]["files"], made["masked_slots"]) == ([], [], None)
     assert "cannot be written" in heard.getvalue()
@@ -140,7 +140,7 @@ def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     result = plan([source], tmp_path / "plan.json", settings(depth="max"), reporter=QUIET)
     made = json.loads((tmp_path / "plan.json").read_text())
-    assert made["depth"] == result["depth_used"] < 16
+    assert made["depth"] == result.totals.depth_used < 16
     assert made["depth"] == max(len(strategy) for group in made["groups"] for strategy, _ in group["strategies"])
     assert made["masked_slots"] == 3 + made["depth"]
 
@@ -148,10 +148,10 @@ def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
 def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     usual = plan([source], tmp_path / "usual.json", settings(), reporter=QUIET)
-    assert usual["masked_slots_needed"] <= usual["masked_slots"] == 6
+    assert usual.totals.masked_slots_needed <= usual.totals.masked_slots == 6
     small = plan([source], tmp_path / "small.json", settings(masked_slots=3), reporter=QUIET)
-    assert small["masked_slots"] == 3
-    costs = {row["masked_slots"]: row["packs"] for row in usual["smaller_masked_slots"]}
-    assert small["packs"] == costs.get(3, small["packs"])
+    assert small.totals.masked_slots == 3
+    costs = {row.masked_slots: row.packs for row in usual.totals.smaller_masked_slots}
+    assert small.totals.packs == costs.get(3, small.totals.packs)
     with pytest.raises(InputError, match="give at least 3"):
         plan([source], tmp_path / "none.json", settings(masked_slots=2), reporter=QUIET)

@@ -16,33 +16,37 @@ def test_the_page_is_written_and_summed_up(tmp_path: Path) -> None:
     said = io.StringIO()
     result = report(write_workdir(tmp_path), reporter=Reporter(said))
     page = tmp_path / "report.html"
-    assert result["report"] == str(page)
-    assert result["bytes"] == page.stat().st_size < 100_000
-    assert result["Packing factor"] == "1.452 (45 sequences in 31 packs)"
+    assert result.report == str(page)
+    assert result.bytes == page.stat().st_size < 100_000
+    assert result.figures["Packing factor"] == "1.452 (45 sequences in 31 packs)"
     assert "report.html: written" in said.getvalue()
     before = page.read_bytes()
     report(tmp_path, reporter=Reporter(quiet=True))
     assert page.read_bytes() == before
 
 
-PLAN_OF_LONGER_ROWS = json.dumps({**contents()["plan.json"], "groups": [{"strategies": [[[7, 7], 3]]}]})
+NARROW_METADATA = json.dumps({**contents()["packed/train/metadata.json"], "max_sequence_length": 12, "histogram": [1] * 12})
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("plan.json", "{", r"plan\.json: not a JSON file"),
-        ("train/metrics.jsonl", '{"a": 1\n{"b": 2}\n', r"metrics\.jsonl: line 1 is not JSON"),
+        ("train/metrics.jsonl", '{"a": 1\n{"b": 2}\n', r"metrics\.jsonl: line 1: not a JSON file"),
         ("train/settings.yaml", "a: [", r"settings\.yaml: not a YAML file"),
         ("plan.json", '{"groups": 5}', r"plan\.json: is not as this version writes it"),
         ("packed/train/metadata.json", "[]", r"metadata\.json: is not as this version writes it"),
-        ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: is not as this version writes it"),
-        ("examples/examples.json", '{"splits": {}}', r"examples\.json: is not as .* `vocabulary`: Field required"),
-        ("histogram.json", '{"max_sequence_length": 3, "counts": [1, -1, 0]}', r"histogram\.json: is not as .* `counts\.1`"),
-        ("histogram.json", '{"max_sequence_length": 3, "counts": [1]}', r"histogram\.json: .* 1 counts for lengths 1 to 3"),
+        ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: line 1: is not as this version writes it"),
+        ("examples/examples.json", '{"splits": {}}', r"examples\.json: is not as .* `vocabulary` is missing"),
+        (
+            "histogram.json",
+            '{"max_sequence_length": 3, "counts": [1, -1, 0]}',
+            r"histogram\.json: is not as .* `counts\.1` = -1",
+        ),
+        ("histogram.json", '{"max_sequence_length": 3, "counts": [1]}', r"histogram\.json: 1 counts for lengths 1 to 3"),
         ("train/evaluation.json", '{"masked_lm_loss": NaN}', r"evaluation\.json: is not as"),
-        ("plan.json", PLAN_OF_LONGER_ROWS, r"plan\.json: a pack of 14 tokens, the histogram's rows have 13"),
-        ("verify.json", "{}", r"verify\.json: is not as this version writes it"),
+        ("packed/train/metadata.json", NARROW_METADATA, r"plan\.json: a pack of 13 tokens, the histogram's rows have 12"),
+        ("packed/train/verification.json", "{}", r"verification\.json: is not as this version writes it"),
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -48,19 +48,19 @@ def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Pat
 
 
 def test_what_write_made_is_verified(case: PackingCase) -> None:
-    result = verify(case.records, case.packed, reporter=QUIET)
-    metadata = read_metadata(case.packed)
-    assert result["sequences"] == len(case.sequences)
-    assert (result["tokens"], result["packs"]) == (metadata.tokens, metadata.packs)
-    assert result["balanced"]
-    assert verify(case.records, case.packed, reporter=QUIET, workers=1) == result
+    found = verify(case.records, case.packed, reporter=QUIET, overwrite=True)
+    metadata, result = read_metadata(case.packed), found.verification
+    assert result.sequences == len(case.sequences)
+    assert (result.tokens, result.packs) == (metadata.tokens, metadata.packs)
+    assert result.balanced
+    assert verify(case.records, case.packed, reporter=QUIET, overwrite=True, workers=1) == found
 
 
 def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tmp_path: Path) -> None:
     other = make_case(tmp_path, files=4, sequences_a_file=30, encode=split_list, depth=5, shard_multiple=3)
     assert (
-        verify(other.records, other.packed, reporter=QUIET)["fingerprint"]
-        == (verify(case.records, case.packed, reporter=QUIET)["fingerprint"])
+        verify(other.records, other.packed, reporter=QUIET).verification.fingerprint
+        == verify(case.records, case.packed, reporter=QUIET).verification.fingerprint
     )
 
 
@@ -165,7 +165,7 @@ def test_swapped_packs_are_still_the_same_sequences(case: PackingCase, tmp_path:
         packs[0], packs[-1] = packs[-1], packs[0]
 
     packed = mutate(case, tmp_path / "packed", swap)
-    assert verify(case.records, packed, reporter=QUIET)["sequences"] == len(case.sequences)
+    assert verify(case.records, packed, reporter=QUIET).verification.sequences == len(case.sequences)
 
 
 def break_numbers(packs: Packs) -> None:
@@ -271,11 +271,14 @@ def test_real_data_is_verified_and_fairly_mixed(tmp_path: Path, shared_data: Pat
 
     for length in (128, 512):
         records = shared_data / "wiki-sample" / f"tfrecord-{length}"
-        result = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET, verified=True)["verify"]
-        assert result["balanced"]
-        assert result["fairly_mixed"]
-        assert result["mixing"] < 1.2
-        assert result["most_dropped_packs"] < 32
+        verified = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET, verified=True).verified
+        assert verified is not None
+        result = verified.verification
+        assert result.balanced
+        assert result.fairly_mixed
+        assert result.mixing is not None
+        assert result.mixing < 1.2
+        assert result.most_dropped_packs < 32
 
 
 def test_mixing_tells_shuffled_from_sorted() -> None:

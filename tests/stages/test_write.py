@@ -23,7 +23,7 @@ from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.plan import plan
 from gaudi_bert.stages.verify import verify
-from gaudi_bert.stages.write import write
+from gaudi_bert.stages.write import write, write_shard
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 from tests.oracles.wire import crc32c, split_list
 
@@ -74,8 +74,8 @@ def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Pat
     write(case.records, case.plan, tmp_path / "one", reporter=QUIET, workers=1)
     write(case.records, case.plan, tmp_path / "five", reporter=QUIET, workers=5)
     for number in (2, 0, 1):
-        summary = write(case.records, case.plan, tmp_path / "parts", shard=(number, 3), reporter=QUIET)
-        assert summary["groups_written"] == summary["groups"]
+        summary = write_shard(case.records, case.plan, tmp_path / "parts", (number, 3), reporter=QUIET)
+        assert summary.groups_written == summary.groups
         assert not (tmp_path / "parts" / "metadata.json").exists()
     write(case.records, case.plan, tmp_path / "parts", finish=True, reporter=QUIET)
     for name in ("one", "five", "parts"):
@@ -103,7 +103,7 @@ def test_compressed_records_give_the_same_packs(case: PackingCase, tmp_path: Pat
     for name, data in folder_bytes(case.packed).items():
         if name.startswith("packed-"):
             assert (tmp_path / "packed" / name).read_bytes() == data
-    assert verify(records, tmp_path / "packed", reporter=QUIET)["sequences"] == len(case.sequences)
+    assert verify(records, tmp_path / "packed", reporter=QUIET).verification.sequences == len(case.sequences)
 
 
 def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tm
 def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: PackingCase, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     shutil.copytree(case.packed, out)
-    assert write(case.records, case.plan, out, reporter=QUIET)["skipped"]
+    assert write(case.records, case.plan, out, reporter=QUIET).skipped
     (out / "metadata.json").unlink()
     shard = next(path for path in sorted(out.glob("packed-00001-*")) if path.stat().st_size)
     shard.unlink()
@@ -145,7 +145,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
 
 
 def test_finishing_too_early_names_the_missing_group(case: PackingCase, tmp_path: Path) -> None:
-    write(case.records, case.plan, tmp_path / "out", shard=(1, 3), reporter=QUIET)
+    write_shard(case.records, case.plan, tmp_path / "out", (1, 3), reporter=QUIET)
     with pytest.raises(FailedError, match="groups are not written, the first is group 0"):
         write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
     assert not (tmp_path / "out" / "metadata.json").exists()
@@ -253,5 +253,5 @@ def test_wiki_sample(tmp_path: Path, shared_data: Path) -> None:
         histogram(records, folder / "histogram.json", reporter=QUIET)
         plan([folder / "histogram.json"], folder / "plan.json", PackingSettings(), reporter=QUIET)
         summary = write(records, folder / "plan.json", folder / "packed", reporter=QUIET)
-        assert summary["efficiency"] > least_efficiency
-        assert summary["shards"] == 32
+        assert summary.efficiency > least_efficiency
+        assert summary.shards == 32

@@ -43,8 +43,8 @@ def test_killed_fifty_times_and_the_same_bytes_every_time(case: PackingCase, tmp
 def test_writers_of_different_groups_share_a_folder(case: PackingCase, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from gaudi_bert.common.progress import Reporter;"
-        "from gaudi_bert.stages.write import write;"
-        "write(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), shard=(int(sys.argv[4]), 3), "
+        "from gaudi_bert.stages.write import write_shard;"
+        "write_shard(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), (int(sys.argv[4]), 3), "
         "reporter=Reporter(quiet=True))"
     )
     arguments = [case.records, case.plan, tmp_path / "out"]

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from gaudi_bert.artefacts.metadata import Metadata
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.records.metadata import Metadata
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.columns import decode_columns
 from gaudi_bert.records.schema import PackedSchema
@@ -68,9 +68,9 @@ def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Rep
 def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
     from pyarrow import parquet
 
-    schema = _table_schema(metadata)
+    schema, packed_schema = _table_schema(metadata), PackedSchema.of(metadata)
     with atomic_file(target) as handle, parquet.ParquetWriter(handle, schema, compression="zstd") as writer:
-        for columns in () if shard.stat().st_size == 0 else packed_batches(shard, metadata.packed_schema, PACKS_A_ROW_GROUP):
+        for columns in () if shard.stat().st_size == 0 else packed_batches(shard, packed_schema, PACKS_A_ROW_GROUP):
             writer.write_table(_table(columns, schema))
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.metadata import Shard
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.records.assign import Assignment, count_shards
-from gaudi_bert.records.metadata import Shard
 from gaudi_bert.records.read.unpacked_index import IDS_BYTES, LENGTH, MASKED, MASKED_IDS_BYTES
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.wire.crc32c import crc32c

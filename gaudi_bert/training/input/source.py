@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
-from gaudi_bert.records.metadata import METADATA_NAME, Metadata
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
@@ -126,7 +126,7 @@ def _packed_source(path: Path, metadata: Metadata) -> DataSource:
         files.append(SourceFile(file, shard.packs, ""))
     return DataSource(
         path=path,
-        schema=metadata.packed_schema,
+        schema=PackedSchema.of(metadata),
         files=tuple(files),
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from gaudi_bert.artefacts.metadata import VocabularyInfo
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.stages.histogram_file import read_histograms
+from gaudi_bert.stages.counted_records import read_histograms
 
 
 def file_entry(name: str, rows: list[list[int]]) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def test_several_are_merged_and_are_the_same_as_one(tmp_path: Path) -> None:
     assert merged.histogram.max_masked.tolist() == [0, 1, 0, 2]
     assert merged.files is not None
     assert [file.name for file in merged.files] == ["a.tfrecord", "b.tfrecord"]
-    assert (merged.max_predictions, merged.vocabulary) == (2, {"size": 9, "sha256": "ab"})
+    assert (merged.max_predictions, merged.vocabulary) == (2, VocabularyInfo(size=9, sha256="ab"))
 
 
 def test_counts_alone_are_enough(tmp_path: Path) -> None:
@@ -69,26 +70,26 @@ def test_counts_alone_are_enough(tmp_path: Path) -> None:
     ("value", "message"),
     [
         ("{", "not a JSON file"),
-        ([1, 2], "is no histogram: it needs `max_sequence_length` and `counts`"),
-        ({"counts": [1]}, "is no histogram"),
+        ([1, 2], "is not as this version writes it"),
+        ({"counts": [1]}, "`max_sequence_length` is missing"),
         ({"max_sequence_length": 2, "counts": [0, 0]}, "holds no sequence"),
-        ({"max_sequence_length": 3, "counts": [1, 1]}, "counts has 2 entries"),
-        ({"max_sequence_length": 2, "counts": [1, -1]}, "counts holds -1 at length 2"),
-        ({"max_sequence_length": 2, "counts": [1, True]}, "counts holds True at length 2"),
-        ({**content(ONE), "max_predictions": 0}, "max_predictions is 0; it must be a whole number from 1"),
+        ({"max_sequence_length": 3, "counts": [1, 1]}, "2 counts for lengths 1 to 3"),
+        ({"max_sequence_length": 2, "counts": [1, -1]}, "`counts.1` = -1"),
+        ({"max_sequence_length": 2, "counts": [1, True]}, "`counts.1` = True"),
+        ({**content(ONE), "max_predictions": 0}, "`max_predictions` = 0"),
         ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 is counted 2 times in all, but 1 times in the files"),
         (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to its 5 sequences"),
-        (content({**ONE, "bytes": -1}), "bytes of a.tfrecord is -1"),
-        (content(ONE, ONE), "a.tfrecord: is counted twice"),
-        ({**content(ONE), "files": [{"name": "a"}]}, "an entry of `files` lacks one of"),
+        (content({**ONE, "bytes": -1}), "`files.0.bytes` = -1"),
+        (content(ONE, ONE), "a.tfrecord is counted twice"),
+        ({**content(ONE), "files": [{"name": "a"}]}, "`files.0.bytes` is missing"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1]]}]}, "must be rows of whole numbers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3], [4]]}]}, "must be rows of whole numbers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3.5]]}]}, "must be rows of whole numbers"),
         ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 10**30]]}]}, "must be rows of whole numbers"),
-        ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a masked count of a.tfrecord is -1"),
-        ({**content(ONE), "files": [{**ONE, "counts": [[9, 1, 1]]}]}, "a length of a.tfrecord is 9"),
-        ({**content(ONE), "files": ["abc"]}, "an entry of `files` lacks"),
-        ({**content(ONE), "files": 3}, "`files` is a list"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a.tfrecord has a negative count"),
+        ({**content(ONE), "files": [{**ONE, "sequences": 1, "counts": [[9, 1, 1]]}]}, "a length of a.tfrecord is 9"),
+        ({**content(ONE), "files": ["abc"]}, "`files.0`"),
+        ({**content(ONE), "files": 3}, "`files` = 3"),
     ],
 )
 def test_bad_files_are_one_clear_line(tmp_path: Path, value: Any, message: str) -> None:

@@ -1,0 +1,216 @@
+"""plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from gaudi_bert.artefacts.metadata import VocabularyInfo
+from gaudi_bert.artefacts.model import (
+    Artefact,
+    Count,
+    Crc32c,
+    Length,
+    Positive,
+    Sha256,
+    Share,
+    as_lines,
+    checked_artefact,
+    read_artefact,
+)
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import write_text
+
+__all__ = [
+    "Plan",
+    "PlanTotals",
+    "PlannedFile",
+    "PlannedGroup",
+    "SmallerBudget",
+    "Strategy",
+    "WritablePlan",
+    "read_plan",
+    "read_writable_plan",
+    "write_plan",
+]
+
+REMEDY = "make the plan again"
+LARGEST_SHARD_MULTIPLE = 4096
+"""As in the settings: a group has at least this many files."""
+
+MOST_SEQUENCES_PER_BYTE = 64
+"""Of any file: DEFLATE shrinks at most 1032 times, and a record takes 16 bytes before anything is in it."""
+
+Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
+"""The lengths of the sequences of a pack, in order."""
+
+
+class PlannedFile(Artefact):
+    """An input file, as the histogram found it."""
+
+    name: str
+    bytes: Positive
+    crc32c: Crc32c
+    sequences: Count
+
+
+class SmallerBudget(Artefact):
+    """With so many masked slots per pack, there would be so many packs."""
+
+    masked_slots: Count
+    packs: Positive
+
+
+class PlanTotals(Artefact):
+    """The quality of the plan over all groups.
+
+    Attributes:
+        token_bound: packs that the tokens alone need.
+        masked_slots_needed: masked positions of the fullest pack; None where the data did not say.
+        smaller_masked_slots: what fewer masked slots would cost.
+    """
+
+    packs: Positive
+    lower_bound: Count
+    gap: Count
+    padding_tokens: Count
+    efficiency: Share
+    packing_factor: float = Field(ge=1)
+    depth_used: Positive
+    strategies_used: Positive
+    algorithm: str
+    algorithms_used: tuple[str, ...]
+    sequences: Positive
+    tokens: Positive
+    token_bound: Count
+    groups: Positive
+    masked_slots: Count | None
+    masked_slots_needed: Count | None
+    smaller_masked_slots: tuple[SmallerBudget, ...]
+
+
+class PlannedGroup(Artefact):
+    """A group: the names of its files, how often each strategy is used, and the integer prices that prove its bound.
+
+    Attributes:
+        bound_prices: the price of a sequence of length 1, 2, ...; None where nothing was proven.
+    """
+
+    files: tuple[str, ...]
+    sequences: Positive
+    packs: Positive
+    lower_bound: Count
+    algorithm_used: str
+    strategies: tuple[tuple[Strategy, Positive], ...]
+    bound_prices: tuple[Count, ...] | None
+
+
+class Plan(Artefact):
+    """The content of plan.json."""
+
+    format_version: Literal[1] = 1
+    algorithm: str
+    depth: Length
+    max_sequence_length: Length
+    max_predictions: Length | None
+    masked_slots: Length | None
+    seed: int
+    shard_multiple: int = Field(ge=1, le=LARGEST_SHARD_MULTIPLE)
+    shard_bytes: Positive
+    histogram_sha256: Sha256
+    vocabulary: VocabularyInfo | None
+    writable: bool
+    totals: PlanTotals
+    files: tuple[PlannedFile, ...]
+    groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1)]
+
+    @cached_property
+    def sha256(self) -> str:
+        """The identity of all that the plan says."""
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
+
+    @cached_property
+    def mixture(self) -> dict[tuple[int, ...], int]:
+        """How often each strategy is used, over all groups."""
+        mixture: Counter[tuple[int, ...]] = Counter()
+        for group in self.groups:
+            for strategy, count in group.strategies:
+                mixture[strategy] += count
+        return dict(mixture)
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Plan:
+        for number, group in enumerate(self.groups):
+            _check_group(number, group, self.depth, self.max_sequence_length)
+        for key in ("sequences", "packs", "lower_bound"):
+            total = sum(getattr(group, key) for group in self.groups)
+            if getattr(self.totals, key) != total:
+                raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {total}")
+        return self
+
+
+class WritablePlan(Plan):
+    """A plan made from records: every file is known, and how many masked positions its sequences have."""
+
+    max_predictions: Length
+    masked_slots: Length
+    writable: Literal[True]
+    files: Annotated[tuple[PlannedFile, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _holds_every_file_once(self) -> WritablePlan:
+        if sorted(name for group in self.groups for name in group.files) != sorted(file.name for file in self.files):
+            raise ValueError("the groups do not hold every file once")
+        files = {file.name: file for file in self.files}
+        for file in self.files:
+            if file.sequences > MOST_SEQUENCES_PER_BYTE * file.bytes:
+                raise ValueError(f"{file.sequences} sequences in a file of {file.bytes} bytes are more than fit")
+        for number, group in enumerate(self.groups):
+            if group.sequences != sum(files[name].sequences for name in group.files):
+                raise ValueError(f"group {number} holds {group.sequences} sequences, its files hold others")
+        return self
+
+
+def _check_group(number: int, group: PlannedGroup, depth: int, max_sequence_length: int) -> None:
+    """The strategies of the group hold its sequences, and each fits a pack."""
+    sequences = sum(len(strategy) * count for strategy, count in group.strategies)
+    packs = sum(count for _, count in group.strategies)
+    if (sequences, packs) != (group.sequences, group.packs):
+        raise ValueError(f"the strategies of group {number} do not add up")
+    for strategy, _ in group.strategies:
+        if len(strategy) > depth or sum(strategy) > max_sequence_length:
+            raise ValueError(f"strategy {list(strategy)} of group {number} does not fit {max_sequence_length} slots")
+    if group.bound_prices is not None and len(group.bound_prices) != max_sequence_length:
+        raise ValueError(f"group {number} has {len(group.bound_prices)} prices for lengths 1 to {max_sequence_length}")
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a plan, also one that can only be looked at.
+
+    Raises:
+        InputError: it is missing, damaged or of another format version, or its numbers do not go together.
+    """
+    return read_artefact(path, Plan, REMEDY)
+
+
+def read_writable_plan(path: Path) -> WritablePlan:
+    """Read and check a plan to write by.
+
+    Raises:
+        InputError: as `read_plan`; or it was made from counts without files.
+    """
+    plan = read_plan(path)
+    if not plan.files:
+        raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
+    return checked_artefact(dict(plan), WritablePlan, str(path), REMEDY)
+
+
+def write_plan(path: Path, plan: Plan) -> None:
+    """Write plan.json, whole or not at all."""
+    write_text(path, as_lines(plan, ["files", "groups"]))

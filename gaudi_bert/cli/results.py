@@ -1,0 +1,70 @@
+"""Typed results as the objects that `--json` prints: the one place where dictionaries are made of them.
+
+By default a result becomes an object of its fields; a field that keeps its default (not skipped, not measured) is left out,
+and what is stored in an artefact is printed as it is stored. A result that is printed otherwise has a function here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import singledispatch
+from typing import Any
+
+from gaudi_bert.artefacts.model import Artefact
+from gaudi_bert.stages.results import PackResult, PlanResult, ReportResult, VerifyResult
+
+__all__ = ["to_json"]
+
+
+@singledispatch
+def to_json(result: Any) -> Any:
+    """`result` as JSON holds it: objects as dictionaries, whatever is no result as it is."""
+    if is_dataclass(result) and not isinstance(result, type):
+        return _fields(result)
+    return result
+
+
+@to_json.register(Mapping)
+def _(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: to_json(value) for name, value in result.items()}
+
+
+@to_json.register(list)
+@to_json.register(tuple)
+def _(result: Any) -> list[Any]:
+    return [to_json(value) for value in result]
+
+
+@to_json.register
+def _(result: Artefact) -> dict[str, Any]:
+    return result.as_json()
+
+
+@to_json.register
+def _(result: PlanResult) -> dict[str, Any]:
+    return {**to_json(result.totals), **_fields(result, "totals")}
+
+
+@to_json.register
+def _(result: VerifyResult) -> dict[str, Any]:
+    return {**to_json(result.verification), **_fields(result, "verification")}
+
+
+@to_json.register
+def _(result: PackResult) -> dict[str, Any]:
+    verified = {} if result.verified is None else {"verify": to_json(result.verified)}
+    return {**to_json(result.planned), **to_json(result.written), **verified}
+
+
+@to_json.register
+def _(result: ReportResult) -> dict[str, Any]:
+    return {**_fields(result, "figures"), **result.figures}
+
+
+def _fields(result: Any, *others: str) -> dict[str, Any]:
+    """The fields of a data class but for `others`; without those that keep their default."""
+    known = [field for field in fields(result) if field.name not in others]
+    return {
+        field.name: to_json(getattr(result, field.name)) for field in known if getattr(result, field.name) != field.default
+    }

@@ -1,0 +1,65 @@
+"""A plan.json as `plan` writes it, from the strategies of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Mixture = Mapping[tuple[int, ...], int]
+
+
+def plan_content(groups: Sequence[Mixture], max_sequence_length: int, gap: int = 0) -> dict[str, Any]:
+    """A plan that can only be looked at: no files, nothing proven; each group uses `gap` packs more than its bound."""
+    depth = max(len(strategy) for mixture in groups for strategy in mixture)
+    stored = [_group(mixture, gap) for mixture in groups]
+    sequences, packs = sum(group["sequences"] for group in stored), sum(group["packs"] for group in stored)
+    tokens = sum(sum(strategy) * count for mixture in groups for strategy, count in mixture.items())
+    lower_bound = packs - gap * len(groups)
+    return {
+        "format_version": 1,
+        "algorithm": "nnls",
+        "depth": depth,
+        "max_sequence_length": max_sequence_length,
+        "max_predictions": None,
+        "masked_slots": None,
+        "seed": 5,
+        "shard_multiple": 32,
+        "shard_bytes": 1000,
+        "histogram_sha256": "0" * 64,
+        "vocabulary": None,
+        "writable": False,
+        "totals": {
+            "packs": packs,
+            "lower_bound": lower_bound,
+            "gap": packs - lower_bound,
+            "padding_tokens": packs * max_sequence_length - tokens,
+            "efficiency": tokens / (packs * max_sequence_length),
+            "packing_factor": sequences / packs,
+            "depth_used": depth,
+            "strategies_used": len({strategy for mixture in groups for strategy in mixture}),
+            "algorithm": "nnls",
+            "algorithms_used": ["iterative-nnls"],
+            "sequences": sequences,
+            "tokens": tokens,
+            "token_bound": -(-tokens // max_sequence_length),
+            "groups": len(groups),
+            "masked_slots": None,
+            "masked_slots_needed": None,
+            "smaller_masked_slots": [],
+        },
+        "files": [],
+        "groups": stored,
+    }
+
+
+def _group(mixture: Mixture, gap: int) -> dict[str, Any]:
+    packs = sum(mixture.values())
+    return {
+        "files": [],
+        "sequences": sum(len(strategy) * count for strategy, count in mixture.items()),
+        "packs": packs,
+        "lower_bound": packs - gap,
+        "algorithm_used": "iterative-nnls",
+        "strategies": [[list(strategy), count] for strategy, count in mixture.items()],
+        "bound_prices": None,
+    }
