@@ -7,7 +7,7 @@ WORK ?= work
 SET ?=
 IMAGES ?= data train-cpu
 PYTHON ?=
-PYTEST_ARGUMENTS ?= -n auto
+PYTEST_ARGUMENTS ?= -n auto --dist worksteal
 
 BIN := .venv/bin
 # What .venv holds by now, from little to all: each part is installed over the ones that it needs.
@@ -20,6 +20,7 @@ REQUIREMENTS := pyproject.toml constraints.txt scripts/make-venv.sh
 INSTALL = @PYTHON='$(PYTHON)' scripts/make-venv.sh $(1) && touch $@
 SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
+FAST := cli common corpus packing records reporting runners
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 .DELETE_ON_ERROR:
@@ -61,9 +62,9 @@ train: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
 test: setup-test
 	$(PYTEST)
 
-# What needs no TensorFlow, no other process and no more than a minute in all.
+# The rooms that need neither TensorFlow nor Horovod, without what takes long: a minute in all.
 test-fast: $(TEST)
-	$(PYTEST) -m 'not tensorflow and not slow' $(FAST)
+	$(PYTEST) -m 'not slow' $(wildcard tests/test_[!e]*.py) $(addprefix tests/,$(FAST))
 
 # The properties alone, with 20 times as many examples, and others each time.
 test-long: setup-test

@@ -35,7 +35,7 @@ class TransformersTrainer:
     @property
     def attention(self) -> str:
         """Which attention transformers chose."""
-        return str(self._model.config._attn_implementation)
+        return str(self._model.config._attn_implementation)  # noqa: SLF001 - said nowhere else
 
     def run(self, updates: int) -> None:
         """Do so many updates."""

@@ -9,6 +9,6 @@ folder=${1:-.venv-kubernetes-35}
 [ -x "$folder/bin/python" ] || .venv/bin/python -m venv "$folder"
 grep -v '^kubernetes==' constraints.txt >"$folder/constraints.txt"
 "$folder/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" \
-  'kubernetes==35.*' numpy pydantic pytest pyyaml rich typer
+  'kubernetes==35.*' hypothesis numpy pydantic pytest pyyaml rich typer
 "$folder/bin/python" -c 'import kubernetes; print("kubernetes client", kubernetes.__version__)'
 PYTHONPATH=. "$folder/bin/python" -m pytest -q -p no:cacheprovider tests/runners/kubernetes tests/runners/doctor

@@ -33,6 +33,7 @@ cd "$folder/empty"
 gaudi-bert --help >help.txt
 grep -q estimate help.txt
 gaudi-bert --version
+gaudi-bert estimate wikipedia-512
 gaudi-bert run tiny.yaml --stages prepare,histogram,plan,write,verify
 gaudi-bert report work/tiny
 grep -q '<style>' work/tiny/report.html

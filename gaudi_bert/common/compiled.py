@@ -55,7 +55,7 @@ def kernel(function: Function) -> Function:
     """
     compiled = njit(nogil=True, boundscheck=False, error_model="numpy", fastmath=set(_FLOAT_RELAXATIONS))(function)
     if not numba.config.DISABLE_JIT:
-        compiled._cache = _KernelCache(function)
+        compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
     result: Function = compiled
     return result
 

@@ -1,6 +1,6 @@
 """Kills the packing of a folder at random moments, runs it again, and compares the bytes; run as a program.
 
-    python kill_pack.py RECORDS FOLDER SEED MOMENTS
+    python -m tests.builders.kill_pack RECORDS FOLDER SEED MOMENTS
 
 Each attempt is a forked child of this process (which has loaded and compiled everything, and has no threads), so that the
 moments fall into the work and not into the start of an interpreter. The last line printed is `done` with the counts.

@@ -1,6 +1,6 @@
 """Kills the write stage at random moments and runs it again; run as a program, with nothing else in its process.
 
-    python kill_write.py RECORDS PLAN EXPECTED FOLDER KILLS SEED
+    python -m tests.builders.kill_write RECORDS PLAN EXPECTED FOLDER KILLS SEED
 
 Each writer is a fork of this process, so that the kernels are loaded and a writer's life is writing alone. After
 every few kills the stage is run to its end and the folder compared with EXPECTED, byte for byte.

@@ -1,6 +1,6 @@
 """What each of two real Horovod processes does for `test_distributed_processes.py`; started by horovodrun.
 
-usage: python two_processes.py DATA OUT   writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
+usage: python -m tests.builders.two_processes DATA OUT   writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, TrainingSettings, pipeline_from_mapping
@@ -24,6 +22,7 @@ from gaudi_bert.stages.evaluate import evaluate
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.connect import connect
+from gaudi_bert.training.step import TrainingStep
 from tests.builders import training_updates as work
 
 CASES = {
@@ -65,16 +64,15 @@ def stopped(data: Path, out: Path, rank: int) -> str:
     """Train until rank 1, and nobody else, is asked to stop in its seventh update."""
     long_run = settings(updates=1_000_000, log_every_updates=1_000_000, save_every_updates=1_000_000)
     if rank == 1:
-        from gaudi_bert.training import loop
+        right = TrainingStep.run
 
-        right = loop.TrainingLoop._update
-
-        def update_then_stop(self) -> None:
-            right(self)
-            if self._progress.update == 7:
+        def run_then_stop(self, micro_batches, update, learning_rate):
+            sums = right(self, micro_batches, update, learning_rate)
+            if update == 7:
                 os.kill(os.getpid(), signal.SIGTERM)
+            return sums
 
-        loop.TrainingLoop._update = update_then_stop
+        TrainingStep.run = run_then_stop
     try:
         train(long_run, data / "train", None, out, reporter=Reporter(quiet=True))
     except StoppedError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from gaudi_bert.cli.settings_reference import settings_page
@@ -20,14 +21,15 @@ def test_the_page_in_docs_is_the_types(repository: Path) -> None:
 def test_every_key_is_there_once_and_can_be_set_to_its_default() -> None:
     listed = keys()
     assert len(set(listed)) == len(listed)
-    settings = PipelineSettings()
     for key in listed:
-        value: object = settings
-        for part in key.split("."):
-            value = getattr(value, part)
-        if isinstance(value, str | int | float) or value is None:
-            shown = "null" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
-            assert load_pipeline(None, [f"{key}={shown}"]) is not None
+        default = setting(PipelineSettings(), key)
+        if isinstance(default, str | int | float) or default is None:
+            shown = "null" if default is None else f"'{default}'" if isinstance(default, str) else str(default)
+            assert setting(load_pipeline(None, [f"{key}={shown}"]), key) == default
+
+
+def setting(settings: PipelineSettings, key: str) -> object:
+    return functools.reduce(getattr, key.split("."), settings)
 
 
 def test_limits_and_choices_are_shown() -> None:

@@ -64,6 +64,7 @@ def test_a_command_of_the_page_works(command: str, clone: Path, cluster_environm
 
 
 def test_every_folder_that_the_page_applies_can_be_built(clone: Path, kustomize: Callable[[Path], list[Any]]) -> None:
+    assert any(command.startswith("kubectl apply -k ") for command in COMMANDS)
     for command in COMMANDS:
         if "--render" in command:
             words = [sys.executable, "-m", "gaudi_bert", *shlex.split(command)[1:]]

@@ -101,6 +101,7 @@ def test_the_overlays_have_the_images_of_this_version(repository: Path, kustomiz
     for overlay in OVERLAYS:
         text = yaml.safe_dump_all(kustomize(repository / "k8s" / "overlays" / overlay))
         images = {line.split("image: ")[1] for line in text.splitlines() if "image: " in line}
+        assert images
         assert images <= {f"gaudi-bert-{name}:{__version__}" for name in ("data", "train-cpu", "train-gaudi")}
 
 

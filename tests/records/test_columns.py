@@ -15,15 +15,19 @@ from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.tables.packed_parquet import packed_batches
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
+from tests.builders.guarded_memory import GuardedBuffer
 from tests.builders.packing_case import make_case
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, example, map_entry, random_sequence, unpacked_list
 
 LENGTH, PREDICTIONS = 13, 5
 
 
-def decode(payloads: list[bytes], gap: int = 0) -> dict[str, np.ndarray]:
+def decode(payloads: list[bytes], gap: int = 0, memory: np.ndarray | None = None) -> dict[str, np.ndarray]:
     features = random_sequence(random.Random(0), LENGTH, PREDICTIONS)
     buffer = np.frombuffer(bytes(gap).join([b"", *payloads]), np.uint8)
+    if memory is not None:
+        memory[:] = buffer
+        buffer = memory
     lengths = np.array([len(payload) for payload in payloads])
     offsets = np.cumsum(lengths + gap) - lengths
     return decode_columns(
@@ -65,15 +69,24 @@ def test_what_does_not_fit_is_refused_by_its_number(damage: str) -> None:
 
 
 def test_no_damage_makes_the_kernel_read_outside() -> None:
-    """Every byte of a record overwritten in turn, the record at the very end of its buffer."""
+    """Every byte of a record overwritten in turn, the record right before, then right after a page that may not be read."""
     payload = example(random_sequence(random.Random(3), LENGTH, PREDICTIONS))
+    guarded, kinds = GuardedBuffer(), set()
     for place in range(len(payload)):
         for value in (0x00, 0x7F, 0x80, 0xFF):
             broken = payload[:place] + bytes([value]) + payload[place + 1 :]
-            try:
-                decode([broken])
-            except InputError:
-                continue
+            outcomes = {outcome(broken, guarded.of(len(broken), at_the_end)) for at_the_end in (True, False)}
+            assert len(outcomes) == 1
+            kinds |= outcomes
+    assert kinds == {"refused", "read"}
+
+
+def outcome(payload: bytes, memory: np.ndarray) -> str:
+    try:
+        decode([payload], memory=memory)
+    except InputError:
+        return "refused"
+    return "read"
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])

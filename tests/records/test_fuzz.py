@@ -11,15 +11,16 @@ import pytest
 
 from tests.builders.record_mutations import FILE_DAMAGE, mutants
 
-PROGRAM = Path(__file__).with_name("fuzz_scan.py")
 SEED, COUNT = 20, 3_400
 
 
-def test_mutants_are_read_as_protobuf_reads_them(tmp_path: Path) -> None:
+def test_mutants_are_read_as_protobuf_reads_them(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
-    command = [sys.executable, str(PROGRAM), str(SEED), str(COUNT), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment, check=False)
+    command = [sys.executable, "-m", "tests.builders.fuzz_scan", str(SEED), str(COUNT), str(tmp_path)]
+    result = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=900, env=environment, check=False
+    )
     lines = result.stdout.splitlines()
     assert result.returncode == 0, "\n".join([f"exit code {result.returncode}", *lines, *result.stderr.splitlines()[-20:]])
     words = lines[-1].split()

@@ -9,18 +9,17 @@ from pathlib import Path
 
 from tests.oracles.wire import example, frame, random_sequence
 
-PROGRAM = Path(__file__).parents[1] / "builders" / "kill_pack.py"
 SEED, MOMENTS = 11, 20
 
 
-def test_the_whole_packing_at_random_moments(tmp_path: Path) -> None:
+def test_the_whole_packing_at_random_moments(repository: Path, tmp_path: Path) -> None:
     records = tmp_path / "records"
     records.mkdir()
     rng = random.Random(SEED)
     for number in range(8):
         payloads = [example(random_sequence(rng, 61, 9)) for _ in range(200)]
         (records / f"part-{number}").write_bytes(b"".join(frame(payload) for payload in payloads))
-    command = [sys.executable, str(PROGRAM), str(records), str(tmp_path), str(SEED), str(MOMENTS)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    command = [sys.executable, "-m", "tests.builders.kill_pack", str(records), str(tmp_path), str(SEED), str(MOMENTS)]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(result.stdout.splitlines()[-1].split()[1]) >= MOMENTS, result.stdout

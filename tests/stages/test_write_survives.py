@@ -19,7 +19,6 @@ from gaudi_bert.stages.write import write
 from tests.builders.packing_case import PackingCase, make_case
 
 QUIET = Reporter(quiet=True)
-PROGRAM = Path(__file__).parents[1] / "builders" / "kill_write.py"
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +32,9 @@ def visible(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
 
 
-def test_killed_fifty_times_and_the_same_bytes_every_time(case: PackingCase, tmp_path: Path) -> None:
-    command = [sys.executable, PROGRAM, case.records, case.plan, case.packed, tmp_path, "50", "7"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+def test_killed_fifty_times_and_the_same_bytes_every_time(case: PackingCase, repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.builders.kill_write", case.records, case.plan, case.packed, tmp_path, "50", "7"]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout.split()[-2]) >= 50
 

@@ -22,12 +22,19 @@ from tests.builders import two_processes as script
 
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
 
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "OMP_NUM_THREADS": "1",
 }
+
+
+def in_two_processes(program: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program of `tests/builders` as two Horovod processes."""
+    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, "-m", f"tests.builders.{program}", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +50,7 @@ def records(tmp_path_factory) -> Path:
 def results(records, tmp_path_factory) -> Path:
     """What two processes left (see `builders/two_processes.py`)."""
     out = tmp_path_factory.mktemp("two")
-    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, script.__file__, str(records), str(out)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = in_two_processes("two_processes", records, out)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -154,43 +160,8 @@ def test_the_target_stops_the_run_for_both(ranks, results) -> None:
     ]
 
 
-SLEEPS = """
-import os, sys, time
-from pathlib import Path
-
-sys.path.insert(0, {tests!r})
-import tensorflow as tf
-from tests.builders import two_processes as script
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.train import train
-from gaudi_bert.training.step import TrainingStep
-
-right, passes = TrainingStep._gradients, []
-
-
-def pause():
-    passes.append(1)
-    if os.environ["HOROVOD_RANK"] == "1" and len(passes) == 4:
-        print("asleep", flush=True)
-        time.sleep(600)
-
-
-def sleepy(self, *arguments):
-    gradients, sums = right(self, *arguments)
-    with tf.control_dependencies([tf.py_function(pause, [], [])]):
-        return gradients, tf.identity(sums)
-
-
-TrainingStep._gradients = sleepy
-train(script.settings(stall_seconds=3), Path({data!r}) / "train", None, Path({out!r}), reporter=Reporter(quiet=True))
-"""
-
-
 def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(records, tmp_path) -> None:
-    code = SLEEPS.format(tests=str(Path(script.__file__).parents[2]), data=str(records), out=str(tmp_path / "out"))
-    (tmp_path / "sleeps.py").write_text(code)
-    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, str(tmp_path / "sleeps.py")]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = in_two_processes("sleeping_process", records, tmp_path / "out")
     said = done.stdout + done.stderr
     assert "asleep" in said
     assert done.returncode != 0

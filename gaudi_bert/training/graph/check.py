@@ -127,7 +127,7 @@ def called_functions(operation: tf.Operation) -> list[str]:
 def function_body(graph: tf.Graph, name: str) -> tf.Graph | None:
     """The graph of function `name`; None where it is known by its serialised form alone."""
     # The only way to a body with its shapes: the public serialised form has lost them.
-    definition = graph._get_function(name)
+    definition = graph._get_function(name)  # noqa: SLF001
     return getattr(definition, "graph", None)
 
 

@@ -10,8 +10,6 @@ before it in turn: a kernel that reads one byte outside is killed by the process
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import re
 import resource
 import sys
@@ -21,35 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.read.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
 from gaudi_bert.records.read.unpacked_index import LABEL, LENGTH, MASKED
 from gaudi_bert.records.wire.example import decode_example
+from tests.builders.guarded_memory import GuardedBuffer
 from tests.builders.record_mutations import Mutant, mutants
 from tests.oracles import protobuf_example
 from tests.oracles.wire import FLOAT_KEYS, UNPACKED_KEYS, crc32c, unframe
-
-PAGE = mmap.PAGESIZE
-MOST_DATA = 16 * PAGE
-
-
-class GuardedBuffer:
-    """Memory between two pages that may not be touched."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, MOST_DATA + 2 * PAGE)
-        whole = np.frombuffer(self._memory, np.uint8)
-        self._inside = whole[PAGE : PAGE + MOST_DATA]
-        protect = ctypes.CDLL(None, use_errno=True).mprotect
-        for page in (whole.ctypes.data, whole.ctypes.data + PAGE + MOST_DATA):
-            if protect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0) != 0:
-                raise OSError(ctypes.get_errno(), "mprotect")
-
-    def of(self, size: int, at_the_end: bool) -> np.ndarray:
-        """`size` bytes that touch the page after or the page before."""
-        return self._inside[MOST_DATA - size :] if at_the_end else self._inside[:size]
 
 
 def contract(payload: bytes, sizes: tuple[int, int] | None) -> dict | None:
