@@ -18,7 +18,11 @@ install() { .venv/bin/python -m pip install --quiet --constraint constraints.txt
 case "${1:-}" in
   lint) install --editable '.[lint]' ;;
   test) install --editable '.[test]' ;;
-  product) install --editable '.[cpu,parquet,kubernetes]' ;;
+  product)
+    install --editable '.[cpu,parquet,kubernetes]'
+    # So that the first command does not wait for the compiler; about a minute.
+    .venv/bin/python -m gaudi_bert.stages.compile_kernels
+    ;;
   horovod)
     # Horovod has no wheels: it is built here, against the TensorFlow that is installed, by the last setuptools it works with.
     build=$PWD/.venv/horovod-build

@@ -1,0 +1,130 @@
+"""Builds the compiled kernels of an installation before their first use, by using all of them once on made-up data.
+
+    python -m gaudi_bert.stages.compile_kernels            all of them (`make setup`, the data image), in two processes
+    python -m gaudi_bert.stages.compile_kernels records    those that read records (training images)
+    python -m gaudi_bert.stages.compile_kernels packing    those that plan
+
+Without it, each kernel is compiled where it is first called, and kept (`common/compiled.py`).
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings, PrepareSettings
+
+__all__ = ["compile_kernels"]
+
+PARTS = ("all", "records", "packing")
+WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
+LENGTH, PREDICTIONS = 96, 7
+QUIET = Reporter(quiet=True)
+
+
+def compile_kernels(part: str = "all") -> None:
+    """Compile one of `PARTS`, or load what is compiled already.
+
+    Raises:
+        InputError: there is no such part.
+        FailedError: the second process ended with an error, which it has printed.
+    """
+    if part not in PARTS:
+        raise InputError(f"there is no part {part!r} of the kernels; known: {', '.join(PARTS)}")
+    if part == "packing":
+        _plan()
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if part == "records":
+            _count_records(folder)
+            return
+        planning = subprocess.Popen([sys.executable, "-m", __spec__.name, "packing"])
+        try:
+            sources = [_prepare(folder), _count_records(folder)]
+        finally:
+            ended = planning.wait()
+        if ended:
+            raise FailedError("the packing kernels could not be compiled; the reason is above")
+        for source in sources:
+            _pack(source, folder / f"packed-{source.name}")
+
+
+def _plan() -> None:
+    """Plan by every algorithm; by `optimal` also with thousands of lengths."""
+    import numpy as np
+
+    from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram
+    from gaudi_bert.packing.histogram import Histogram
+
+    generator = np.random.default_rng(7)
+    few, many = Histogram(LENGTH, generator.integers(0, 50, LENGTH)), Histogram(2600, generator.integers(1, 3, 2600))
+    for algorithm in ALGORITHMS:
+        for depth in (3, "max"):
+            pack_histogram(few, algorithm, depth)
+    pack_histogram(many, "optimal", 4)
+
+
+def _pack(records: Path, packed: Path) -> None:
+    """Pack and verify."""
+    from gaudi_bert.stages.pack import pack
+
+    pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET, verified=True)
+
+
+def _prepare(folder: Path) -> Path:
+    """Make examples of random sentences."""
+    from gaudi_bert.stages.prepare import prepare
+
+    generator = random.Random(7)
+    sentences = [" ".join(generator.choices(WORDS, k=generator.randint(2, 9))) + "." for _ in range(400)]
+    documents = ["\n".join(sentences[start : start + 10]) for start in range(0, len(sentences), 10)]
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    settings = PrepareSettings(text="text.txt", train_vocab=101, max_sequence_length=32, max_predictions=5, shards=2)
+    prepare(settings, folder / "examples", pipeline_folder=folder, reporter=QUIET)
+    return folder / "examples" / "train"
+
+
+def _count_records(folder: Path) -> Path:
+    """Read records of random lengths as training, evaluation and the histogram do."""
+    from gaudi_bert.records.wire.example import decode_example
+    from gaudi_bert.records.wire.framing import read_records
+    from gaudi_bert.stages.histogram import histogram
+
+    records = folder / "records" / "part.tfrecord"
+    _write_records(records, 2000)
+    for payload in read_records(records):
+        decode_example(payload)
+    histogram(records.parent, folder / "histogram.json", reporter=QUIET)
+    return records.parent
+
+
+def _write_records(path: Path, count: int) -> None:
+    from gaudi_bert.records.wire.example import encode_example
+    from gaudi_bert.records.wire.framing import write_record
+
+    generator = random.Random(7)
+    path.parent.mkdir(parents=True)
+    with open(path, "wb") as handle:
+        for _ in range(count):
+            used = generator.randint(PREDICTIONS + 2, LENGTH)
+            masked = 1 + used % PREDICTIONS
+            features = {
+                "input_ids": [generator.randint(5, 60) for _ in range(used)] + [0] * (LENGTH - used),
+                "input_mask": [1] * used + [0] * (LENGTH - used),
+                "segment_ids": [0] * LENGTH,
+                "masked_lm_positions": list(range(1, 1 + masked)) + [0] * (PREDICTIONS - masked),
+                "masked_lm_ids": [9] * masked + [0] * (PREDICTIONS - masked),
+                "masked_lm_weights": [1.0] * masked + [0.0] * (PREDICTIONS - masked),
+                "next_sentence_labels": [used % 2],
+            }
+            write_record(handle, encode_example(features))
+
+
+if __name__ == "__main__":
+    compile_kernels(*sys.argv[1:])
