@@ -294,7 +294,11 @@ class KubernetesSettings(Settings):
 
     namespace: KubernetesName = "gaudi-bert"
     training: Literal["auto", "job", "mpijob"] = Field("auto", description="auto: a Job for one worker, an MPIJob for more")
-    failure_policy: bool = Field(False, description="podFailurePolicy and backoffLimitPerIndex: Kubernetes 1.29 and later")
+    failure_policy: bool | Literal["auto"] = Field(
+        "auto",
+        description="podFailurePolicy and backoffLimitPerIndex, for Kubernetes 1.29 and later: evictions cost no retry, and "
+        "each part of a stage has retries of its own; auto asks the server, and is true in rendered manifests",
+    )
     storage: Quantity = Field("10Gi", description="size of the volume with the work folder")
     storage_class: KubernetesName | None = Field(None, description="default: the cluster's default class")
     access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = Field(

@@ -90,6 +90,8 @@ def _indexes(spec: Json, pod: Json, step: str) -> Iterator[str]:
             yield f"completions {spec.get('completions')}, parallelism {spec.get('parallelism')}"
         if wanted not in command:
             yield f"its pods do not say `{wanted}`"
+        if spec.get("backoffLimitPerIndex", 0) < 3 and spec.get("backoffLimit", 0) < 3 * spec.get("completions", 1):
+            yield f"{spec.get('completions')} pods share {spec.get('backoffLimit')} retries"
     elif "JOB_COMPLETION_INDEX" in command or spec.get("completionMode"):
         yield "is Indexed, but not shared out"
     if step in PARALLEL and not re.search(r"--workers [1-9]", command):

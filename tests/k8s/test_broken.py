@@ -35,6 +35,7 @@ BROKEN_SEMANTICS: list[tuple[str, str, Any, str]] = [
     ("plan", "spec/template/metadata/labels/app.kubernetes.io~component", "verify", "another component label"),
     ("plan", "spec/ttlSecondsAfterFinished", REMOVED, "is kept for ever"),
     ("plan", "spec/backoffLimit", REMOVED, "needs either backoffLimit or backoffLimitPerIndex"),
+    ("write", "spec/backoffLimit", 3, "2 pods share 3 retries"),
     ("plan", f"{POD}/initContainers", [], "does not wait for what it needs"),
     ("plan", f"{POD}/initContainers/0/command/6", "verify", "waits as verify"),
     ("plan", f"{POD}/initContainers/0/command/8", "never", "waits without limit"),
@@ -112,7 +113,7 @@ BROKEN_SCHEMAS: list[tuple[str, str, Any]] = [
 
 def manifests(*overrides: str) -> dict[str, Json]:
     """Good manifests by step; what is shared stands under its kind."""
-    rendered = render(load_pipeline(None, ["resources.data_workers=2", *overrides]))
+    rendered = render(load_pipeline(None, ["resources.data_workers=2", "kubernetes.failure_policy=false", *overrides]))
     shared = {item["kind"]: item for item in (rendered.namespace, *rendered.shared)}
     return {**shared, **rendered.steps}
 

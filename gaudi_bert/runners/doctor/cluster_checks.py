@@ -11,13 +11,13 @@ from gaudi_bert.runners.doctor.cluster_answers import ClusterAnswers
 from gaudi_bert.runners.doctor.node_checks import check_nodes
 from gaudi_bert.runners.doctor.storage_checks import check_storage
 from gaudi_bert.runners.images import image_reference
+from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
 
 __all__ = ["check_cluster"]
 
 Json = dict[str, Any]
 
 OLDEST = (1, 24)
-FAILURE_POLICY_SINCE = (1, 29)
 
 
 def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
@@ -34,10 +34,11 @@ def _version(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult
     shown = ".".join(map(str, answers.version))
     if answers.version < OLDEST:
         return failed("Kubernetes", shown, f"Indexed Jobs need {'.'.join(map(str, OLDEST))} or later: upgrade the cluster")
-    if settings.kubernetes.failure_policy and answers.version < FAILURE_POLICY_SINCE:
-        return failed("Kubernetes", f"{shown}, too old for podFailurePolicy", "set kubernetes.failure_policy to false")
-    if not settings.kubernetes.failure_policy and answers.version >= FAILURE_POLICY_SINCE:
-        return warning("Kubernetes", shown, "kubernetes.failure_policy: true makes evictions cost no retry")
+    policy = settings.kubernetes.failure_policy
+    if policy is True and answers.version < FAILURE_POLICY_SINCE:
+        return failed("Kubernetes", f"{shown}, too old for podFailurePolicy", "set kubernetes.failure_policy to auto")
+    if policy is False and answers.version >= FAILURE_POLICY_SINCE:
+        return warning("Kubernetes", shown, "kubernetes.failure_policy: auto makes evictions cost no retry")
     return passed("Kubernetes", shown)
 
 

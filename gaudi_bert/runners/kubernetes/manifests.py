@@ -23,9 +23,11 @@ from gaudi_bert.runners.named_paths import named_paths
 from gaudi_bert.runners.pod_resources import evaluation_resources, pod_resources, training_resources
 from gaudi_bert.runners.stage_table import STEPS
 
-__all__ = ["PIPELINE_LABEL", "Manifests", "pod_specs", "render", "work_claim_name"]
+__all__ = ["FAILURE_POLICY_SINCE", "PIPELINE_LABEL", "Manifests", "pod_specs", "render", "work_claim_name"]
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
+# The first version of Kubernetes that knows podFailurePolicy and backoffLimitPerIndex without being told to.
+FAILURE_POLICY_SINCE = (1, 29)
 _DATA_FOLDER = "/data"
 # Paths that mean the same inside every container.
 _MOUNTED = (_DATA_FOLDER, "/work")
@@ -46,15 +48,19 @@ class Manifests:
     steps: dict[str, Manifest]
 
 
-def render(settings: PipelineSettings) -> Manifests:
+def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
     """Fill the manifests from `settings`.
+
+    Args:
+        settings: the pipeline.
+        server_version: of the cluster, for what is decided by it; None for a cluster of today.
 
     Raises:
         InputError: a path of the pipeline file means nothing inside a container.
     """
     _check_paths(settings)
     training = "training-mpijob" if settings.trains_as_mpijob else "training"
-    objects = build(("base", "data", training, "results"), _components(settings))
+    objects = build(("base", "data", training, "results"), _components(settings, server_version))
     steps = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
     others = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
     others["ConfigMap"] = _configuration(settings)
@@ -83,13 +89,16 @@ def pod_specs(item: Manifest) -> Iterator[dict[str, Any]]:
         yield item["spec"]["template"]["spec"]
 
 
-def _components(settings: PipelineSettings) -> list[str]:
+def _components(settings: PipelineSettings, server_version: tuple[int, int] | None) -> list[str]:
+    policy = settings.kubernetes.failure_policy
+    if policy == "auto":
+        policy = server_version is None or server_version >= FAILURE_POLICY_SINCE
     as_root = settings.resources.cards or settings.trains_as_mpijob
     wanted = {
         "components/evaluate-as-root": as_root,
         "components/gaudi": settings.resources.cards,
         "components/efa": settings.kubernetes.efa,
-        "components/failure-policy": settings.kubernetes.failure_policy,
+        "components/failure-policy": policy,
     }
     return [component for component, needed in wanted.items() if needed]
 
@@ -190,8 +199,11 @@ def _fill_pod(settings: PipelineSettings, spec: dict[str, Any]) -> None:
 
 
 def _share_out(item: Manifest, pods: int) -> None:
-    """Let `pods` pods do an indexed step, each its part."""
-    item["spec"]["completions"] = item["spec"]["parallelism"] = pods
+    """Let `pods` pods do an indexed step, each its part, and with retries for each where the Job counts them together."""
+    spec = item["spec"]
+    if "backoffLimit" in spec:
+        spec["backoffLimit"] = spec["backoffLimit"] // spec["completions"] * pods
+    spec["completions"] = spec["parallelism"] = pods
     _set_option(next(pod_specs(item))["containers"][0], "--shard", f"$(JOB_COMPLETION_INDEX)/{pods}")
 
 

@@ -45,10 +45,11 @@ def run_on_kubernetes(
         InputError: no cluster, no namespace, a path that means nothing there, or another run in the same work folder.
         FailedError: a step failed or cannot start, with the reason and the remedy.
     """
-    manifests = render(settings)
+    render(settings)  # What no cluster can run is refused before one is asked.
     if cluster is None:
         cluster = Cluster(settings.kubernetes.namespace, Connection(settings.kubernetes.outage_seconds, reporter.say))
     cluster.check_namespace()
+    manifests = render(settings, cluster.version())
     work = _prepare_shared(cluster, settings, manifests)
     steps = {step: _signed(manifests.steps[step], manifests.shared, work) for step in steps_of(stages)}
     _refuse_other_runs(cluster, settings, steps)

@@ -21,6 +21,7 @@ MPI = load_pipeline(None, ["resources.workers=2"])
 SERVER = ("resources.training={cpu: 95, memory: 409Gi}", "resources.hugepages_2Mi=95000Mi", "resources.cards=8")
 CARDS = load_pipeline(None, SERVER)
 EFA = load_pipeline(None, [*SERVER, "resources.workers=2", "kubernetes.efa=4", "kubernetes.access_mode=ReadWriteMany"])
+POLICY = {value: load_pipeline(None, [f"kubernetes.failure_policy={str(value).lower()}"]) for value in (True, False)}
 LAPTOP = {"cpu": "2", "memory": "16374368Ki"}
 
 CLUSTER = ClusterAnswers(
@@ -56,7 +57,8 @@ def no_plugin(phase: str) -> list[dict[str, Any]]:
     ("changed", "settings", "check", "said"),
     [
         ({"version": (1, 23)}, CARDS, "Kubernetes", "mend.*need 1.24 or later"),
-        ({"version": (1, 31)}, CARDS, "Kubernetes", "warning.*failure_policy: true"),
+        ({"version": (1, 28)}, POLICY[True], "Kubernetes", "mend.*set kubernetes.failure_policy to auto"),
+        ({"version": (1, 29)}, POLICY[False], "Kubernetes", "warning.*failure_policy: auto"),
         ({"namespace": None}, CARDS, "namespace", "mend.*kubectl create namespace gaudi-bert"),
         ({"namespace": None, "namespace_is_hidden": True}, CARDS, "namespace", "warning.*may not look at gaudi-bert"),
         ({"missing_rights": ("create jobs",)}, CARDS, "rights", "mend.*may not create jobs"),

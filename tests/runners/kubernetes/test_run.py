@@ -71,6 +71,26 @@ def test_logs_are_streamed_once_each_and_taken_up_again_after_a_drop(
     assert lines == [f"line {number}" for number in range(6)]
 
 
+@pytest.mark.parametrize(
+    ("policy", "minor", "retries"),
+    [
+        ("auto", "28", {"backoffLimit": 18}),
+        ("auto", "29+", {"backoffLimitPerIndex": 3}),
+        ("false", "31", {"backoffLimit": 18}),
+        ("true", "28", {"backoffLimitPerIndex": 3}),
+    ],
+)
+def test_each_of_six_data_pods_has_retries_of_its_own(
+    policy: str, minor: str, retries: dict[str, int], server: FakeApiServer, cluster: Cluster, reporter: Reporter
+) -> None:
+    server.version = {"major": "1", "minor": minor}
+    wanted = settings("resources.data_workers=6", f"kubernetes.failure_policy={policy}")
+    run_on_kubernetes(wanted, ["histogram"], reporter, cluster)
+    spec = server.objects["Job", "demo-histogram"]["spec"]
+    assert {key: value for key, value in spec.items() if key.startswith("backoffLimit")} == retries
+    assert ("podFailurePolicy" in spec) == ("backoffLimitPerIndex" in spec)
+
+
 def test_a_second_run_skips_what_is_complete(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
     run_on_kubernetes(settings(), PLAN, reporter, cluster)
     assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "skipped"}
