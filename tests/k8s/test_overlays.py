@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -43,6 +45,13 @@ def overlay_settings(repository: Path, overlay: str) -> PipelineSettings:
     return load_pipeline(pipeline, [*OVERLAYS[overlay], "kubernetes.failure_policy=false"])
 
 
+def without_digests(objects: list[Json]) -> list[Json]:
+    """The objects, with the name of the ConfigMap as the runner has it."""
+    text = re.sub(r'"demo-pipeline-[a-z0-9]{10}"', '"demo-pipeline"', json.dumps(objects))
+    named: list[Json] = json.loads(text)
+    return named
+
+
 def test_every_overlay_is_known(repository: Path) -> None:
     folder = repository / "k8s" / "overlays"
     found = {str(path.parent.relative_to(folder)) for path in folder.rglob("kustomization.yaml")}
@@ -67,7 +76,7 @@ def test_an_overlay_is_what_the_runner_submits(
     manifests = render(overlay_settings(repository, overlay))
     rendered = [manifests.namespace, *manifests.shared, *manifests.steps.values()]
     by_name = {(item["kind"], item["metadata"]["name"]): item for item in rendered}
-    for item in kustomize(repository / "k8s" / "overlays" / overlay):
+    for item in without_digests(kustomize(repository / "k8s" / "overlays" / overlay)):
         ours = by_name[item["kind"], item["metadata"]["name"]]
         if item["kind"] == "ConfigMap":
             written = pipeline_from_mapping(yaml.safe_load(ours["data"]["pipeline.yaml"]), overlay)
@@ -76,6 +85,23 @@ def test_an_overlay_is_what_the_runner_submits(
             assert pipeline_from_mapping(kept, overlay) == overlay_settings(repository, overlay.partition("/")[0])
             ours = {**ours, "data": item["data"]}
         assert item == ours
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "gaudi/training-mpijob"])
+def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
+    overlay: str, repository: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
+) -> None:
+    shutil.copytree(repository / "k8s", tmp_path / "k8s")
+    before = steps_by_name(kustomize(tmp_path / "k8s" / "overlays" / overlay))
+    for pipeline in (tmp_path / "k8s" / "overlays").rglob("pipeline.yaml"):
+        pipeline.write_text(pipeline.read_text().replace("depth: 3", "depth: 5"))
+    after = steps_by_name(kustomize(tmp_path / "k8s" / "overlays" / overlay))
+    assert before.keys() == after.keys()
+    assert [name for name in before if before[name] == after[name]] == []
+
+
+def steps_by_name(objects: list[Json]) -> dict[str, Json]:
+    return {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
 
 
 def test_the_gaudi_overlay_holds_no_card_while_data_are_packed(
@@ -160,7 +186,7 @@ def test_an_overlay_with_the_failure_policy_is_what_the_runner_submits(
     file.write_text(file.read_text().replace("components:\n", "components:\n  - ../../components/failure-policy\n"))
     settings = load_pipeline(repository / "k8s/overlays/cpu/settings/pipeline.yaml", ["kubernetes.failure_policy=true"])
     steps = render(settings).steps
-    jobs = [item for item in kustomize(file.parent) if item["kind"] == "Job"]
+    jobs = [item for item in without_digests(kustomize(file.parent)) if item["kind"] == "Job"]
     assert len(jobs) == len(steps)
     for item in jobs:
         assert item == steps[item["metadata"]["labels"]["app.kubernetes.io/component"]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import load_pipeline
@@ -62,7 +65,10 @@ def test_kustomize_builds_what_is_rendered(
     for part in ("data", "training", "results"):
         assert check_manifests(built[part], external=existing_claims(settings)) == []
     jobs = [item for part in ("data", "training", "results") for item in built[part] if "Job" in item["kind"]]
-    assert sorted(jobs, key=_name) == sorted(manifests.steps.values(), key=_name)
+    configuration = next(_name(item) for item in built["data"] if item["kind"] == "ConfigMap")
+    assert re.fullmatch(f"{settings.name}-pipeline-[0-9a-f]{{10}}", configuration)
+    plainly_named = json.loads(json.dumps(jobs).replace(configuration, f"{settings.name}-pipeline"))
+    assert sorted(plainly_named, key=_name) == sorted(manifests.steps.values(), key=_name)
     everything = {(item["kind"], _name(item)) for part in ("data", "training", "results") for item in built[part]}
     together = {(item["kind"], _name(item)) for item in built["."]}
     with_cards = settings.resources.cards > 0
@@ -76,6 +82,17 @@ def _name(item: Json) -> str:
 def test_some_stages_only_are_rendered(tmp_path: Path) -> None:
     assert write_rendered(load_pipeline(None), ["plan", "report"], tmp_path / "out") == ["data", "results"]
     assert sorted(path.name for path in (tmp_path / "out" / "data").iterdir()) == ["kustomization.yaml", "plan.yaml"]
+
+
+def test_manifests_of_a_changed_pipeline_name_another_configuration(tmp_path: Path) -> None:
+    mounted = []
+    for name, overrides in (("before", []), ("after", ["packing.depth=5"]), ("again", [])):
+        write_rendered(load_pipeline(None, overrides), ["plan"], tmp_path / name)
+        job = yaml.safe_load((tmp_path / name / "data" / "plan.yaml").read_text())
+        volumes = job["spec"]["template"]["spec"]["volumes"]
+        mounted += [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+    before, after, again = mounted
+    assert before == again != after
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:

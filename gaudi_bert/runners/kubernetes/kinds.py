@@ -52,7 +52,7 @@ _JOB_VERBS = ("create", "get", "list", "watch", "delete")
 _ROWS = (
     Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
     Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
-    Kind("ConfigMap", "configmaps", verbs=("create", "get", "update", "delete")),
+    Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
     Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
     Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
     Kind("Pod", "pods", verbs=("list",), log_verbs=("get",)),

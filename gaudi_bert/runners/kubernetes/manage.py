@@ -95,10 +95,11 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     """
     cluster.check_namespace()
     removed = []
-    for kind in ("MPIJob", "Job"):
+    # Those that kubectl applied carry a digest in their name.
+    for kind in ("MPIJob", "Job", "ConfigMap"):
         for item in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
             removed.append((kind, item["metadata"]["name"]))
     for item in render(settings).shared:
-        if item["kind"] != "PersistentVolumeClaim" or data:
+        if item["kind"] != "ConfigMap" and (item["kind"] != "PersistentVolumeClaim" or data):
             removed.append((item["kind"], item["metadata"]["name"]))
     return [f"{kind} {name}" for kind, name in removed if cluster.delete(kind, name)]

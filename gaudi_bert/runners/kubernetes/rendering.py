@@ -5,12 +5,18 @@
     DIR/training   the Job or MPIJob that trains
     DIR/results    evaluate and report
 
+The ConfigMap with the pipeline file is named after what it holds, as kustomize's own generator does, and the Jobs name it: a
+Job that is there already is then never taken for one that runs the pipeline as it is now, but refused as immutable.
+
 Without cards, `kubectl apply -k DIR` starts everything. With cards it starts the data only, so that no card is held while
 data are packed; `kubectl apply -k DIR/training` and `DIR/results` follow.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +26,7 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.manifests import Manifests, pod_specs, render
 from gaudi_bert.runners.stage_table import STAGES, steps_of
 
 __all__ = ["write_rendered"]
@@ -32,7 +38,7 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
     Raises:
         InputError: the folder holds something else already, or the settings do not suit a cluster.
     """
-    manifests = render(settings)
+    manifests = _named_by_content(render(settings))
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
         raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
     base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
@@ -47,6 +53,20 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
     together = list(parts)[: 1 if settings.resources.cards else None]
     _write_folder(folder, {}, ["base", *(file for part in together for file in parts[part])])
     return list(parts)
+
+
+def _named_by_content(manifests: Manifests) -> Manifests:
+    """`manifests` with a digest in the name of the ConfigMap, and in all pods that mount it."""
+    renamed = copy.deepcopy(manifests)
+    configuration = next(item for item in renamed.shared if item["kind"] == "ConfigMap")
+    digest = hashlib.sha256(json.dumps(configuration["data"], sort_keys=True).encode("utf-8")).hexdigest()
+    configuration["metadata"]["name"] += f"-{digest[:10]}"
+    for item in renamed.steps.values():
+        for spec in pod_specs(item):
+            for volume in spec["volumes"]:
+                if "configMap" in volume:
+                    volume["configMap"]["name"] = configuration["metadata"]["name"]
+    return renamed
 
 
 def _write_folder(folder: Path, items: dict[str, Any], others: Sequence[str]) -> None:

@@ -58,8 +58,9 @@ def test_delete_removes_what_is_the_pipelines_and_keeps_the_work_folder(
 ) -> None:
     run_on_kubernetes(SETTINGS, ["plan", "verify"], reporter, cluster)
     server.put("Job", {"metadata": {"name": "other-plan", "labels": {"app.kubernetes.io/instance": "other"}}})
+    server.put("ConfigMap", {"metadata": {"name": "demo-pipeline-1a2b", "labels": {"app.kubernetes.io/instance": "demo"}}})
     removed = manage.delete(SETTINGS, cluster, data=data)
-    assert {"Job demo-plan", "Job demo-verify", "ConfigMap demo-pipeline"} <= set(removed)
+    assert {"Job demo-plan", "Job demo-verify", "ConfigMap demo-pipeline", "ConfigMap demo-pipeline-1a2b"} <= set(removed)
     left = {key for key in server.objects if key[0] != "Pod"}
     assert left == {("Job", "other-plan")} | (set() if data else {("PersistentVolumeClaim", "demo-work")})
     assert manage.delete(SETTINGS, cluster, data=data) == []
