@@ -1,63 +1,197 @@
-"""How fast text becomes pretraining examples, and in how much memory.
+"""How fast text becomes pretraining examples, beside Google's own script and beside the tokenizer alone.
 
-    python benchmarks/prepare.py [MEGABYTES] [WORKERS]
+    pip install --no-deps --target GOOGLE tf-models-official==2.15.0 sentencepiece
+    python benchmarks/prepare.py [--google GOOGLE] [--pairs 5] [--megabytes 1] [--duplicates 5]
 
-The text is Python's own documentation, repeated (with other random numbers each time, since a document's number seeds them).
+All three work on the same sentences with the same vocabulary, on one thread: `prepare` whole, from the text file
+to finished files; `create_pretraining_data.py` from its `create_training_instances` to its closed files; the tokenizer's
+`encode_batch_fast` on the sentences in memory. Each measurement is a process of its own, which first does the same on a few
+other sentences, so that nothing is loaded, compiled or remembered while the time is taken. Times are of the processor.
+The text is the wiki-sample where `GAUDI_BERT_SHARED` has it (repeated, with its words changed, above 2 MB), else Python's
+own documentation.
 """
 
 from __future__ import annotations
 
-import resource
+import argparse
+import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from measuring import show
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PrepareSettings
-from gaudi_bert.corpus.documentation import documentation_documents
-from gaudi_bert.corpus.python_texts import python_texts
 from gaudi_bert.stages.prepare import prepare
 
+ROOT = Path(__file__).resolve().parent.parent
+SEQUENCE_LENGTH, PREDICTIONS, VOCABULARY = 128, 20, 8192
+QUIET = Reporter(quiet=True)
 
-def write_text(path: Path, megabytes: float) -> int:
-    """Write about `megabytes` of text, one sentence a line; the bytes written."""
-    documents = (
-        "\n\n".join("\n".join(sentences) for sentences in documentation_documents(python_texts("python-docs"))) + "\n\n"
+
+def real_text() -> list[list[str]]:
+    """Documents of sentences."""
+    from gaudi_bert.corpus.documentation import documentation_documents
+    from gaudi_bert.corpus.documents import detect_format, read_documents
+    from gaudi_bert.corpus.python_texts import python_texts
+    from gaudi_bert.corpus.sources import find_sources
+
+    folder = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample"
+    if not folder.is_dir():
+        return documentation_documents(python_texts("python-docs"))
+    sources = find_sources([str(folder / "text-*.txt")], folder)
+    return [document for source in sources for document in read_documents(source, detect_format(source))]
+
+
+def write_texts(folder: Path, megabytes: float) -> int:
+    """Write text.txt of about `megabytes`, other.txt of its last documents, and vocab.txt; the bytes of text.txt."""
+    documents = real_text()
+    kept, size, copy = [], 0, 0
+    while size < megabytes * 1e6:
+        for document in documents[:-3]:
+            # A copy has words that no other copy has, as more text of the same kind would.
+            text = "\n".join(document) if not copy else "\n".join(line.replace("e", f"e{copy}", 7) for line in document)
+            kept.append(text)
+            size += len(text.encode("utf-8")) + 2
+            if size >= megabytes * 1e6:
+                break
+        copy += 1
+    (folder / "text.txt").write_text("\n\n".join(kept) + "\n", encoding="utf-8")
+    (folder / "other.txt").write_text("\n\n".join("\n".join(each) for each in documents[-3:]) + "\n", encoding="utf-8")
+    settings = PrepareSettings(text="text.txt", train_vocab=VOCABULARY, duplicates=1)
+    prepare(settings, folder / "vocabulary", pipeline_folder=folder, reporter=QUIET, workers=1)
+    (folder / "vocabulary" / "vocab.txt").rename(folder / "vocab.txt")
+    return (folder / "text.txt").stat().st_size
+
+
+def ours(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
+    """Make all examples of a text; how many there are."""
+
+    def run(name: str) -> int:
+        settings = PrepareSettings(
+            text=f"{name}.txt",
+            vocab="vocab.txt",
+            max_sequence_length=SEQUENCE_LENGTH,
+            max_predictions=PREDICTIONS,
+            duplicates=duplicates,
+            evaluation_fraction=0,
+        )
+        out = Path(tempfile.mkdtemp(dir=folder))
+        made = prepare(settings, out, pipeline_folder=folder, reporter=QUIET, workers=1)
+        return int(made["splits"]["train"]["sequences"])
+
+    return run
+
+
+def script(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
+    """The same by Google's script."""
+    import random
+
+    sys.path.append(google)
+    from official.nlp.data import create_pretraining_data
+    from official.nlp.tools import tokenization
+
+    tokenizer = tokenization.FullTokenizer(vocab_file=str(folder / "vocab.txt"), do_lower_case=True)
+
+    def run(name: str) -> int:
+        instances = create_pretraining_data.create_training_instances(
+            [str(folder / f"{name}.txt")],
+            tokenizer,
+            SEQUENCE_LENGTH,
+            duplicates,
+            0.1,
+            0.15,
+            PREDICTIONS,
+            random.Random(1),
+        )
+        files = [str(folder / f"{name}-{number}.tfrecord") for number in range(8)]
+        create_pretraining_data.write_instance_to_example_files(
+            instances, tokenizer, SEQUENCE_LENGTH, PREDICTIONS, files, False, False
+        )
+        return len(instances)
+
+    return run
+
+
+def tokenizer_alone(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
+    """Only the tokens of all sentences, once."""
+    from gaudi_bert.corpus.vocabulary import read_vocabulary, wordpiece_tokenizer
+
+    tokenizer = wordpiece_tokenizer(read_vocabulary(folder / "vocab.txt").tokens, lower_case=True)
+    sentences = {
+        name: [line for line in (folder / f"{name}.txt").read_text(encoding="utf-8").split("\n") if line]
+        for name in ("text", "other")
+    }
+
+    def run(name: str) -> int:
+        return sum(len(encoding.ids) for encoding in tokenizer.encode_batch_fast(sentences[name], add_special_tokens=False))
+
+    return run
+
+
+KINDS = {"ours": ours, "script": script, "tokenizer": tokenizer_alone}
+
+
+def measure_here(kind: str, folder: Path, duplicates: int, google: str) -> None:
+    """Print the processor's seconds and the count of one run."""
+    run = KINDS[kind](folder, duplicates, google)
+    run("other")
+    started = time.process_time()
+    count = run("text")
+    print(json.dumps({"seconds": time.process_time() - started, "count": count}))
+
+
+def measure(kind: str, folder: Path, duplicates: int, google: str) -> dict[str, float]:
+    """One run in a process of its own, on one thread."""
+    command = [sys.executable, __file__, "--kind", kind, "--folder", str(folder), "--google", google]
+    one_thread = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    done = subprocess.run(
+        [*command, "--duplicates", str(duplicates)], env=environment, capture_output=True, text=True, check=True
     )
-    copies = max(1, round(megabytes * 1e6 / len(documents.encode("utf-8"))))
-    path.write_text(documents * copies, encoding="utf-8")
-    return path.stat().st_size
+    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
-def processor_seconds() -> float:
-    """What this process and its ended workers have used."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+def compare(folder: Path, size: int, pairs: int, duplicates: int, google: str) -> None:
+    """Print what each takes and the ratios of neighbours."""
+    kinds = [kind for kind in KINDS if kind != "script" or google]
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(pairs):
+        for kind in kinds:
+            seconds[kind].append(measure(kind, folder, duplicates, google)["seconds"])
+    for kind in kinds:
+        show(f"{kind}, {size / 1e6:.1f} MB of text", [size / 1e6 / each for each in seconds[kind]], "MB/s")
+    if google:
+        ratios = [theirs / own for theirs, own in zip(seconds["script"], seconds["ours"], strict=True)]
+        show(f"prepare beside Google's script, {duplicates} duplicates", ratios, "times", "15")
+        ratios = [theirs / own for theirs, own in zip(seconds["script"], seconds["tokenizer"], strict=True)]
+        show("the tokenizer alone beside Google's script", ratios, "times")
+    ratios = [alone / own for alone, own in zip(seconds["tokenizer"], seconds["ours"], strict=True)]
+    show(f"prepare beside the tokenizer alone, {duplicates} duplicates", ratios, "times", "0.5")
 
 
 def main() -> None:
-    """Prepare at duplicates 1 and 5, and print what it took."""
-    megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    workers = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    """Measure as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--google", default="", help="folder that holds tf-models-official and sentencepiece")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--megabytes", type=float, default=1.0)
+    parser.add_argument("--duplicates", type=int, default=5)
+    parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.kind:
+        measure_here(chosen.kind, chosen.folder, chosen.duplicates, chosen.google)
+        return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        size = write_text(folder / "text.txt", megabytes)
-        prepare(PrepareSettings(), folder / "warm-up", pipeline_folder=folder, reporter=Reporter(quiet=True), workers=1)
-        vocabulary = str(folder / "warm-up" / "vocab.txt")
-        for duplicates in (1, 5):
-            settings = PrepareSettings(text="text.txt", vocab=vocabulary, duplicates=duplicates)
-            started, used = time.perf_counter(), processor_seconds()
-            out = folder / f"duplicates-{duplicates}"
-            made = prepare(settings, out, pipeline_folder=folder, reporter=Reporter(quiet=True), workers=workers)
-            seconds, used = time.perf_counter() - started, processor_seconds() - used
-            sequences = sum(split["sequences"] for split in made["splits"].values())
-            print(
-                f"duplicates {duplicates}, {workers} workers: {size / 1e6:.1f} MB of text in {seconds:.1f} s: "
-                f"{size / 1e6 / seconds:.2f} MB/s, {sequences / seconds:,.0f} examples/s; "
-                f"a second of one processor: {size / 1e6 / used:.2f} MB, {sequences / used:,.0f} examples"
-            )
-    print(f"largest memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+        size = write_texts(Path(name), chosen.megabytes)
+        compare(Path(name), size, chosen.pairs, chosen.duplicates, chosen.google)
 
 
 if __name__ == "__main__":
