@@ -1,6 +1,6 @@
 """Prints what pyproject.toml requires, so that an image's packages are a layer of their own, made again only if they change.
 
-python3 requirements.py [--extras cpu,parquet] [--without scipy,highspy] >requirements.txt
+python3 requirements.py [--extras tensorflow,parquet] [--without scipy,highspy] >requirements.txt
 """
 
 from __future__ import annotations
@@ -35,11 +35,20 @@ def requirements(project: dict[str, Any], extras: list[str], without: list[str])
     """
     lines = list(project["dependencies"])
     for extra in extras:
-        lines += project["optional-dependencies"][extra]
+        lines += of_extra(project, extra)
     unknown = set(without) - {package_name(line) for line in lines}
     if unknown:
         raise ValueError(f"--without {','.join(sorted(unknown))}: pyproject.toml does not require it")
     return sorted({line for line in lines if package_name(line) not in without})
+
+
+def of_extra(project: dict[str, Any], extra: str) -> list[str]:
+    """The requirements of an extra, in place of each other extra that it names those of that one."""
+    lines = []
+    for line in project["optional-dependencies"][extra]:
+        named = re.fullmatch(rf"{re.escape(project['name'])}\[([^]]*)\]", line)
+        lines += [found for name in named[1].split(",") for found in of_extra(project, name)] if named else [line]
+    return lines
 
 
 def names(text: str) -> list[str]:

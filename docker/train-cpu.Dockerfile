@@ -15,7 +15,7 @@ ENV PATH=/opt/venv/bin:$PATH
 
 FROM base AS requirements
 COPY docker/requirements.py pyproject.toml /src/
-RUN python3 /src/requirements.py --extras cpu --without highspy,jinja2,matplotlib,scipy,tokenizers >/requirements.txt
+RUN python3 /src/requirements.py --extras tensorflow --without highspy,jinja2,matplotlib,scipy,tokenizers >/requirements.txt
 
 FROM base AS build
 ARG DEBIAN_FRONTEND=noninteractive

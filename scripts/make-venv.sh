@@ -15,13 +15,18 @@ fi
 
 install() { .venv/bin/python -m pip install --quiet --constraint constraints.txt "$@"; }
 
+# So that the first command does not wait for the compiler; about a minute.
+compile() { .venv/bin/python -m gaudi_bert.stages.compile_kernels; }
+
 case "${1:-}" in
   lint) install --editable '.[lint]' ;;
-  test) install --editable '.[test]' ;;
+  test)
+    install --editable '.[test]'
+    compile
+    ;;
   product)
-    install --editable '.[cpu,parquet,kubernetes]'
-    # So that the first command does not wait for the compiler; about a minute.
-    .venv/bin/python -m gaudi_bert.stages.compile_kernels
+    install --editable '.[docker,kubernetes,parquet,tensorflow]'
+    compile
     ;;
   horovod)
     # Horovod has no wheels: it is built here, against the TensorFlow that is installed, by the last setuptools it works with.

@@ -12,11 +12,19 @@ import typer
 
 from gaudi_bert import __version__
 from gaudi_bert.cli import cluster_commands, data_commands, exchange_commands, model_commands, pipeline_commands
-from gaudi_bert.common.errors import GaudiBertError
+from gaudi_bert.common.errors import GaudiBertError, InputError
 
 __all__ = ["main"]
 
 INTERRUPTED = 130
+# The extra of this package that brings a module.
+EXTRAS = {
+    "docker": "docker",
+    "kubernetes": "kubernetes",
+    "pyarrow": "parquet",
+    "safetensors": "tensorflow",
+    "tensorflow": "tensorflow",
+}
 
 app = typer.Typer(
     name="gaudi-bert",
@@ -53,6 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except GaudiBertError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        print(f"error: {_missing(module)}", file=sys.stderr)  # noqa: T201
+        sys.exit(InputError.exit_code)
     except KeyboardInterrupt:
         print("error: interrupted; the same command goes on from what is finished", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
+
+
+def _missing(module: str) -> str:
+    """What to do where a module that an extra brings is not installed."""
+    if module == "tensorflow" and sys.version_info >= (3, 12):
+        found = ".".join(map(str, sys.version_info[:2]))
+        return f"this command needs TensorFlow 2.15, which has Python 3.10 and 3.11 only, and this is Python {found}"
+    return f"this command needs {module}, which is not installed; run: pip install 'gaudi-bert[{EXTRAS[module]}]'"

@@ -34,7 +34,7 @@ ENVIRONMENT = {
 def in_two_processes(program: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
     """Run a program of `tests/builders` as two Horovod processes."""
     command = ["horovodrun", "--gloo", "-np", "2", sys.executable, "-m", f"tests.builders.{program}", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class Engine:
             from docker.errors import DockerException
         except ImportError as error:
             raise InputError(
-                "--on docker: the Python package `docker` is not installed; run `make setup`, or pip install 'docker>=7'"
+                "--on docker: the Python package `docker` is not installed; run: pip install 'gaudi-bert[docker]'"
             ) from error
         try:
             self._client = from_env(timeout=ANSWER_SECONDS)
