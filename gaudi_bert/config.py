@@ -27,9 +27,11 @@ __all__ = [
     "ModelSettings",
     "PackingSettings",
     "PipelineSettings",
+    "PodPlacement",
     "PodResources",
     "PrepareSettings",
     "ResourceSettings",
+    "Toleration",
     "TrainingSettings",
     "load_pipeline",
     "pipeline_from_mapping",
@@ -289,6 +291,45 @@ class ResourceSettings(Settings):
         return max(self.cards, 1)
 
 
+class Toleration(Settings):
+    """A taint of nodes that pods may be put on all the same."""
+
+    key: str | None = Field(None, description="default: any")
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="default: any")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Toleration:
+        if self.operator == "Exists" and self.value is not None:
+            raise ValueError("operator Exists takes no value; leave one of the two out")
+        if self.operator == "Equal" and self.key is None:
+            raise ValueError("operator Equal needs a key; give one, or set operator to Exists")
+        return self
+
+    def as_manifest(self) -> dict[str, str]:
+        """As a pod spec has it."""
+        return self.model_dump(exclude_none=True)
+
+    def tolerates(self, taint: Mapping[str, Any]) -> bool:
+        """Whether a pod with this toleration may be put on a node with `taint`."""
+        same_key = self.key in (None, taint["key"])
+        same_effect = self.effect in (None, taint["effect"])
+        return same_key and same_effect and (self.operator == "Exists" or (self.value or "") == (taint.get("value") or ""))
+
+
+class PodPlacement(Settings):
+    """Where pods may run, and how they are marked."""
+
+    node_selector: dict[str, str] = Field({}, description="labels of the nodes")
+    tolerations: tuple[Toleration, ...] = Field((), description="taints of nodes that may be used all the same")
+    affinity: dict[str, Any] = Field({}, description="as in a pod's manifest")
+    priority_class: str | None = Field(None, description="a PriorityClass of the cluster")
+    runtime_class: str | None = Field(None, description="a RuntimeClass of the cluster")
+    labels: dict[str, str] = Field({}, description="more labels of the pods")
+    annotations: dict[str, str] = Field({}, description="annotations of the pods")
+
+
 class KubernetesSettings(Settings):
     """Where and how a pipeline runs on a cluster."""
 
@@ -309,7 +350,10 @@ class KubernetesSettings(Settings):
     )
     data_claim: KubernetesName | None = Field(None, description="an existing claim with text or records, read-only at /data")
     user: int = Field(1000, ge=1, description="user and group of all pods that need not be root; they must be able to write")
-    node_selector: dict[str, str] = Field({}, description="labels of the nodes that train")
+    node_selector: dict[str, str] = Field({}, description="labels of the nodes that train; see also training_pods")
+    data_pods: PodPlacement = PodPlacement()
+    training_pods: PodPlacement = PodPlacement()
+    scratch: Quantity = Field("1Gi", description="what a pod's /tmp may hold; it is asked of the node as ephemeral storage")
     efa: int = Field(0, ge=0, le=16, description="EFA network devices a worker (AWS); implies the node's network")
     network_interface: str = Field(
         "eth0", pattern=r"^[A-Za-z0-9._,/-]+$", description="what the workers reach one another by"

@@ -11,6 +11,16 @@ PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
 
 CARDS = ["resources.cards=8", "resources.training={cpu: '95', memory: 409Gi}", "resources.hugepages_2Mi=95000Mi"]
 MPIJOB = ["resources.workers=4", "kubernetes.training=mpijob"]
+PLACED = [
+    "kubernetes.data_pods={tolerations: [{operator: Exists}], labels: {team: text}, node_selector: {disk: fast}}",
+    "kubernetes.training_pods.tolerations=[{key: gaudi, value: 'yes', effect: NoSchedule}]",
+    "kubernetes.training_pods.priority_class=high",
+    "kubernetes.training_pods.runtime_class=habana",
+    "kubernetes.training_pods.annotations={example.org/owner: me}",
+    "kubernetes.training_pods.affinity={podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: "
+    "[{topologyKey: kubernetes.io/hostname, labelSelector: {matchLabels: {app.kubernetes.io/component: train-worker}}}]}}",
+    "kubernetes.scratch=3Gi",
+]
 VARIANTS: dict[str, list[str]] = {
     "as it is": [],
     "mpijob": MPIJOB,
@@ -23,6 +33,7 @@ VARIANTS: dict[str, list[str]] = {
     "environment": [*CARDS, *MPIJOB, "resources.environment={LOG_LEVEL_ALL: '3'}", "resources.cores_per_process=6"],
     "registry": ["images.registry=registry.example:5000/team", "images.tag=v1", "images.pull_secret=mine"],
     "nodes": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],
+    "placed": [*CARDS, *MPIJOB, *PLACED],
 }
 MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA")
 

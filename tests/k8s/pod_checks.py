@@ -36,6 +36,10 @@ def check_pod(where: str, spec: Json, references: dict[str, set[str]]) -> Iterat
 
 def _volumes(spec: Json) -> Iterator[str]:
     names = [volume["name"] for volume in spec.get("volumes", [])]
+    for volume in spec.get("volumes", []):
+        asked = spec["containers"][0]["resources"]["requests"].get("ephemeral-storage")
+        if volume["name"] == "scratch" and volume["emptyDir"].get("sizeLimit", "none") != asked:
+            yield f"scratch of {volume['emptyDir']} is not the ephemeral storage that is asked for, {asked}"
     if len(set(names)) != len(names):
         yield f"a volume is defined twice: {names}"
     used = set()

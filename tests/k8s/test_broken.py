@@ -36,6 +36,7 @@ BROKEN_SEMANTICS: list[tuple[str, str, Any, str]] = [
     ("plan", "spec/ttlSecondsAfterFinished", REMOVED, "is kept for ever"),
     ("plan", "spec/backoffLimit", REMOVED, "needs either backoffLimit or backoffLimitPerIndex"),
     ("write", "spec/backoffLimit", 3, "2 pods share 3 retries"),
+    ("plan", f"{POD}/volumes/2/emptyDir", {}, "is not the ephemeral storage that is asked for, 1Gi"),
     ("plan", f"{POD}/initContainers", [], "does not wait for what it needs"),
     ("plan", f"{POD}/initContainers/0/command/6", "verify", "waits as verify"),
     ("plan", f"{POD}/initContainers/0/command/8", "never", "waits without limit"),

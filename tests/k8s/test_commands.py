@@ -17,7 +17,8 @@ import yaml
 
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.manifests import pod_specs, render
+from gaudi_bert.runners.kubernetes.manifests import render
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 
 PODS = 2
 DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")

@@ -14,6 +14,7 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.pods import pod_specs, pod_templates
 from gaudi_bert.runners.kubernetes.rendering import write_rendered
 from gaudi_bert.runners.stage_table import STAGES
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
@@ -130,6 +131,49 @@ def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str
 def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
         load_pipeline(None, overrides)
+
+
+def test_pods_are_placed_and_marked_as_the_pipeline_says() -> None:
+    steps = render(cluster_settings(PIPELINES[0], "placed")).steps
+    prepare = steps["prepare"]["spec"]["template"]
+    assert prepare["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert prepare["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert prepare["metadata"]["labels"]["team"] == "text"
+    assert prepare["metadata"]["labels"]["app.kubernetes.io/component"] == "prepare"
+    assert prepare["spec"]["volumes"][2] == {"name": "scratch", "emptyDir": {"sizeLimit": "3Gi"}}
+    assert prepare["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "3Gi"
+    launcher, worker = pod_templates(steps["train"])
+    for template in (launcher, worker, *pod_templates(steps["evaluate"])):
+        assert template["spec"]["priorityClassName"] == "high"
+        assert template["spec"]["tolerations"][0]["key"] == "gaudi"
+        assert template["metadata"]["annotations"] == {"example.org/owner": "me"}
+    assert worker["spec"]["runtimeClassName"] == "habana"
+    assert "podAntiAffinity" in worker["spec"]["affinity"]
+    assert not {"runtimeClassName", "affinity"} & launcher["spec"].keys(), "the launcher may run anywhere"
+    assert "priorityClassName" not in prepare["spec"]
+
+
+def test_the_selector_of_nodes_that_train_is_for_them_alone() -> None:
+    settings = load_pipeline(
+        None, ["kubernetes.node_selector={kind: gaudi2}", "kubernetes.training_pods={node_selector: {zone: a}}"]
+    )
+    selected = {step: next(pod_specs(item)).get("nodeSelector") for step, item in render(settings).steps.items()}
+    assert selected.pop("train") == {"kind": "gaudi2", "zone": "a"}
+    assert selected.pop("evaluate") == {"zone": "a"}
+    assert set(selected.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "said"),
+    [
+        ("{operator: Exists, key: a, value: b}", "operator Exists takes no value"),
+        ("{value: b}", "operator Equal needs a key"),
+        ("{key: a, effect: Never}", "effect"),
+    ],
+)
+def test_a_toleration_that_no_server_would_take_is_refused(toleration: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        load_pipeline(None, [f"kubernetes.data_pods.tolerations=[{toleration}]"])
 
 
 def test_quantities_need_no_quotes() -> None:

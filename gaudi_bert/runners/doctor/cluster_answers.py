@@ -10,7 +10,7 @@ from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.connection import ClusterError
 from gaudi_bert.runners.kubernetes.kinds import needed_rights
-from gaudi_bert.runners.kubernetes.manifests import work_claim_name
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
 
 __all__ = ["ClusterAnswers", "ask_cluster"]
 

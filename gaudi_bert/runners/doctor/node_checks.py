@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gaudi_bert.config import PipelineSettings
+from gaudi_bert.config import PipelineSettings, PodPlacement
 from gaudi_bert.runners.doctor.check_result import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.cluster_answers import ClusterAnswers
+from gaudi_bert.runners.kubernetes.steps import training_placement
 from gaudi_bert.runners.pod_resources import (
     CARD_RESOURCE,
     EFA_RESOURCE,
@@ -43,8 +44,8 @@ def check_nodes(answers: ClusterAnswers, settings: PipelineSettings) -> list[Che
         asked = _text(training)
         found = f"this account may not list nodes; a training worker asks for {asked}"
         return [warning("nodes", found, f"ask whether {settings.resources.workers} of them fit")]
-    usable = [node for node in answers.nodes if _is_usable(node, {})]
-    for_training = [node for node in answers.nodes if _is_usable(node, settings.kubernetes.node_selector)]
+    usable = [node for node in answers.nodes if _is_usable(node, settings.kubernetes.data_pods)]
+    for_training = [node for node in answers.nodes if _is_usable(node, training_placement(settings))]
     checks = [_data_check(usable, data, settings)]
     checks += [_training_check(for_training, name, amount, settings) for name, amount in training.items()]
     if all(check.verdict == "ok" for check in checks):
@@ -52,11 +53,12 @@ def check_nodes(answers: ClusterAnswers, settings: PipelineSettings) -> list[Che
     return checks
 
 
-def _is_usable(node: Json, selector: Mapping[str, str]) -> bool:
+def _is_usable(node: Json, placement: PodPlacement) -> bool:
     """Whether pods of ours are put on `node` at all."""
     spec, labels = node.get("spec") or {}, node["metadata"].get("labels") or {}
-    tainted = any(taint["effect"] in ("NoSchedule", "NoExecute") for taint in spec.get("taints") or ())
-    return not spec.get("unschedulable") and not tainted and selector.items() <= labels.items()
+    taints = [taint for taint in spec.get("taints") or () if taint["effect"] in ("NoSchedule", "NoExecute")]
+    tolerated = all(any(one.tolerates(taint) for one in placement.tolerations) for taint in taints)
+    return not spec.get("unschedulable") and tolerated and placement.node_selector.items() <= labels.items()
 
 
 def _fitting(node: Json, request: Mapping[str, str]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.doctor.check_result import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.cluster_answers import ClusterAnswers
-from gaudi_bert.runners.kubernetes.manifests import work_claim_name
+from gaudi_bert.runners.kubernetes.pods import work_claim_name
 from gaudi_bert.runners.pod_resources import quantity_value
 
 __all__ = ["check_storage"]

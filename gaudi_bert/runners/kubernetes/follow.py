@@ -15,8 +15,8 @@ from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.job_problems import claim_problem, job_outcome, last_warning, no_pods_problem
 from gaudi_bert.runners.kubernetes.logs import LogFollower
-from gaudi_bert.runners.kubernetes.manifests import pod_specs
 from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 from gaudi_bert.runners.kubernetes.problem import Problem
 
 __all__ = ["PodsDisruptedError", "follow", "pods_of"]

@@ -24,8 +24,9 @@ _SCARCE = {
     "Insufficient cpu": "lower resources.data.cpu or resources.training.cpu, or add nodes",
     "PersistentVolumeClaim": "see whether the claim is bound: kubernetes.storage_class and kubernetes.access_mode must suit",
     "persistentvolumeclaim": "see whether the claim exists and is bound: kubernetes.work_claim, kubernetes.data_claim",
-    "untolerated taint": "remove the taint, or add the toleration to what `--render` writes",
-    "didn't match Pod's node": "correct kubernetes.node_selector",
+    "untolerated taint": "set kubernetes.data_pods.tolerations or kubernetes.training_pods.tolerations, or remove the taint",
+    "didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
+    "Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
 }
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 # What a registry says where trying again cannot help.

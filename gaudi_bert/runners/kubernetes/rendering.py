@@ -26,7 +26,8 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.kubernetes.manifests import Manifests, pod_specs, render
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render
+from gaudi_bert.runners.kubernetes.pods import pod_specs
 from gaudi_bert.runners.stage_table import STAGES, steps_of
 
 __all__ = ["write_rendered"]

@@ -147,6 +147,24 @@ def test_nodes_that_take_no_pods_do_not_count(spec: dict[str, Any]) -> None:
     assert wrong_with(CARDS, nodes=[closed, node("b", **GAUDI_NODE)]) == {}
 
 
+@pytest.mark.parametrize(
+    ("toleration", "fits"),
+    [
+        ("{operator: Exists}", True),
+        ("{key: gaudi, operator: Exists, effect: NoSchedule}", True),
+        ("{key: gaudi, value: 'yes'}", True),
+        ("{key: gaudi, value: 'no'}", False),
+        ("{key: gaudi, value: 'yes', effect: NoExecute}", False),
+        ("{key: other, operator: Exists}", False),
+    ],
+)
+def test_nodes_whose_taint_is_tolerated_count(toleration: str, fits: bool) -> None:
+    taint = {"key": "gaudi", "value": "yes", "effect": "NoSchedule"}
+    nodes = [{**node("a", **GAUDI_NODE), "spec": {"taints": [taint]}}, node("b", **LAPTOP)]
+    settings = load_pipeline(None, [*SERVER, f"kubernetes.training_pods.tolerations=[{toleration}]"])
+    assert ("cards" not in wrong_with(settings, nodes=nodes)) == fits
+
+
 def test_only_nodes_that_are_selected_count_for_training() -> None:
     settings = load_pipeline(None, [*SERVER, "kubernetes.node_selector={gaudi: two}"])
     assert "cards" in wrong_with(settings)
