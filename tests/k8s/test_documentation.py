@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from gaudi_bert.config import load_pipeline, pipeline_from_mapping
+from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, node, running
 
@@ -74,5 +77,19 @@ def test_every_folder_that_the_page_applies_can_be_built(clone: Path, kustomize:
 
 
 def test_the_page_has_no_other_commands() -> None:
-    known = ("gaudi-bert ", "kubectl apply -k ", "kubectl create namespace ")
+    known = ("gaudi-bert ", "kubectl apply -k ", "kubectl create namespace ", "kubectl delete ")
     assert [command for command in COMMANDS if not command.startswith(known)] == []
+
+
+def test_what_the_page_deletes_are_the_jobs_of_the_demo_and_nothing_else() -> None:
+    deleted = [shlex.split(command) for command in COMMANDS if command.startswith("kubectl delete ")]
+    assert [words[2] for words in deleted] == ["jobs", "mpijobs"]
+    settings = load_pipeline(ROOT / "pipelines" / "demo.yaml")
+    for words in deleted:
+        assert words[3:] == ["--namespace", settings.kubernetes.namespace, "--selector", f"{PIPELINE_LABEL}={settings.name}"]
+    assert all(item["metadata"]["labels"][PIPELINE_LABEL] == settings.name for item in render(settings).steps.values())
+
+
+@pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "yaml"])
+def test_the_settings_of_the_page_are_accepted(block: str) -> None:
+    assert render(pipeline_from_mapping(yaml.safe_load(block), "docs/kubernetes.md")).steps
