@@ -6,26 +6,50 @@ Letters: L = max_sequence_length. A row is one record of L slots: a sequence bef
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.training import MetricsLine
+from gaudi_bert.reporting.drawing import colour, hint, new_axes, new_figure, short_number, svg_text
 from gaudi_bert.reporting.figures import percent
-from gaudi_bert.reporting.svg import Axis, Plot, round_ticks, short_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["curve_chart", "fill_charts", "slots_chart", "strategies_chart"]
 
+Counts: TypeAlias = NDArray[np.int64]
+
+_WIDTH = 460
 _MOST_BARS = 48
 _SHADES = 5
+_DEEP_SHADES = (2, 4)  # light ones, on which words are dark
+_LABEL: dict[str, Any] = {"fontsize": 12, "color": colour("ink")}
+_TICK: dict[str, Any] = {"fontsize": 11.5, "color": colour("soft")}
+# A row above the axes, from their left end on.
+_LEGEND: dict[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1.05),
+    "ncols": 3,
+    "frameon": False,
+    "borderaxespad": 0,
+    "borderpad": 0,
+    "handlelength": 1.2,
+    "handletextpad": 0.5,
+    "columnspacing": 1.6,
+    "fontsize": 12,
+    "labelcolor": colour("ink"),
+}
 
 
-def _percent(value: float) -> str:
+def _percent_tick(value: float, position: int = 0) -> str:
     return f"{value:.3g}%"
 
 
-def fill_charts(before: np.ndarray, after: np.ndarray | None) -> list[str]:
+def fill_charts(before: Counts, after: Counts | None) -> list[str]:
     """How many real tokens the rows hold: a picture before packing and, where it is known, one after it.
 
     Both have the same scale. Where full rows outnumber all others, their bar is cut, and its share written on it.
@@ -45,115 +69,107 @@ def fill_charts(before: np.ndarray, after: np.ndarray | None) -> list[str]:
     partial = max((share for panel in shares for share in panel[:-1]), default=0.0)
     scale = 2 * partial if 0 < 3 * partial < highest else highest
     return [
-        _fill_chart(share, spans, scale * 1.08, f"real tokens in a row {when}", css)
-        for share, (_, when, css) in zip(shares, panels, strict=True)
+        _fill_chart(share, spans, scale, f"real tokens in a row {when}", role)
+        for share, (_, when, role) in zip(shares, panels, strict=True)
     ]
 
 
-def _fill_chart(shares: Sequence[float], spans: Sequence[tuple[int, int]], scale: float, title: str, css: str) -> str:
-    slots = spans[-1][1]
-    plot = Plot(
-        Axis(0, slots, title, "{:.0f}".format, _length_ticks(slots)),
-        Axis(0, scale, write=_percent, ticks=round_ticks(scale * 0.98)),
-        f"Share of rows by {title}",
-        height=176,
-        right=18,
-        top=12,
-    )
-    plot.frame()
+def _fill_chart(shares: Sequence[float], spans: Sequence[tuple[int, int]], scale: float, title: str, role: str) -> str:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    slots, top = spans[-1][1], 1.08 * scale
+    figure = new_figure(_WIDTH, 176)
+    axes = new_axes(figure, 48, 18, 12, 40)
     for (low, high), share in zip(spans, shares, strict=True):
-        if share <= 0:
-            continue
-        gap = 0.08 * (high - low)
-        hint = f"{low + 1} to {high} tokens: {share:.2f} % of rows"
-        plot.bar(low + gap, high - gap, 0, min(share, scale), css, hint)
-        if share > scale:
-            x = plot.across(high)
-            plot.parts.append(f'<path class="cut" d="M{plot.across(low) - 3:.1f} 27L{x + 3:.1f} 21"/>')
-            words = f"{percent(share / 100)} of rows: {f'{low + 1} to {high}' if high - low > 1 else high} tokens"
-            plot.text(plot.across(low) - 8, 24, words, "label", "end")
-    return plot.svg()
+        if share > 0:
+            width = 0.84 * (high - low)
+            bars = axes.bar((low + high) / 2, min(share, top), width, color=colour(role))
+            bars[0].set_gid(hint(f"{low + 1} to {high} tokens: {share:.2f} % of rows"))
+        if share > top:
+            _cut_bar(axes, (low, high), share, top)
+    axes.set_xlim(0, slots)
+    axes.set_ylim(0, top)
+    axes.set_xticks([slots * quarter // 4 for quarter in range(5)])
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
+    axes.grid(axis="y", color=colour("rule"))
+    axes.set_xlabel(title, **_TICK)
+    return svg_text(figure, f"Share of rows by {title}")
 
 
-def _length_ticks(slots: int) -> list[float]:
-    return [slots * quarter // 4 for quarter in range(5)]
+def _cut_bar(axes: Axes, span: tuple[int, int], share: float, top: float) -> None:
+    """A slanted gap through a bar that is too high to show, and its share beside it."""
+    low, high = span
+    axes.plot([low - 1, high + 1], [0.89 * top, 0.95 * top], color=colour("sheet"), linewidth=3.5, clip_on=False)
+    words = f"{percent(share / 100)} of rows: {f'{low + 1} to {high}' if high - low > 1 else high} tokens"
+    axes.text(low - 0.02 * high, 0.92 * top, words, ha="right", va="center", **_LABEL)
 
 
 def slots_chart(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int | None) -> str:
     """Slots before and after packing, to scale: real tokens and padding; the proven bound as a line."""
-    total = rows_before * slots
-    plot = Plot(
-        Axis(0, total, "slots", ticks=round_ticks(total)),
-        Axis(0, 2),
-        f"{rows_before} rows before packing, {rows_after} after it",
-        height=170,
-        left=16,
-        top=34,
-    )
-    plot.legend([("box", "real", "real tokens"), ("box", "padding", "padding")])
-    for place, when, rows in ((1.0, "before", rows_before), (0.0, "after", rows_after)):
-        bottom, top = place + 0.14, place + 0.66
-        plot.bar(0, tokens, bottom, top, "real", f"{tokens:,} real tokens")
-        plot.bar(tokens, rows * slots, bottom, top, "padding", f"{rows * slots - tokens:,} slots of padding")
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    figure = new_figure(_WIDTH, 170)
+    axes = new_axes(figure, 16, 12, 34, 40)
+    for place, when, rows in ((1.4, "before", rows_before), (0.4, "after", rows_after)):
+        padding = rows * slots - tokens
+        real_bar = axes.barh(place, tokens, 0.52, color=colour("real"), label="real tokens")
+        padding_bar = axes.barh(place, padding, 0.52, tokens, color=colour("padding"), label="padding")
+        real_bar[0].set_gid(hint(f"{tokens:,} real tokens"))
+        padding_bar[0].set_gid(hint(f"{padding:,} slots of padding"))
         share = percent(tokens / (rows * slots), 2)
-        plot.text(plot.left, plot.up(top) - 5, f"{when}: {rows:,} rows, {share} real tokens", "label")
-    for tick in plot.x.places():
-        plot.text(plot.across(tick), plot.height - 22, short_number(tick), "tick", "middle")
-    plot.text(plot.width / 2, plot.height - 6, "slots", "tick", "middle")
+        axes.text(0, place + 0.32, f"{when}: {rows:,} rows, {share} real tokens", **_LABEL)
+    axes.set_xlim(0, rows_before * slots)
+    axes.set_ylim(0, 2)
+    axes.set_yticks([])
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="x", length=0)
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.set_xlabel("slots", **_TICK)
+    axes.legend(handles=[real_bar, padding_bar], **(_LEGEND | {"bbox_to_anchor": (0, 1.1)}))
     if lower_bound is not None:
-        x = plot.across(lower_bound * slots)
-        plot.parts.append(f'<path class="bound line" d="M{x:.1f} {plot.up(0.72):.1f}V{plot.up(0.08):.1f}"/>')
-        plot.text(plot.width - plot.right, 18, f"| proven bound {lower_bound:,} rows", "boundtext", "end")
-    return plot.svg()
+        axes.plot([lower_bound * slots] * 2, [0.08, 0.69], color=colour("bound"), linewidth=2)
+        words = f"| proven bound {lower_bound:,} rows"
+        axes.text(1, 1.125, words, ha="right", fontsize=12, color=colour("bound"), transform=axes.transAxes)
+    return svg_text(figure, f"{rows_before} rows before packing, {rows_after} after it")
 
 
 def strategies_chart(mixture: Mapping[tuple[int, ...], int], slots: int, most: int = 12) -> str:
     """The strategies used most, each as a row of its sequences to scale, longest first, with its share of all packs."""
     packs = max(sum(mixture.values()), 1)
     top = sorted(mixture.items(), key=lambda item: (-item[1], item[0]))[:most]
-    step = 24
-    plot = Plot(
-        Axis(0, slots),
-        Axis(0, 1),
-        "The strategies used most",
-        height=step * len(top) + 30,
-        left=2,
-        right=128,
-        top=4,
-        bottom=0,
-    )
+    step, right = 24, 128
+    figure = new_figure(_WIDTH, step * len(top) + 30)
+    axes = new_axes(figure, 2, right, 4, 26)
+    units = slots / (_WIDTH - right - 2)
+    axes.set_axis_off()
+    axes.set_xlim(0, slots)
+    axes.set_ylim(max(step * len(top), 1), 0)
     for row, (strategy, count) in enumerate(top):
-        y = 4 + row * step
-        _row_of_strategy(plot, sorted(strategy, reverse=True), slots, y, step - 6)
-        plot.text(plot.width - plot.right + 8, y + 13, f"{count:,}", "label")
-        plot.text(plot.width, y + 13, f"{100 * count / packs:.1f} %", "tick", "end")
+        _row_of_strategy(axes, sorted(strategy, reverse=True), slots, step * row, step - 6, units)
+        axes.text(slots + 8 * units, step * row + 9, f"{count:,}", va="center", **_LABEL)
+        axes.text(slots + right * units, step * row + 9, f"{100 * count / packs:.1f} %", ha="right", va="center", **_TICK)
     shown = sum(count for _, count in top)
-    plot.text(
-        plot.left,
-        plot.height - 8,
-        f"{len(top)} of {len(mixture):,} strategies: {100 * shown / packs:.1f} % of {packs:,} packs",
-        "tick",
-    )
-    return plot.svg()
+    words = f"{len(top)} of {len(mixture):,} strategies: {100 * shown / packs:.1f} % of {packs:,} packs"
+    figure.text(2 / _WIDTH, 8 / (step * len(top) + 30), words, **_TICK)
+    return svg_text(figure, "The strategies used most")
 
 
-def _row_of_strategy(plot: Plot, lengths: Sequence[int], slots: int, y: float, height: float) -> None:
+def _row_of_strategy(axes: Axes, lengths: Sequence[int], slots: int, y: float, height: float, units: float) -> None:
+    """One strategy from `y` down; `units` are the slots that one unit of the picture is wide."""
     start = 0
     for index, length in enumerate(lengths):
-        x, width = plot.across(start), plot.across(start + length) - plot.across(start)
-        plot.parts.append(
-            f'<rect class="shade{index % _SHADES}" x="{x:.1f}" y="{y:.1f}" width="{max(width - 1, 0.5):.1f}" '
-            f'height="{height:g}" rx="2"><title>{length} tokens</title></rect>'
-        )
-        if width > 8 * len(str(length)) + 4:
-            plot.text(x + width / 2, y + height - 5, str(length), "inside", "middle")
+        shade = index % _SHADES
+        bars = axes.barh(y + height / 2, max(length - units, units / 2), height, start, color=colour(f"shade{shade}"))
+        bars[0].set_gid(hint(f"{length} tokens"))
+        if length > (8 * len(str(length)) + 4) * units:
+            ink = colour("deep" if shade in _DEEP_SHADES else "inside")
+            axes.text(start + length / 2, y + height / 2, str(length), ha="center", va="center", fontsize=11, color=ink)
         start += length
     if start < slots:
-        x, width = plot.across(start), plot.across(slots) - plot.across(start)
-        plot.parts.append(
-            f'<rect class="padding" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:g}" rx="2">'
-            f"<title>{slots - start} slots of padding</title></rect>"
-        )
+        bars = axes.barh(y + height / 2, slots - start, height, start, color=colour("padding"))
+        bars[0].set_gid(hint(f"{slots - start} slots of padding"))
 
 
 def curve_chart(metrics: Sequence[MetricsLine], name: str, title: str, baseline: float | None = None) -> str:
@@ -165,41 +181,50 @@ def curve_chart(metrics: Sequence[MetricsLine], name: str, title: str, baseline:
         title: what the picture shows.
         baseline: a horizontal line, the accuracy without any learning.
     """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    is_accuracy = name.endswith("accuracy")
+    figure = new_figure(_WIDTH, 250)
+    axes = new_axes(figure, 48, 12, 30, 40)
     train, held_out = (
-        [(line.sequences, getattr(line, name)) for line in metrics if line.kind == kind] for kind in ("train", "evaluation")
+        [(line.sequences, getattr(line, name) * (100 if is_accuracy else 1)) for line in metrics if line.kind == kind]
+        for kind in ("train", "evaluation")
     )
-    values = [value for _, value in [*train, *held_out]] + ([baseline] if baseline is not None else [])
-    sequences = [seen for seen, _ in [*train, *held_out]]
-    plot = Plot(Axis(0, max([*sequences, 1]), "sequences seen"), _curve_axis(values, name.endswith("accuracy")), title)
-    plot.frame()
-    legend = [("line", "train", "training")]
-    plot.line(train, "train")
-    if len(train) == 1:
-        plot.dots(train, "train")
+    if train:
+        axes.plot(
+            *zip(*train, strict=True), color=colour("real"), linewidth=2, marker="o" * (len(train) == 1), label="training"
+        )
     if held_out:
-        legend.append(("dot", "held", "held out"))
-        plot.line(held_out, "held thin")
-        plot.dots(held_out, "held")
+        style: dict[str, Any] = {
+            "color": colour("held"),
+            "linewidth": 1.2,
+            "marker": "o",
+            "markersize": 7,
+            "markeredgewidth": 0,
+        }
+        axes.plot(*zip(*held_out, strict=True), label="held out", **style)
     if baseline is not None:
-        legend.append(("line", "baseline", f"unigram baseline, {100 * baseline:.1f} %"))
-        plot.line([(0, baseline), (plot.x.highest, baseline)], "baseline")
-    plot.legend(legend)
-    return plot.svg()
+        label = f"unigram baseline, {100 * baseline:.1f} %"
+        axes.axhline(100 * baseline, color=colour("baseline"), linewidth=2, linestyle=(0, (1, 2)), label=label)
+    values = [value for _, value in [*train, *held_out]] + ([100 * baseline] if baseline is not None else [])
+    axes.set_xlim(0, max([seen for seen, _ in [*train, *held_out]], default=1) or 1)
+    axes.set_ylim(*_limits(values, is_accuracy))
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(short_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick if is_accuracy else short_number))
+    axes.grid(axis="y", color=colour("rule"))
+    axes.set_xlabel("sequences seen", **_TICK)
+    if values:
+        axes.legend(**_LEGEND)
+    return svg_text(figure, title)
 
 
-def _curve_axis(values: Sequence[float], is_accuracy: bool) -> Axis:
+def _limits(values: Sequence[float], is_accuracy: bool) -> tuple[float, float]:
     highest = max([*values, 1e-9])
-    if is_accuracy:
-        return Axis(0, highest * 1.08, write=lambda value: _percent(100 * value))
     lowest = min([*values, highest])
     # A loss that hardly moved is shown from 0, or its noise would look like learning.
-    if highest - lowest < 0.2 * highest:
-        return Axis(0, highest * 1.08)
+    if is_accuracy or highest - lowest < 0.2 * highest:
+        return 0, 1.08 * highest
     margin = 0.08 * (highest - lowest)
-    return Axis(lowest - margin, highest + margin, ticks=_ticks_between(lowest - margin, highest + margin))
-
-
-def _ticks_between(lowest: float, highest: float) -> list[float]:
-    step = round_ticks(highest - lowest)[1]
-    first = math.ceil(lowest / step)
-    return [index * step for index in range(first, int(highest / step) + 2)]
+    return lowest - margin, highest + margin

@@ -1,13 +1,21 @@
 """The one picture that explains packing: padded rows, the same sequences packed, and the attention of one packed row.
 
-Drawn with plain SVG from the lengths in `PACKS`; the colours follow the reader's light or dark setting. Its output is
+Drawn from the lengths in `PACKS`; the colours follow the reader's light or dark setting. Its output is
 `docs/how-it-works.svg` (`python benchmarks/draw_how_it_works.py`), and a test holds the two together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from string import ascii_uppercase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gaudi_bert.reporting.drawing import colour, new_figure, svg_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["draw_how_it_works"]
 
@@ -19,120 +27,128 @@ ARRIVAL = (8, 1, 6, 3, 10, 0, 4, 9, 2, 5, 7)
 
 CELL, GAP, ROW = 15, 2, 25
 PITCH = CELL + GAP
+CORNER = 3
 LEFT, MIDDLE, RIGHT, TOP = 28, 398, 768, 84
 FOOT = 376
 WIDTH, HEIGHT = 1068, 398
 
 STYLE = """
-  .page{fill:#fff}.ink{fill:#17202e}.soft{fill:#5c6779}.pad{fill:#e6eaf1}.off{fill:#f1f3f8}.white{fill:#fff}
-  .c0{fill:#2b62d9}.c1{fill:#e0822b}.c2{fill:#8a4fc9}.padmark{fill:#aab3c3}.rule{stroke:#c3cad7;fill:none}
-  .arrow{stroke:#17202e;fill:none;stroke-width:2.5;stroke-linecap:round;stroke-linejoin:round}
-  text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-  .title{font-size:17px;font-weight:650;letter-spacing:-.2px}.note{font-size:13px}.cell{font-size:10px;font-weight:600}
-  .number{font-size:9.5px}.big{font-size:13px;font-weight:600}
+  svg{--page:#fff;--ink:#17202e;--soft:#5c6779;--padding:#e6eaf1;--off:#f1f3f8;--white:#fff;--rule:#c3cad7;--mark:#aab3c3;
+    --first:#2b62d9;--second:#e0822b;--third:#8a4fc9}
+  text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
   @media (prefers-color-scheme:dark){
-    .page{fill:#0d1117}.ink{fill:#e7ebf3}.soft{fill:#9ba7ba}.pad{fill:#262d39}.off{fill:#181e28}
-    .c0{fill:#4f83f1}.c1{fill:#e59143}.c2{fill:#a172dd}.padmark{fill:#566175}.rule{stroke:#475164}.arrow{stroke:#e7ebf3}
+    svg{--page:#0d1117;--ink:#e7ebf3;--soft:#9ba7ba;--padding:#262d39;--off:#181e28;--rule:#475164;--mark:#566175;
+      --first:#4f83f1;--second:#e59143;--third:#a172dd}
   }
 """
+_PLACES = ("first", "second", "third")
+_TITLE: dict[str, Any] = {"fontsize": 17, "fontweight": "bold", "color": colour("ink")}
+_NOTE: dict[str, Any] = {"fontsize": 13, "color": colour("soft")}
+_BIG: dict[str, Any] = {"fontsize": 13, "fontweight": "bold"}
 
 
 def draw_how_it_works() -> str:
     """The picture as SVG text."""
+    from matplotlib.patches import FancyBboxPatch
+
     sequences = [(length, place) for pack in PACKS for place, length in enumerate(pack)]
     tokens = sum(length for length, _ in sequences)
     before, after = len(sequences) * SLOTS, len(PACKS) * SLOTS
-    parts = [
-        *_heading(
-            LEFT, "Before: one sequence a row", f"{len(sequences)} rows, {tokens / before:.0%} of the slots are real tokens"
-        ),
-        *_unpacked(sequences),
-        *_arrow(LEFT + SLOTS * PITCH + 22),
-        *_heading(
-            MIDDLE, "Packed: several share a row", f"{len(PACKS)} rows, {tokens / after:.0%} of the slots are real tokens"
-        ),
-        *_packed(),
-        *_features(),
-        *_heading(RIGHT, "Attention stays at home", "each token sees its own sequence only"),
-        *_attention(),
-    ]
+    figure = new_figure(WIDTH, HEIGHT)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(0, WIDTH)
+    axes.set_ylim(HEIGHT, 0)
+    page = FancyBboxPatch((14, 14), WIDTH - 28, HEIGHT - 28, "round,pad=14", color=colour("page"), linewidth=0)
+    axes.add_patch(page)
+    note = f"{len(sequences)} rows, {tokens / before:.0%} of the slots are real tokens"
+    _heading(axes, LEFT, "Before: one sequence per row", note)
+    _unpacked(axes, sequences)
+    _arrow(axes, LEFT + SLOTS * PITCH + 22)
+    note = f"{len(PACKS)} rows, {tokens / after:.0%} of the slots are real tokens"
+    _heading(axes, MIDDLE, "Packed: several share a row", note)
+    _packed(axes)
+    _features(axes)
+    _heading(axes, RIGHT, "Attention stays at home", "each token sees its own sequence only")
+    _attention(axes)
     label = f"{len(sequences)} padded rows become {len(PACKS)} packed rows; attention is block-diagonal."
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">\n'
-        f'<style>{STYLE}</style>\n<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="14"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    return svg_text(figure, label, STYLE) + "\n"
 
 
-def _text(x: float, y: float, words: str, css: str, anchor: str = "start") -> str:
-    return f'<text x="{x:g}" y="{y:g}" class="{css}" text-anchor="{anchor}">{words}</text>'
+def _heading(axes: Axes, x: float, title: str, note: str) -> None:
+    axes.text(x, 38, title, **_TITLE)
+    axes.text(x, 60, note, **_NOTE)
 
 
-def _heading(x: float, title: str, note: str) -> Iterator[str]:
-    yield _text(x, 38, title, "title ink")
-    yield _text(x, 60, note, "note soft")
+def _cells(axes: Axes, x: float, y: float, count: int, role: str) -> None:
+    """`count` slots in a row, as one path; the round joints of a thick line make their corners."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    if count:
+        square = Path.unit_rectangle()
+        inner = np.asarray(square.vertices) * (CELL - 2 * CORNER) + np.array((x + CORNER, y + CORNER))
+        path = Path.make_compound_path(*(Path(inner + np.array((index * PITCH, 0)), square.codes) for index in range(count)))
+        axes.add_patch(PathPatch(path, color=colour(role), linewidth=2 * CORNER, joinstyle="round"))
 
 
-def _cells(x: float, y: float, count: int, css: str) -> str:
-    """`count` slots in a row."""
-    path = "".join(
-        f"M{x + index * PITCH + 3:g} {y:g}h9a3 3 0 0 1 3 3v9a3 3 0 0 1-3 3h-9a3 3 0 0 1-3-3v-9a3 3 0 0 1 3-3z"
-        for index in range(count)
-    )
-    return f'<path class="{css}" d="{path}"/>' if count else ""
-
-
-def _sequence(x: float, y: float, number: int, length: int, place: int) -> Iterator[str]:
+def _sequence(axes: Axes, x: float, y: float, number: int, length: int, place: int) -> None:
     """A sequence: its slots, and its letter in the first one."""
-    yield _cells(x, y, length, f"c{place}")
-    yield _text(x + CELL / 2, y + 11, ascii_uppercase[number], "cell white", "middle")
+    _cells(axes, x, y, length, _PLACES[place])
+    letter = ascii_uppercase[number]
+    axes.text(x + CELL / 2, y + 11, letter, ha="center", fontsize=10, fontweight="bold", color=colour("white"))
 
 
-def _unpacked(sequences: Sequence[tuple[int, int]]) -> Iterator[str]:
+def _unpacked(axes: Axes, sequences: Sequence[tuple[int, int]]) -> None:
     for row, number in enumerate(ARRIVAL):
         length, place = sequences[number]
         y = TOP + row * ROW
-        yield from _sequence(LEFT, y, number, length, place)
-        yield _cells(LEFT + length * PITCH, y, SLOTS - length, "pad")
-    yield _text(LEFT, FOOT, "grey: padding, which costs as much as text", "note soft")
+        _sequence(axes, LEFT, y, number, length, place)
+        _cells(axes, LEFT + length * PITCH, y, SLOTS - length, "padding")
+    axes.text(LEFT, FOOT, "grey: padding, which costs as much as text", **_NOTE)
 
 
-def _arrow(x: float) -> Iterator[str]:
+def _arrow(axes: Axes, x: float) -> None:
     y = TOP + 2 * ROW + CELL
-    yield f'<path class="arrow" d="M{x} {y}h42m-11 -9l11 9l-11 9"/>'
-    yield _text(x + 21, y - 16, "pack", "big ink", "middle")
+    line: dict[str, Any] = {"color": colour("ink"), "linewidth": 2.5, "solid_capstyle": "round", "solid_joinstyle": "round"}
+    axes.plot([x, x + 42], [y, y], **line)
+    axes.plot([x + 31, x + 42, x + 31], [y - 9, y, y + 9], **line)
+    axes.text(x + 21, y - 16, "pack", ha="center", color=colour("ink"), **_BIG)
 
 
-def _packed() -> Iterator[str]:
+def _packed(axes: Axes) -> None:
     number = 0
     for row, pack in enumerate(PACKS):
         y, slot = TOP + row * ROW, 0
         for place, length in enumerate(pack):
-            yield from _sequence(MIDDLE + slot * PITCH, y, number, length, place)
+            _sequence(axes, MIDDLE + slot * PITCH, y, number, length, place)
             number, slot = number + 1, slot + length
-        yield _cells(MIDDLE + slot * PITCH, y, SLOTS - slot, "pad")
+        _cells(axes, MIDDLE + slot * PITCH, y, SLOTS - slot, "padding")
 
 
-def _features() -> Iterator[str]:
+def _features(axes: Axes) -> None:
     """What the last row tells the model: the number of the sequence, and positions that start again."""
+    from matplotlib.patches import FancyBboxPatch
+
     row_y = TOP + (len(PACKS) - 1) * ROW
     right = MIDDLE + SLOTS * PITCH - GAP
-    yield f'<rect class="rule" x="{MIDDLE - 4}" y="{row_y - 4}" width="{right - MIDDLE + 8}" height="{CELL + 8}" rx="6"/>'
-    yield f'<path class="rule" d="M{right + 4} {row_y + CELL / 2:g}H{RIGHT - 34}" stroke-dasharray="3 4"/>'
-    yield f'<path class="rule" d="M{(MIDDLE + right) / 2:g} {row_y + CELL + 4}v22" stroke-dasharray="3 4"/>'
+    rule: dict[str, Any] = {"color": colour("rule"), "linewidth": 1}
+    frame = FancyBboxPatch((MIDDLE, row_y), right - MIDDLE, CELL, "round,pad=4", fill=False, **rule)
+    axes.add_patch(frame)
+    axes.plot([right + 4, RIGHT - 34], [row_y + CELL / 2] * 2, linestyle=(0, (3, 4)), **rule)
+    axes.plot([(MIDDLE + right) / 2] * 2, [row_y + CELL + 4, row_y + CELL + 26], linestyle=(0, (3, 4)), **rule)
     numbers, positions = _row_features(PACKS[-1])
     for line, (name, values) in enumerate(
         (("input_mask: the number of the sequence", numbers), ("positions: start again at 0", positions))
     ):
         y = row_y + 62 + line * 54
-        yield _text(MIDDLE, y, name, "note ink")
+        axes.text(MIDDLE, y, name, fontsize=13, color=colour("ink"))
         for slot, value in enumerate(values):
-            css = f"c{numbers[slot] - 1}" if numbers[slot] else "pad"
-            yield _cells(MIDDLE + slot * PITCH, y + 8, 1, css)
-            ink = "white" if numbers[slot] else "soft"
-            yield _text(MIDDLE + slot * PITCH + CELL / 2, y + 19, str(value), f"number {ink}", "middle")
-    yield _text(MIDDLE, FOOT, "each keeps its own [CLS], masks and label", "note soft")
+            is_real = numbers[slot] > 0
+            _cells(axes, MIDDLE + slot * PITCH, y + 8, 1, _PLACES[numbers[slot] - 1] if is_real else "padding")
+            ink = colour("white" if is_real else "soft")
+            axes.text(MIDDLE + slot * PITCH + CELL / 2, y + 19, str(value), ha="center", fontsize=9.5, color=ink)
+    axes.text(MIDDLE, FOOT, "each keeps its own [CLS], masks and label", **_NOTE)
 
 
 def _row_features(pack: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -142,19 +158,19 @@ def _row_features(pack: Sequence[int]) -> tuple[list[int], list[int]]:
     return numbers, positions
 
 
-def _attention() -> Iterator[str]:
+def _attention(axes: Axes) -> None:
     """Which token (row) sees which (column), for the last packed row; its letters stand at the side."""
     numbers, _ = _row_features(PACKS[-1])
     for row in range(SLOTS):
         seen = [column for column in range(SLOTS) if numbers[column] == numbers[row]]
         y = TOP + row * PITCH
-        yield _cells(RIGHT, y, seen[0], "off")
-        yield _cells(RIGHT + seen[0] * PITCH, y, len(seen), f"c{numbers[row] - 1}" if numbers[row] else "padmark")
-        yield _cells(RIGHT + (seen[-1] + 1) * PITCH, y, SLOTS - 1 - seen[-1], "off")
+        _cells(axes, RIGHT, y, seen[0], "off")
+        _cells(axes, RIGHT + seen[0] * PITCH, y, len(seen), _PLACES[numbers[row] - 1] if numbers[row] else "mark")
+        _cells(axes, RIGHT + (seen[-1] + 1) * PITCH, y, SLOTS - 1 - seen[-1], "off")
     first = sum(map(len, PACKS[:-1]))
     start = 0
     for place, length in enumerate(PACKS[-1]):
         middle = TOP + (start + length / 2) * PITCH
-        yield _text(RIGHT - 10, middle + 4, ascii_uppercase[first + place], f"big c{place}", "end")
+        axes.text(RIGHT - 10, middle + 4, ascii_uppercase[first + place], ha="right", color=colour(_PLACES[place]), **_BIG)
         start += length
-    yield _text(RIGHT, FOOT, "same outputs, losses and gradients", "note soft")
+    axes.text(RIGHT, FOOT, "same outputs, losses and gradients", **_NOTE)

@@ -18,7 +18,14 @@ from gaudi_bert.artefacts.examples import PreparedExamples, read_prepared_exampl
 from gaudi_bert.artefacts.histogram import HistogramFile, read_histogram
 from gaudi_bert.artefacts.metadata import Metadata, read_own_metadata
 from gaudi_bert.artefacts.plan import Plan, PlanTotals, read_plan
-from gaudi_bert.artefacts.training import EvaluationResult, MetricsLine, read_evaluation, read_metrics
+from gaudi_bert.artefacts.training import (
+    EvaluationResult,
+    MetricsLine,
+    TrainingResult,
+    read_evaluation,
+    read_metrics,
+    read_training,
+)
 from gaudi_bert.artefacts.verification import Verification, read_verification
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
@@ -43,6 +50,7 @@ def _paths(workdir: Path) -> dict[str, Path]:
         "metadata": train.metadata,
         "verification": train.verification,
         "metrics": folder.metrics,
+        "training": folder.training_result,
         "evaluation": folder.evaluation_result,
         "pipeline": folder.training_settings,
     }
@@ -71,6 +79,7 @@ class ReportInputs:
     metadata: Metadata | None
     verification: Verification | None
     metrics: tuple[MetricsLine, ...] | None
+    training: TrainingResult | None
     evaluation: EvaluationResult | None
     pipeline: dict[str, Any] | None
 
@@ -118,6 +127,7 @@ def read_inputs(workdir: Path) -> ReportInputs:
         metadata=_read(paths["metadata"], lambda path: read_own_metadata(path.parent)),
         verification=_read_verification(workdir, paths["verification"]),
         metrics=_read(paths["metrics"], read_metrics),
+        training=_read(paths["training"], read_training),
         evaluation=_read(paths["evaluation"], read_evaluation),
         pipeline=_read(paths["pipeline"], _read_pipeline),
     )

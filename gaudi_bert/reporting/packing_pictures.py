@@ -82,7 +82,7 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlim(0, max_sequence_length)
-    axes.set_xlabel("slots of a pack; right: share of all packs")
+    axes.set_xlabel("slots of one pack; right: share of all packs")
     covered = sum(mixture[strategy] for strategy in shown)
     axes.set_title(f"{len(shown)} of {len(mixture):,} strategies, {100 * covered / max(packs, 1):.1f} % of {packs:,} packs")
     return figure
@@ -103,7 +103,7 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
         line = "--" if algorithm == "optimal" else "-"
         axes.plot(places, [own[depths[place]] for place in places], line, marker="o", markersize=4, label=algorithm)
     axes.set_xticks(range(len(depths)), [str(depth) for depth in depths])
-    axes.set_xlabel("depth: most sequences a pack")
+    axes.set_xlabel("depth: most sequences per pack")
     axes.set_ylabel("efficiency, % of slots that hold a token")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

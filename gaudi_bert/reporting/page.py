@@ -58,6 +58,7 @@ _FILES = {
     "metadata": "the packed training records: sizes, shards, checksums",
     "verification": "the proof that every sequence is there once",
     "metrics": "losses and accuracies during training, a line each",
+    "training": "how the run ended, with the speed-up that packing brought",
     "evaluation": "losses and accuracies of the last checkpoint",
     "pipeline": "the settings of the whole pipeline as they were used",
 }
@@ -77,6 +78,7 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
             packs, bound = totals.packs, totals.lower_bound
             factor = f"{totals.packing_factor:.3f}"
             cards.append(Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
+            cards += _speedup_card(inputs, totals.packing_factor)
             after = percent(totals.efficiency, 2)
             cards.append(Card("Efficiency", after, f"real tokens / slots; {percent(before)} unpacked"))
             gap = packs - bound
@@ -92,6 +94,15 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
         note = f"each of {inputs.verification.sequences:,} sequences is there once, byte for byte"
         cards.append(Card("Verified", "yes", note))
     return cards + _learning_cards(inputs)
+
+
+def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[Card]:
+    """What the factor came to on the device that trained, where `training.measure_speedup` asked for it."""
+    speedup = inputs.training.realized_speedup if inputs.training is not None else None
+    if speedup is None:
+        return []
+    note = f"sequences per second, packed beside padded: {percent(speedup / packing_factor, 0)} of the factor"
+    return [Card("Realized speed-up", f"{speedup:.3f}", note)]
 
 
 def _learning_cards(inputs: ReportInputs) -> list[Card]:

@@ -75,8 +75,24 @@ def contents() -> dict[str, Any]:
         "packed/train/metadata.json": _metadata(totals, sequences, tokens),
         "packed/train/verification.json": _verification(sequences, tokens, packs),
         "train/metrics.jsonl": metrics,
+        "train/training.json": _training(figures),
         "train/evaluation.json": evaluation,
         "train/settings.yaml": {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}},
+    }
+
+
+def _training(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "updates": 3,
+        "sequences": 120,
+        "tokens": 900,
+        "processes": 1,
+        "packing_factor": 1.452,
+        "sequences_per_update": 40.0,
+        "reached_target": False,
+        "training": figures,
+        "evaluation": None,
+        "realized_speedup": 1.4,
     }
 
 

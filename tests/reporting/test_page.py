@@ -10,7 +10,13 @@ from gaudi_bert.reporting.inputs import read_inputs
 from gaudi_bert.reporting.page import render_page, summary_cards
 from tests.builders.report_work_folder import contents, write_workdir
 
-NOT_ENOUGH = {"examples/settings.json", "plan.settings.json", "packed/train/verification.json", "train/settings.yaml"}
+NOT_ENOUGH = {
+    "examples/settings.json",
+    "plan.settings.json",
+    "packed/train/verification.json",
+    "train/settings.yaml",
+    "train/training.json",
+}
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
@@ -49,6 +55,7 @@ def test_the_summary(tmp_path: Path) -> None:
     cards = summary_cards(read_inputs(write_workdir(tmp_path)))
     assert {card.name: (plain(card.figure), plain(card.note)) for card in cards} == {
         "Packing factor": ("1.452", "45 sequences in 31 packs"),
+        "Realized speed-up": ("1.400", "sequences per second, packed beside padded: 96 % of the factor"),
         "Efficiency": ("98.51 %", "real tokens / slots; 67.9 % unpacked"),
         "Above the bound": ("1 pack", "3.33 % above 30, which is proven"),
         "Verified": ("yes", "each of 45 sequences is there once, byte for byte"),
