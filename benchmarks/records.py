@@ -85,7 +85,7 @@ class Engine:
         from gaudi_bert.records.assign import assign_sequences
         from gaudi_bert.records.files import list_record_files
         from gaudi_bert.records.read.group import buffer_bytes, read_group
-        from gaudi_bert.records.read.unpacked_index import INDEX_COLUMNS
+        from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
         from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
         from gaudi_bert.records.write.encoder import PackEncoder
         from gaudi_bert.records.write.shards import output_buffer
@@ -99,34 +99,33 @@ class Engine:
         self.group = read_group(self.files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
         dealt = assign_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
         self.assignment = dealt
-        self.encoder = PackEncoder(
-            self.schema, self.buffer, self.group.offsets, self.group.index, dealt.starts, dealt.members
-        )
+        self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = output_buffer(self.schema)
         self.raw = [np.fromfile(file.path, np.uint8) for file in self.files]
-        self.raw_offsets = [np.empty(file.sequences, np.int64) for file in self.files]
-        self.raw_index = np.empty((max(file.sequences for file in self.files), INDEX_COLUMNS), np.int32)
+        rows = empty_index(self.buffer, max(file.sequences for file in self.files)).rows
+        self.indexes = [
+            IndexedSequences(raw, np.empty(file.sequences, np.int64), rows[: file.sequences])
+            for raw, file in zip(self.raw, self.files, strict=True)
+        ]
         self.scan_in_memory()
 
     def read_and_scan(self) -> None:
         """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
         from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, scan_buffer
-        from gaudi_bert.records.read.unpacked_index import LENGTH as LENGTH_COLUMN
 
         buffer = scan_buffer()
         for file in self.files:
-            form = UnpackedFormat.for_pieces(self.unpacked_schema)
+            indexed = UnpackedFormat.for_pieces(self.unpacked_schema, buffer)
             counts = np.zeros(LENGTH + 1, np.int64)
-            for _ in RecordScan(file.path, form, buffer).pieces():
-                counts += np.bincount(form.index[: form.rows, LENGTH_COLUMN], minlength=LENGTH + 1)
+            for _ in RecordScan(file.path, indexed, buffer).pieces():
+                counts += np.bincount(indexed.index.lengths[: indexed.rows], minlength=LENGTH + 1)
 
     def scan_in_memory(self) -> None:
         """The same without reading: the bytes are in memory already."""
         from gaudi_bert.records.read.scan import UnpackedFormat
 
-        for raw, offsets in zip(self.raw, self.raw_offsets, strict=True):
-            form = UnpackedFormat(self.unpacked_schema, offsets, self.raw_index[: offsets.size])
-            form.take(raw, 0, raw.size)
+        for index in self.indexes:
+            UnpackedFormat(self.unpacked_schema, index).take(0, index.buffer.size)
 
     def encode(self) -> None:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""
@@ -150,10 +149,10 @@ class Engine:
 
     def _payload(self, member: int) -> bytes:
         number = 0
-        while member >= self.raw_offsets[number].size:
-            member -= self.raw_offsets[number].size
+        while member >= self.indexes[number].offsets.size:
+            member -= self.indexes[number].offsets.size
             number += 1
-        raw, offset = self.raw[number], int(self.raw_offsets[number][member])
+        raw, offset = self.raw[number], int(self.indexes[number].offsets[member])
         size = int(raw[offset - 12 : offset - 4].view("<u8")[0])
         return raw[offset : offset + size].tobytes()
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BoolArray", "ByteArray", "FloatArray", "Int32Array", "IntArray"]
+__all__ = ["AnyArray", "BoolArray", "ByteArray", "Float32Array", "FloatArray", "Int32Array", "IntArray", "RowArray"]
 
 BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
+Float32Array = NDArray[np.float32]
 FloatArray = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 IntArray = NDArray[np.int64]
+RowArray = NDArray[np.void]
+"""Of rows with named fields (a structured type)."""
+AnyArray = NDArray[Any]
+"""Of any element type."""

@@ -31,7 +31,7 @@ import numpy
 from numba import njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
-__all__ = ["fall_back_to_own_processor", "inlined_kernel", "kernel", "processor_flags", "source_digest"]
+__all__ = ["borrowing_kernel", "fall_back_to_own_processor", "inlined_kernel", "kernel", "processor_flags", "source_digest"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -53,7 +53,20 @@ def kernel(function: Function) -> Function:
 
     Array indices and integer divisors are not checked; the caller vouches for them.
     """
-    compiled = njit(nogil=True, boundscheck=False, error_model="numpy", fastmath=set(_FLOAT_RELAXATIONS))(function)
+    return _compiled(function)
+
+
+def borrowing_kernel(function: Function) -> Function:
+    """The same for a function that makes no array and returns none: references to arrays are then not counted.
+
+    Where a function runs for every record or sequence, counting takes longer than much of its work.
+    """
+    return _compiled(function, _nrt=False)
+
+
+def _compiled(function: Function, **options: Any) -> Function:
+    relaxations = set(_FLOAT_RELAXATIONS)
+    compiled = njit(nogil=True, boundscheck=False, error_model="numpy", fastmath=relaxations, **options)(function)
     if not numba.config.DISABLE_JIT:
         compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
     result: Function = compiled

@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+from numpy.typing import NDArray
+
+from gaudi_bert.common.arrays import IntArray
 
 __all__ = ["permutation", "philox", "random_words"]
 
@@ -21,11 +24,11 @@ def philox(seed: int, purpose: str, *indices: int) -> np.random.Philox:
     return np.random.Philox(key=key)
 
 
-def random_words(count: int, seed: int, purpose: str, *indices: int) -> np.ndarray:
+def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
     """`count` raw uint64 words."""
     return philox(seed, purpose, *indices).random_raw(count)
 
 
-def permutation(count: int, seed: int, purpose: str, *indices: int) -> np.ndarray:
+def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
     """A permutation of 0 .. count - 1, int64, fixed for ever by its arguments."""
     return np.argsort(random_words(count, seed, purpose, *indices), kind="stable")

@@ -13,33 +13,20 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.model.config import BertConfig
 
 __all__ = ["PACKED_FEATURES", "UNPACKED_FEATURES", "BatchSizes", "as_packed", "check_batch"]
 
+_AXES = {"tokens": "L", "masked": "Q", "sequences": "S"}
+_TYPES = {"int64": tf.int32, "float32": tf.float32}
+
 PACKED_FEATURES: dict[str, tuple[str, tf.DType]] = {
-    "input_ids": ("BL", tf.int32),
-    "input_mask": ("BL", tf.int32),
-    "segment_ids": ("BL", tf.int32),
-    "positions": ("BL", tf.int32),
-    "masked_lm_positions": ("BQ", tf.int32),
-    "masked_lm_ids": ("BQ", tf.int32),
-    "masked_lm_weights": ("BQ", tf.float32),
-    "next_sentence_positions": ("BS", tf.int32),
-    "next_sentence_labels": ("BS", tf.int32),
-    "next_sentence_weights": ("BS", tf.float32),
+    feature.key: (f"B{_AXES[feature.axis]}", _TYPES[feature.kind]) for feature in PackedFeature
 }
 """Name of each packed feature, the letters of its shape, its type."""
 
-UNPACKED_FEATURES = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
-)
+UNPACKED_FEATURES = tuple(feature.key for feature in UnpackedFeature)
 """Names of the features of an unpacked example."""
 
 

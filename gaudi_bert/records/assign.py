@@ -9,18 +9,19 @@ length. Any run of packs is therefore a fair sample of the group, and so is any 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gaudi_bert.common.arrays import Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation
 
 __all__ = ["Assignment", "assign_sequences", "count_shards", "shard_bounds"]
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """Packs in the order in which they are written: pack p holds `members[starts[p] : starts[p + 1]]`.
 
     Attributes:
@@ -28,8 +29,8 @@ class Assignment:
         members: int32 [sequences], rows of the group's index, each exactly once.
     """
 
-    starts: np.ndarray
-    members: np.ndarray
+    starts: IntArray
+    members: Int32Array
 
     @property
     def packs(self) -> int:
@@ -38,7 +39,7 @@ class Assignment:
 
 
 def assign_sequences(
-    lengths: np.ndarray, strategies: Sequence[tuple[Sequence[int], int]], seed: int, group: int
+    lengths: Int32Array, strategies: Sequence[tuple[Sequence[int], int]], seed: int, group: int
 ) -> Assignment:
     """Deal the sequences of a group to the packs of its plan.
 
@@ -81,13 +82,13 @@ def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes:
     return shards
 
 
-def shard_bounds(packs: int, shards: int, packs_before: int) -> np.ndarray:
+def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
     """int64 [shards + 1]: shard s holds packs bounds[s] .. bounds[s + 1] - 1 of the group.
 
     Shares differ by at most one pack. Where they do, the larger ones continue where the groups before
     (`packs_before` packs in all) left off, as if all packs of the data set were dealt in turn: so the shares
     of the ranks, which take every W-th shard, differ by at most one pack over the whole data set and not by
-    one a group.
+    one per group.
     """
     share, larger = divmod(packs, shards)
     extra = (np.arange(shards) - packs_before) % shards < larger
@@ -95,22 +96,23 @@ def shard_bounds(packs: int, shards: int, packs_before: int) -> np.ndarray:
 
 
 def _lengths_in_order(
-    strategies: Sequence[tuple[Sequence[int], int]], sizes: np.ndarray, kinds: np.ndarray, starts: np.ndarray
-) -> np.ndarray:
+    strategies: Sequence[tuple[Sequence[int], int]], sizes: IntArray, kinds: Int32Array, starts: IntArray
+) -> NDArray[np.int16]:
     """int16 [sequences]: the length that each place of each pack, in order, is for."""
     flat = np.array([length for strategy, _ in strategies for length in strategy], dtype=np.int16)
     flat_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])[:-1]
     places = np.arange(starts[-1]) + np.repeat(flat_starts[kinds] - starts[:-1], sizes[kinds])
-    return flat[places]
+    wanted: NDArray[np.int16] = flat[places]
+    return wanted
 
 
-def _check_counts(lengths: np.ndarray, wanted: np.ndarray) -> None:
+def _check_counts(lengths: Int32Array, wanted: NDArray[np.int16]) -> None:
     most = int(max(lengths.max(initial=0), wanted.max(initial=0)))
-    there = np.bincount(lengths, minlength=most + 1)
+    found = np.bincount(lengths, minlength=most + 1)
     planned = np.bincount(wanted, minlength=most + 1)
-    if not np.array_equal(there, planned):
-        length = int(np.flatnonzero(there != planned)[0])
+    if not np.array_equal(found, planned):
+        length = int(np.flatnonzero(found != planned)[0])
         raise InputError(
-            f"the plan has places for {planned[length]} sequences of length {length}, the records hold {there[length]};"
+            f"the plan has places for {planned[length]} sequences of length {length}, the records hold {found[length]};"
             " make the histogram and the plan again"
         )

@@ -1,8 +1,7 @@
-"""What an unpacked and a packed example hold: the names, lengths and types of their features, and why a
-record is refused.
+"""What an unpacked and a packed example hold: the lengths of their features, and why a record is refused.
 
-L = max_sequence_length, P = max_predictions (masked positions of one sequence), S = depth (sequences a pack),
-Q = masked_slots (masked positions a pack). Integers are int64 and weights float32, as in the records of
+L = max_sequence_length, P = max_predictions (masked positions of one sequence), S = depth (sequences per pack),
+Q = masked_slots (masked positions per pack). Integers are int64 and weights float32, as in the records of
 Google, MLPerf, NVIDIA and Habana.
 """
 
@@ -14,7 +13,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import Axis, PackedFeature, UnpackedFeature
 
 __all__ = [
     "MAX_RECORD_BYTES",
@@ -47,6 +48,11 @@ class FeatureSpec:
     name: str
     length: int
     kind: Literal["int64", "float32"]
+
+    @property
+    def key_bytes(self) -> bytes:
+        """The name as a record holds it."""
+        return self.name.encode("ascii")
 
 
 class UnpackedSizes(Protocol):
@@ -87,17 +93,9 @@ class UnpackedSchema:
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The seven features, sorted by name."""
-        length, predictions = self.max_sequence_length, self.max_predictions
-        return (
-            FeatureSpec("input_ids", length, "int64"),
-            FeatureSpec("input_mask", length, "int64"),
-            FeatureSpec("masked_lm_ids", predictions, "int64"),
-            FeatureSpec("masked_lm_positions", predictions, "int64"),
-            FeatureSpec("masked_lm_weights", predictions, "float32"),
-            FeatureSpec("next_sentence_labels", 1, "int64"),
-            FeatureSpec("segment_ids", length, "int64"),
-        )
+        """The features in the order of `UnpackedFeature`."""
+        sizes: dict[Axis, int] = {"tokens": self.max_sequence_length, "masked": self.max_predictions, "sequences": 1}
+        return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in UnpackedFeature)
 
 
 @dataclass(frozen=True)
@@ -122,23 +120,16 @@ class PackedSchema:
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """The ten features, sorted by name (the order of a deterministic serialisation)."""
-        length, slots, depth = self.max_sequence_length, self.masked_slots, self.depth
-        return (
-            FeatureSpec("input_ids", length, "int64"),
-            FeatureSpec("input_mask", length, "int64"),
-            FeatureSpec("masked_lm_ids", slots, "int64"),
-            FeatureSpec("masked_lm_positions", slots, "int64"),
-            FeatureSpec("masked_lm_weights", slots, "float32"),
-            FeatureSpec("next_sentence_labels", depth, "int64"),
-            FeatureSpec("next_sentence_positions", depth, "int64"),
-            FeatureSpec("next_sentence_weights", depth, "float32"),
-            FeatureSpec("positions", length, "int64"),
-            FeatureSpec("segment_ids", length, "int64"),
-        )
+        """The features in the order of `PackedFeature`."""
+        sizes: dict[Axis, int] = {
+            "tokens": self.max_sequence_length,
+            "masked": self.masked_slots,
+            "sequences": self.depth,
+        }
+        return tuple(FeatureSpec(feature.key, sizes[feature.axis], feature.kind) for feature in PackedFeature)
 
 
-def unpacked_schema_of(features: Mapping[str, np.ndarray]) -> UnpackedSchema:
+def unpacked_schema_of(features: Mapping[str, AnyArray]) -> UnpackedSchema:
     """The schema that a decoded unpacked example has.
 
     Raises:
@@ -149,7 +140,7 @@ def unpacked_schema_of(features: Mapping[str, np.ndarray]) -> UnpackedSchema:
     return UnpackedSchema(_length_of(features, "input_ids"), _length_of(features, "masked_lm_positions"))
 
 
-def packed_schema_of(features: Mapping[str, np.ndarray]) -> PackedSchema:
+def packed_schema_of(features: Mapping[str, AnyArray]) -> PackedSchema:
     """The schema that a decoded packed example has; max_predictions is taken as Q - S, as the predecessor wrote it.
 
     Raises:
@@ -160,7 +151,7 @@ def packed_schema_of(features: Mapping[str, np.ndarray]) -> PackedSchema:
     return PackedSchema(length, slots, depth, max(1, slots - depth))
 
 
-def check_features(features: Mapping[str, np.ndarray], schema: UnpackedSchema | PackedSchema) -> None:
+def check_features(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
     """Check that every feature of `schema` is there with its type and length.
 
     Raises:
@@ -179,7 +170,7 @@ def check_features(features: Mapping[str, np.ndarray], schema: UnpackedSchema | 
             )
 
 
-def _length_of(features: Mapping[str, np.ndarray], name: str) -> int:
+def _length_of(features: Mapping[str, AnyArray], name: str) -> int:
     if name not in features:
         raise RecordError(f"feature `{name}` is missing")
     size = int(features[name].size)

@@ -114,7 +114,7 @@ def _write_records(path: Path, count: int) -> None:
         for _ in range(count):
             used = generator.randint(PREDICTIONS + 2, LENGTH)
             masked = 1 + used % PREDICTIONS
-            features = {
+            features: dict[str, list[int] | list[float]] = {
                 "input_ids": [generator.randint(5, 60) for _ in range(used)] + [0] * (LENGTH - used),
                 "input_mask": [1] * used + [0] * (LENGTH - used),
                 "segment_ids": [0] * LENGTH,

@@ -109,15 +109,14 @@ def _count_file(
 ) -> CountedFile:
     """The entry of one file in histogram.json."""
     from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat
-    from gaudi_bert.records.read.unpacked_index import LENGTH, MASKED
 
-    form = UnpackedFormat.for_pieces(schema)
-    scan = RecordScan(file.path, form, buffer, progress=progress)
+    records = UnpackedFormat.for_pieces(schema, buffer)
+    scan = RecordScan(file.path, records, buffer, progress=progress)
     totals: dict[int, int] = {}
     pending: list[NDArray[np.int32]] = []
     for _ in scan.pieces():
-        rows = form.index[: form.rows]
-        pending.append(rows[:, LENGTH] * np.int32(schema.max_predictions + 1) + rows[:, MASKED])
+        rows = records.index.rows[: records.rows]
+        pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])
         if sum(keys.size for keys in pending) >= _MERGE_EVERY:
             _merge(totals, pending)
     _merge(totals, pending)
@@ -126,7 +125,7 @@ def _count_file(
         name=file.name,
         bytes=scan.file_bytes,
         crc32c=scan.file_crc32c,
-        sequences=form.records,
+        sequences=records.records,
         tokens=sum(length * count for length, _, count in counts),
         counts=np.array(counts, np.int64),
     )

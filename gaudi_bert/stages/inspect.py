@@ -17,20 +17,14 @@ from typing import Any, TextIO
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 
 __all__ = ["inspect", "show"]
 
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
-UNPACKED_FEATURES = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_labels",
-)
-PACKED_ONLY_FEATURES = ("positions", "next_sentence_positions", "next_sentence_weights")
+UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
+ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in UNPACKED_KEYS)
+"""What only packing adds."""
 
 
 def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> dict[str, Any]:
@@ -59,8 +53,8 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
         features = decode_example(payload)
     except RecordError as error:
         raise InputError(f"{path}: record {record}: {error}; inspect shows tf.train.Example records") from error
-    packed = all(key in features for key in PACKED_ONLY_FEATURES)
-    missing = [key for key in UNPACKED_FEATURES if key not in features]
+    packed = all(key in features for key in ADDED_KEYS)
+    missing = [key for key in UNPACKED_KEYS if key not in features]
     if missing:
         raise InputError(
             f"{path}: record {record}: has no feature {', '.join(missing)} "
@@ -80,7 +74,7 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
     view["padding"] = view["max_sequence_length"] - view["tokens"]
     view["sequences"] = sequences
     view["problems"] = problems
-    known = UNPACKED_FEATURES + (PACKED_ONLY_FEATURES if packed else ())
+    known = UNPACKED_KEYS + (ADDED_KEYS if packed else ())
     view["other_features"] = {key: int(value.size) for key, value in sorted(features.items()) if key not in known}
     if vocabulary is not None:
         _add_tokens(sequences, Path(vocabulary), problems)
@@ -102,11 +96,8 @@ def _payload(path: Path, record: int) -> bytes:
 
 def _size_problems(features: Mapping[str, np.ndarray], packed: bool) -> list[str]:
     """Lists that must be of one length and are not; nothing further can be said of such a record."""
-    alike = [
-        ("input_ids", "input_mask", "segment_ids", *(("positions",) if packed else ())),
-        ("masked_lm_ids", "masked_lm_positions", "masked_lm_weights"),
-        ("next_sentence_labels", *(PACKED_ONLY_FEATURES[1:] if packed else ())),
-    ]
+    kind = PackedFeature if packed else UnpackedFeature
+    alike = [[feature.key for feature in kind if feature.axis == axis] for axis in ("tokens", "masked", "sequences")]
     return [
         f"{key} has {features[key].size} values, {first} has {features[first].size}"
         for first, *others in alike

@@ -199,9 +199,9 @@ def _write_group(
     group = read_group(files, UnpackedSchema.of(plan), buffer, workers, lambda count: task.advance(count / 2))
     assignment = assign_sequences(group.lengths, planned.strategies, plan.seed, number)
     schema = PackedSchema.of(plan)
-    shards = count_group_shards(schema, group.index, assignment, plan.shard_multiple, plan.shard_bytes)
+    shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
     bounds = shard_bounds(planned.packs, shards, sum(earlier.packs for earlier in plan.groups[:number]))
-    encoder = PackEncoder(schema, group.buffer, group.offsets, group.index, assignment.starts, assignment.members)
+    encoder = PackEncoder(schema, group, assignment)
     share = sum(file.bytes for file in files) / planned.packs / 2
     cores = worker_count(workers, shards)
     slots = threading.Semaphore(cores)

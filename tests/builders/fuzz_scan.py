@@ -21,7 +21,6 @@ import numpy as np
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.read.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
-from gaudi_bert.records.read.unpacked_index import LABEL, LENGTH, MASKED
 from gaudi_bert.records.wire.example import decode_example
 from tests.builders.guarded_memory import GuardedBuffer
 from tests.builders.record_mutations import Mutant, mutants
@@ -84,24 +83,25 @@ def expectation(data: bytes) -> tuple[list[dict], int | None, int | None]:
 def scan(path: Path, memory: np.ndarray) -> tuple[list[dict], RecordScan]:
     """All records of a file, as features."""
     schema, _ = unpacked_schema(path)
-    form = UnpackedFormat.for_pieces(schema)
-    run = RecordScan(path, form, memory)
+    records = UnpackedFormat.for_pieces(schema, memory)
+    run = RecordScan(path, records, memory)
     found = []
     for _ in run.pieces():
-        found += rows_of(form, memory)
+        found += rows_of(records)
     return found, run
 
 
-def rows_of(form: UnpackedFormat, buffer: np.ndarray) -> list[dict]:
+def rows_of(records: UnpackedFormat) -> list[dict]:
     """The records that the index points to, decoded, with the index itself held to what they are."""
     found = []
-    for offset, row in zip(form.offsets[: form.rows], form.index[: form.rows], strict=True):
+    buffer, offsets, rows = records.index
+    for offset, row in zip(offsets[: records.rows], rows[: records.rows], strict=True):
         size = int(buffer[offset - 12 : offset - 4].view("<u8")[0]) if offset >= 12 else 0
         decoded = decode_example(buffer[offset : offset + size].tobytes())
         features = {key: decoded[key].tolist() for key in UNPACKED_KEYS}
-        assert row[LENGTH] == sum(features["input_mask"])
-        assert row[MASKED] == sum(features["masked_lm_weights"])
-        assert row[LABEL] == features["next_sentence_labels"][0]
+        assert row["length"] == sum(features["input_mask"])
+        assert row["masked"] == sum(features["masked_lm_weights"])
+        assert row["label"] == features["next_sentence_labels"][0]
         found.append(features)
     return found
 

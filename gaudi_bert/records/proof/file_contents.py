@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.records.proof.fingerprint import CLASSES, add_hashes, hash_unpacked
 from gaudi_bert.records.proof.packed_contract import canonical_packed
-from gaudi_bert.records.proof.packed_scan import scan_packed
+from gaudi_bert.records.proof.packed_scan import PackSizes, ScannedPacks, scan_packed
 from gaudi_bert.records.read.scan import PIECE_BYTES, RecordScan, UnpackedFormat
-from gaudi_bert.records.read.unpacked_index import LENGTH
 from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, UnpackedSchema
 from gaudi_bert.records.wire.encode import position_table
-from gaudi_bert.records.wire.features import feature_keys, work_space
-from gaudi_bert.records.wire.memory import address_of
+from gaudi_bert.records.wire.features import feature_table
+from gaudi_bert.records.wire.frame_scan import ScanStatus
 
 __all__ = ["Census", "Piece", "packed_pieces", "take_census", "unpacked_pieces"]
 
@@ -32,9 +32,9 @@ class Piece:
         pack_sizes: int32 [packs], how many of them each pack holds; None for unpacked records.
     """
 
-    hashes: np.ndarray
+    hashes: IntArray
     tokens: int
-    pack_sizes: np.ndarray | None
+    pack_sizes: Int32Array | None
 
 
 @dataclass
@@ -47,15 +47,15 @@ class Census:
             records).
     """
 
-    sums: np.ndarray = field(default_factory=lambda: np.zeros((CLASSES, 2), np.int64))
+    sums: IntArray = field(default_factory=lambda: np.zeros((CLASSES, 2), np.int64))
     sequences: int = 0
     tokens: int = 0
     file_bytes: int = 0
     file_crc32c: int = 0
-    pack_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    pack_sizes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def add(self, other: Census) -> None:
-        """Add the sequences of another census (not its file's size, CRC and packs)."""
+        """Add the sequences of other sums (not its file's size, CRC and packs)."""
         self.sums += other.sums
         self.sequences += other.sequences
         self.tokens += other.tokens
@@ -69,42 +69,31 @@ class Census:
 class PackedFormat:
     """Checks and hashes packed records; see `scan.RecordFormat`."""
 
-    def __init__(self, schema: PackedSchema) -> None:
+    def __init__(self, schema: PackedSchema, buffer: ByteArray) -> None:
         self.schema = schema
         self.records = 0
         smallest = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth
         packs = (PIECE_BYTES + MAX_RECORD_BYTES) // smallest + 1
-        self.hashes = np.empty((packs + 1) * min(schema.depth, schema.max_sequence_length), np.int64)
-        self.pack_sizes = np.empty(packs, np.int32)
-        self.done = np.zeros(3, np.int64)
-        self._sizes = np.array(
-            [schema.max_sequence_length, schema.masked_slots, schema.depth, schema.max_predictions], np.int64
-        )
-        self._keys = feature_keys(schema.features)
-        self._spans = work_space(schema.features).reshape(-1, 2)
-        self._table = position_table()
+        hashes = np.empty((packs + 1) * min(schema.depth, schema.max_sequence_length), np.int64)
+        starts = np.empty(schema.depth + 1, np.int64)
+        self.found = ScannedPacks(hashes, np.empty(packs, np.int32), np.zeros(3, np.int64), starts)
+        self._buffer = buffer
+        self._sizes = PackSizes(schema.max_sequence_length, schema.masked_slots, schema.depth, schema.max_predictions)
+        self._table = feature_table(schema.features)
+        self._position_varints = position_table()
 
     def start_piece(self) -> None:
         """Forget the packs of the last piece."""
-        self.done[:] = 0
+        self.found.done[:] = 0
 
-    def take(self, buffer: np.ndarray, position: int, filled: int) -> tuple[int, int]:
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """As `RecordFormat.take`."""
-        before = int(self.done[0])
+        before = int(self.found.done[0])
         status, position = scan_packed(
-            address_of(buffer),
-            position,
-            filled,
-            self._sizes,
-            address_of(self._keys),
-            self._spans,
-            address_of(self._table),
-            self.hashes,
-            self.pack_sizes,
-            self.done,
+            self._buffer, position, filled, self._sizes, self._table, self._position_varints, self.found
         )
-        self.records += int(self.done[0]) - before
-        return status, position
+        self.records += int(self.found.done[0]) - before
+        return ScanStatus(status), position
 
     def canonical(self, payload: bytes) -> bytes:
         """As `RecordFormat.canonical`."""
@@ -112,38 +101,38 @@ class PackedFormat:
 
 
 def unpacked_pieces(
-    path: Path, schema: UnpackedSchema, buffer: np.ndarray, progress: Callable[[int], None] | None = None
+    path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[RecordScan, Piece]]:
     """The sequences of an input file, piece by piece; the scan knows the file's size and CRC at the end."""
-    form = UnpackedFormat.for_pieces(schema)
-    hashes = np.empty(form.offsets.size, np.int64)
-    scan = RecordScan(path, form, buffer, progress=progress)
+    records = UnpackedFormat.for_pieces(schema, buffer)
+    hashes = np.empty(records.index.offsets.size, np.int64)
+    scan = RecordScan(path, records, buffer, progress=progress)
     for _ in scan.pieces():
-        hash_unpacked(address_of(buffer), form.offsets, form.index, form.rows, hashes)
-        tokens = int(form.index[: form.rows, LENGTH].sum(dtype=np.int64))
-        yield scan, Piece(hashes[: form.rows], tokens, None)
+        hash_unpacked(records.index, records.rows, hashes)
+        tokens = int(records.index.lengths[: records.rows].sum(dtype=np.int64))
+        yield scan, Piece(hashes[: records.rows], tokens, None)
 
 
 def packed_pieces(
-    path: Path, schema: PackedSchema, buffer: np.ndarray, progress: Callable[[int], None] | None = None
+    path: Path, schema: PackedSchema, buffer: ByteArray, progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[RecordScan, Piece]]:
     """The sequences of a shard, piece by piece."""
-    form = PackedFormat(schema)
-    scan = RecordScan(path, form, buffer, progress=progress)
+    records = PackedFormat(schema, buffer)
+    scan = RecordScan(path, records, buffer, progress=progress)
     for _ in scan.pieces():
-        packs, sequences, tokens = (int(count) for count in form.done)
-        yield scan, Piece(form.hashes[:sequences], tokens, form.pack_sizes[:packs])
+        packs, sequences, tokens = (int(count) for count in records.found.done)
+        yield scan, Piece(records.found.hashes[:sequences], tokens, records.found.sequences[:packs])
 
 
 def take_census(pieces: Iterator[tuple[RecordScan, Piece]]) -> Census:
     """Add up the pieces of one file."""
-    census, sizes = Census(), []
+    sums, sizes = Census(), []
     for scan, piece in pieces:
-        add_hashes(piece.hashes, piece.hashes.size, census.sums)
-        census.sequences += piece.hashes.size
-        census.tokens += piece.tokens
-        census.file_bytes, census.file_crc32c = scan.file_bytes, scan.file_crc32c
+        add_hashes(piece.hashes, piece.hashes.size, sums.sums)
+        sums.sequences += piece.hashes.size
+        sums.tokens += piece.tokens
+        sums.file_bytes, sums.file_crc32c = scan.file_bytes, scan.file_crc32c
         if piece.pack_sizes is not None:
             sizes.append(piece.pack_sizes.copy())
-    census.pack_sizes = np.concatenate(sizes) if sizes else np.zeros(0, np.int32)
-    return census
+    sums.pack_sizes = np.concatenate(sizes) if sizes else np.zeros(0, np.int32)
+    return sums

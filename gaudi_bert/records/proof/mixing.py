@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import Int32Array
+
 __all__ = ["Mixing", "dropped_packs", "is_balanced"]
 
 FAIR_RATIO = 1.2
@@ -39,7 +41,7 @@ class Mixing:
         median = sorted(packs)[len(packs) // 2] if packs else 0
         return cls(2 ** min(8, max(0, int(math.log2(max(1, median // 4))))))
 
-    def add(self, pack_sizes: np.ndarray) -> None:
+    def add(self, pack_sizes: Int32Array) -> None:
         """Add a shard: int32 [packs], the number of sequences of each pack in order."""
         sizes = pack_sizes.astype(np.int64)
         batches = sizes[: sizes.size // self.batch_packs * self.batch_packs].reshape(-1, self.batch_packs).sum(axis=1)

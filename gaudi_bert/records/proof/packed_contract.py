@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, PackedSchema, RecordError, check_features
 from gaudi_bert.records.wire.example import decode_example, encode_example
 
@@ -28,7 +29,7 @@ def canonical_packed(payload: bytes, schema: PackedSchema) -> bytes:
     return encode_example({spec.name: features[spec.name] for spec in schema.features})
 
 
-def check_packed_values(features: Mapping[str, np.ndarray], schema: PackedSchema) -> None:
+def check_packed_values(features: Mapping[str, AnyArray], schema: PackedSchema) -> None:
     """Hold the values of a decoded packed example to the contract.
 
     Raises:
@@ -58,7 +59,7 @@ def check_packed_values(features: Mapping[str, np.ndarray], schema: PackedSchema
     _check_masked(features, starts, ends, schema)
 
 
-def _check_masked(features: Mapping[str, np.ndarray], starts: np.ndarray, ends: np.ndarray, schema: PackedSchema) -> None:
+def _check_masked(features: Mapping[str, AnyArray], starts: AnyArray, ends: AnyArray, schema: PackedSchema) -> None:
     weights, positions = features["masked_lm_weights"], features["masked_lm_positions"]
     used = int(np.count_nonzero(weights))
     owners = weights[:used].astype(np.int64)
@@ -78,7 +79,7 @@ def _check_masked(features: Mapping[str, np.ndarray], starts: np.ndarray, ends: 
         raise RecordError(f"a sequence has {most} masked positions, at most {schema.max_predictions} is allowed")
 
 
-def _check_equal(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+def _check_equal(name: str, found: AnyArray, expected: AnyArray) -> None:
     """`found` begins with `expected` and is 0 after it."""
     wanted = np.zeros(found.size)
     wanted[: expected.size] = expected
@@ -88,7 +89,7 @@ def _check_equal(name: str, found: np.ndarray, expected: np.ndarray) -> None:
         raise RecordError(f"`{name}` holds {found[place]:g} at {place}, {wanted[place]:g} is right there")
 
 
-def _check_range(name: str, values: np.ndarray, used: int, most: int) -> None:
+def _check_range(name: str, values: AnyArray, used: int, most: int) -> None:
     """The first `used` values lie in 0 .. most, and the rest is 0."""
     allowed = np.where(np.arange(values.size) < used, most, 0)
     wrong = np.flatnonzero((values < 0) | (values > allowed))

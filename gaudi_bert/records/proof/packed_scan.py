@@ -8,9 +8,13 @@ unpacked sequences have (`fingerprint`).
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from typing import NamedTuple
 
+import numpy as np
+
+from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
+from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.records.proof.fingerprint import (
     IDS_SEED,
     MASKED_IDS_SEED,
@@ -20,30 +24,64 @@ from gaudi_bert.records.proof.fingerprint import (
     hash_positions,
     hash_together,
 )
-from gaudi_bert.records.read.unpacked_index import GOOD, UNUSUAL, next_record
 from gaudi_bert.records.wire.encode import position_bytes
-from gaudi_bert.records.wire.features import locate_features
-from gaudi_bert.records.wire.memory import KERNEL_OPTIONS, count_bits, load_u8, load_u32, load_word
+from gaudi_bert.records.wire.features import FeatureTable, locate_features
+from gaudi_bert.records.wire.frame_scan import ScanStatus, next_record
+from gaudi_bert.records.wire.memory import address_of, as_word, count_bits, load_u8, load_u32, load_word
 from gaudi_bert.records.wire.values import all_bytes_are, is_zero, real_bytes
 
-__all__ = ["scan_packed"]
+__all__ = ["PackSizes", "ScannedPacks", "scan_packed"]
 
-_HIGH = np.int64(-0x7F7F7F7F7F7F7F80)
-_ONE_FLOAT = np.int64(0x3F800000)
-
-# The features in sorted order, as `PackedSchema.features` has them.
-_I, _MASK, _MASKED_I, _MASKED_P, _WEIGHTS, _LABELS, _STARTS, _REAL, _POSITIONS, _SEGMENTS = range(10)
+_HIGH = as_word(-0x7F7F7F7F7F7F7F80)
+_ONE_FLOAT = as_word(0x3F800000)
 
 
-@njit(**KERNEL_OPTIONS)
+class PackSizes(NamedTuple):
+    """L, Q, S and P of the packs."""
+
+    length: int
+    slots: int
+    depth: int
+    predictions: int
+
+
+class ScannedPacks(NamedTuple):
+    """What a scan has found so far; all arrays are appended to.
+
+    Attributes:
+        hashes: int64, of each sequence.
+        sequences: int32, how many each pack holds.
+        done: int64 [3]: packs, sequences and tokens.
+        starts: int64 [S + 1], work space: where the sequences of the last pack start.
+    """
+
+    hashes: IntArray
+    sequences: Int32Array
+    done: IntArray
+    starts: IntArray
+
+
+class _Place(NamedTuple):
+    """Where the next sequence of a pack begins: addresses of its values, and the masked slots used before it."""
+
+    ids: int
+    segments: int
+    numbers: int
+    positions: int
+    masked_ids: int
+    masked_positions: int
+    used: int
+
+
+@borrowing_kernel
 def _skip_varints(at: int, end: int, count: int) -> int:
     """The address after `count` varints; -1 where [at, end) holds fewer. Reads words that end at or before
     `end` only."""
     while at + 8 <= end:
-        here = 8 - count_bits(load_word(at) & _HIGH)
-        if here >= count:
+        ended = 8 - count_bits(load_word(at) & _HIGH)
+        if ended >= count:
             break
-        count -= here
+        count -= ended
         at += 8
     while count > 0:
         if at >= end:
@@ -54,7 +92,7 @@ def _skip_varints(at: int, end: int, count: int) -> int:
     return at
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _read_small(at: int, end: int) -> tuple[int, int]:
     """A canonical varint of one or two bytes: (value, next address), or (-1, at)."""
     if at >= end:
@@ -71,7 +109,7 @@ def _read_small(at: int, end: int) -> tuple[int, int]:
     return value + ((high - 1) << 7), at + 1
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _skip_numbers(at: int, end: int, number: int, count: int) -> int:
     """The address after `count` times the varint `number`; -1 where it is something else."""
     if number < 128:
@@ -83,9 +121,9 @@ def _skip_numbers(at: int, end: int, number: int, count: int) -> int:
     return at
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _same_bytes(left: int, right: int, size: int) -> bool:
-    different = np.int64(0)
+    different = as_word(0)
     end = left + size
     while left + 8 <= end:
         different |= load_word(left) ^ load_word(right)
@@ -98,32 +136,31 @@ def _same_bytes(left: int, right: int, size: int) -> bool:
     return different == 0
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _count_masked(at: int, slots: int, number: int) -> int:
     """How many of up to `slots` float32 weights from `at` on equal `number`."""
-    bits = np.int64(np.float32(number).view(np.int32))
+    bits = as_word(np.float32(number).view(np.int32))
     count = 0
     while count < slots and load_u32(at + 4 * count) == bits:
         count += 1
     return count
 
 
-@njit(**KERNEL_OPTIONS)
-def _count_real(spans: np.ndarray, depth: int) -> int:
-    """How many sequences the pack has by its next-sentence weights, 1..1 0..0; -1 for another form."""
-    at = spans[_REAL, 0]
+@borrowing_kernel
+def _count_real(spans: RowArray, depth: int) -> int:
+    """How many sequences the pack has by its next-sentence weights, 1..1 0..0; -1 for anything else."""
+    at = spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].start
     count = 0
     while count < depth and load_u32(at + 4 * count) == _ONE_FLOAT:
         count += 1
     return count if is_zero(at + 4 * count, 4 * (depth - count)) else -1
 
 
-@njit(**KERNEL_OPTIONS)
-def _read_starts(spans: np.ndarray, depth: int, count: int, tokens: int, starts: np.ndarray) -> bool:
-    """Fill `starts` [count + 1] with where the sequences start, and the end; False unless they ascend from
-    0."""
-    at = spans[_STARTS, 0]
-    end = at + spans[_STARTS, 1]
+@borrowing_kernel
+def _read_starts(spans: RowArray, depth: int, count: int, tokens: int, starts: IntArray) -> bool:
+    """Fill `starts` [count + 1] with where the sequences start, and the end; False unless they ascend from 0."""
+    span = spans[PackedFeature.NEXT_SENTENCE_POSITIONS]
+    at, end = span.start, span.start + span.bytes
     for place in range(count):
         starts[place], at = _read_small(at, end)
         if starts[place] < 0 or (place > 0 and starts[place] <= starts[place - 1]):
@@ -132,11 +169,11 @@ def _read_starts(spans: np.ndarray, depth: int, count: int, tokens: int, starts:
     return starts[0] == 0 and tokens > starts[count - 1] and end - at == depth - count and is_zero(at, end - at)
 
 
-@njit(**KERNEL_OPTIONS)
-def _real_tokens(spans: np.ndarray, length: int) -> int:
-    """The number of tokens: numbers of sequences are varints of one byte below 128, so it is found from the
-    back."""
-    at, size = spans[_MASK, 0], spans[_MASK, 1]
+@borrowing_kernel
+def _real_tokens(spans: RowArray, length: int) -> int:
+    """The number of tokens: numbers of sequences are varints of one byte below 128, so it is found from the back."""
+    span = spans[PackedFeature.INPUT_MASK]
+    at, size = span.start, span.bytes
     values = size
     for place in range(size):
         values -= load_u8(at + place) >> 7
@@ -146,37 +183,36 @@ def _real_tokens(spans: np.ndarray, length: int) -> int:
     return length - padding if values == length else -1
 
 
-@njit(**KERNEL_OPTIONS)
-def _has_sizes(spans: np.ndarray, length: int, slots: int, depth: int) -> bool:
+@borrowing_kernel
+def _has_sizes(spans: RowArray, sizes: PackSizes) -> bool:
     """Whether the features whose values take a fixed number of bytes have it."""
-    return (
-        spans[_WEIGHTS, 1] == 4 * slots
-        and spans[_REAL, 1] == 4 * depth
-        and spans[_LABELS, 1] == depth
-        and spans[_SEGMENTS, 1] == length
+    return (  # type: ignore[no-any-return]
+        spans[PackedFeature.MASKED_LM_WEIGHTS].bytes == 4 * sizes.slots
+        and spans[PackedFeature.NEXT_SENTENCE_WEIGHTS].bytes == 4 * sizes.depth
+        and spans[PackedFeature.NEXT_SENTENCE_LABELS].bytes == sizes.depth
+        and spans[PackedFeature.SEGMENT_IDS].bytes == sizes.length
     )
 
 
-@njit(**KERNEL_OPTIONS)
-def _is_padded(
-    spans: np.ndarray, length: int, slots: int, depth: int, count: int, used: int, mask: int, where: int, masked: int
-) -> bool:
-    """Whether all is zero behind the last sequence; `mask`, `where` and `masked` point behind its values."""
-    tokens_padding = spans[_MASK, 0] + spans[_MASK, 1] - mask
-    where_padding = spans[_POSITIONS, 0] + spans[_POSITIONS, 1] - where
-    unused = slots - used
+@borrowing_kernel
+def _is_padded(spans: RowArray, sizes: PackSizes, count: int, end: _Place) -> bool:
+    """Whether all is zero behind the last of `count` sequences, which is where `end` is."""
+    numbers, positions = spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
+    masked_ids, masked_positions = spans[PackedFeature.MASKED_LM_IDS], spans[PackedFeature.MASKED_LM_POSITIONS]
+    padding = positions.start + positions.bytes - end.positions
+    unused = sizes.slots - end.used
     return (
-        tokens_padding == where_padding
-        and is_zero(where, where_padding)
-        and spans[_MASKED_P, 0] + spans[_MASKED_P, 1] - masked == unused
-        and is_zero(masked, unused)
-        and is_zero(spans[_WEIGHTS, 0] + 4 * used, 4 * unused)
-        and is_zero(spans[_LABELS, 0] + count, depth - count)
-        and real_bytes(spans[_MASKED_I, 0], spans[_MASKED_I, 1], slots, used) >= 0
+        numbers.start + numbers.bytes - end.numbers == padding
+        and is_zero(end.positions, padding)
+        and masked_positions.start + masked_positions.bytes - end.masked_positions == unused
+        and is_zero(end.masked_positions, unused)
+        and is_zero(spans[PackedFeature.MASKED_LM_WEIGHTS].start + 4 * end.used, 4 * unused)
+        and is_zero(spans[PackedFeature.NEXT_SENTENCE_LABELS].start + count, sizes.depth - count)
+        and real_bytes(masked_ids.start, masked_ids.bytes, sizes.slots, end.used) >= 0
     )
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int:
     """The address after `count` masked positions; -1 unless each lies in first .. last - 1."""
     for _ in range(count):
@@ -186,99 +222,119 @@ def _skip_positions(at: int, end: int, count: int, first: int, last: int) -> int
     return at
 
 
-@njit(**KERNEL_OPTIONS)
-def _hash_pack(
-    spans: np.ndarray,
-    length: int,
-    slots: int,
-    depth: int,
-    predictions: int,
-    table: int,
-    starts: np.ndarray,
-    hashes: np.ndarray,
-) -> int:
-    """Check a pack and set `hashes` to those of its sequences; their number, or -1 where it is not as we
-    write it."""
-    if not _has_sizes(spans, length, slots, depth):
+@borrowing_kernel
+def _first_place(spans: RowArray) -> _Place:
+    return _Place(
+        spans[PackedFeature.INPUT_IDS].start,
+        spans[PackedFeature.SEGMENT_IDS].start,
+        spans[PackedFeature.INPUT_MASK].start,
+        spans[PackedFeature.POSITIONS].start,
+        spans[PackedFeature.MASKED_LM_IDS].start,
+        spans[PackedFeature.MASKED_LM_POSITIONS].start,
+        as_word(0),
+    )
+
+
+@borrowing_kernel
+def _place_after(
+    spans: RowArray, sizes: PackSizes, place: _Place, number: int, start: int, end: int, position_varints: int
+) -> tuple[bool, _Place]:
+    """Check sequence `number`, which takes tokens start .. end - 1: (whether it is as we write it, where it ends).
+
+    `position_varints` is the address of the varints 0, 1, 2, ...
+    """
+    real, positions_size = end - start, position_bytes(end - start)
+    ids, numbers, positions = spans[PackedFeature.INPUT_IDS], spans[PackedFeature.INPUT_MASK], spans[PackedFeature.POSITIONS]
+    masked_ids, masked_positions = spans[PackedFeature.MASKED_LM_IDS], spans[PackedFeature.MASKED_LM_POSITIONS]
+    weights = spans[PackedFeature.MASKED_LM_WEIGHTS].start
+    masked = _count_masked(weights + 4 * place.used, sizes.slots - place.used, number)
+    after = _Place(
+        _skip_varints(place.ids, ids.start + ids.bytes, real),
+        place.segments + real,
+        _skip_numbers(place.numbers, numbers.start + numbers.bytes, number, real),
+        place.positions + positions_size,
+        _skip_varints(place.masked_ids, masked_ids.start + masked_ids.bytes, masked),
+        _skip_positions(place.masked_positions, masked_positions.start + masked_positions.bytes, masked, start, end),
+        place.used + masked,
+    )
+    whole = (
+        min(after.ids, after.numbers, after.masked_ids, after.masked_positions) >= 0
+        and masked <= sizes.predictions
+        and after.positions <= positions.start + positions.bytes
+        and _same_bytes(place.positions, position_varints, positions_size)
+    )
+    return whole, after
+
+
+@borrowing_kernel
+def _hash_pack(spans: RowArray, sizes: PackSizes, position_varints: int, starts: IntArray, hashes: IntArray) -> int:
+    """Check a pack and set `hashes` to those of its sequences; their number, or -1 where it is not as we write it."""
+    if not _has_sizes(spans, sizes):
         return -1
-    count, tokens = _count_real(spans, depth), _real_tokens(spans, length)
-    if count < 1 or tokens < 1 or not _read_starts(spans, depth, count, tokens, starts):
+    count, tokens = _count_real(spans, sizes.depth), _real_tokens(spans, sizes.length)
+    if count < 1 or tokens < 1 or not _read_starts(spans, sizes.depth, count, tokens, starts):
         return -1
-    ids, segments, masked_ids = spans[_I, 0], spans[_SEGMENTS, 0], spans[_MASKED_I, 0]
-    mask, where, masked = spans[_MASK, 0], spans[_POSITIONS, 0], spans[_MASKED_P, 0]
-    used = 0
-    if real_bytes(segments, length, length, tokens) < 0 or real_bytes(ids, spans[_I, 1], length, tokens) < 0:
+    ids = spans[PackedFeature.INPUT_IDS]
+    place = _first_place(spans)
+    if real_bytes(place.segments, sizes.length, sizes.length, tokens) < 0:
         return -1
-    for place in range(count):
-        real = starts[place + 1] - starts[place]
-        label = load_u8(spans[_LABELS, 0] + place)
-        here = _count_masked(spans[_WEIGHTS, 0] + 4 * used, slots - used, place + 1)
-        mask = _skip_numbers(mask, spans[_MASK, 0] + spans[_MASK, 1], place + 1, real)
-        ids_next = _skip_varints(ids, spans[_I, 0] + spans[_I, 1], real)
-        masked_ids_next = _skip_varints(masked_ids, spans[_MASKED_I, 0] + spans[_MASKED_I, 1], here)
-        if mask < 0 or ids_next < 0 or masked_ids_next < 0 or label > 1 or here > predictions:
+    if real_bytes(ids.start, ids.bytes, sizes.length, tokens) < 0:
+        return -1
+    for sequence in range(count):
+        start, end = starts[sequence], starts[sequence + 1]
+        label = load_u8(spans[PackedFeature.NEXT_SENTENCE_LABELS].start + sequence)
+        whole, after = _place_after(spans, sizes, place, sequence + 1, start, end, position_varints)
+        if not whole or label > 1:
             return -1
-        if position_bytes(real) > spans[_POSITIONS, 0] + spans[_POSITIONS, 1] - where:
-            return -1
-        masked_end = spans[_MASKED_P, 0] + spans[_MASKED_P, 1]
-        masked_next = _skip_positions(masked, masked_end, here, starts[place], starts[place + 1])
-        if masked_next < 0 or not _same_bytes(where, table, position_bytes(real)):
-            return -1
-        hashes[place] = hash_together(
-            real,
-            here,
+        masked = after.used - place.used
+        hashes[sequence] = hash_together(
+            end - start,
+            masked,
             label,
-            hash_bytes(ids, ids_next - ids, IDS_SEED),
-            hash_bytes(segments, real, SEGMENTS_SEED),
-            hash_bytes(masked_ids, masked_ids_next - masked_ids, MASKED_IDS_SEED),
-            hash_positions(masked, here, starts[place], POSITIONS_SEED),
+            hash_bytes(place.ids, after.ids - place.ids, IDS_SEED),
+            hash_bytes(place.segments, end - start, SEGMENTS_SEED),
+            hash_bytes(place.masked_ids, after.masked_ids - place.masked_ids, MASKED_IDS_SEED),
+            hash_positions(place.masked_positions, masked, start, POSITIONS_SEED),
         )
-        ids, masked_ids, masked = ids_next, masked_ids_next, masked_next
-        segments, where, used = segments + real, where + position_bytes(real), used + here
-    return count if _is_padded(spans, length, slots, depth, count, used, mask, where, masked) else -1
+        place = after
+    return count if _is_padded(spans, sizes, count, place) else -1
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def scan_packed(
-    base: int,
+    buffer: ByteArray,
     position: int,
     filled: int,
-    schema: np.ndarray,
-    keys: int,
-    spans: np.ndarray,
-    table: int,
-    hashes: np.ndarray,
-    sizes: np.ndarray,
-    done: np.ndarray,
+    sizes: PackSizes,
+    table: FeatureTable,
+    position_varints: ByteArray,
+    found: ScannedPacks,
 ) -> tuple[int, int]:
-    """Check and hash the packs in a buffer.
+    """Check and hash the packs in buffer[position:filled].
 
     Args:
-        base, position, filled: the buffer, as in `scan_unpacked`.
-        schema: int64: L, Q, S, P.
-        keys: address, as in `locate_features`.
-        spans: int64 [15, 2], its work space.
-        table: address of the varints 0, 1, 2, ...
-        hashes: int64: those of the sequences are appended from done[1] on.
-        sizes: int32: the number of sequences of each pack, appended from done[0] on.
-        done: int64 [3]: packs, sequences, tokens so far.
+        buffer, position, filled: as in `scan_unpacked`.
+        sizes: what every pack must have.
+        table: as in `locate_features`.
+        position_varints: from `position_table`.
+        found: what is found is appended.
 
     Returns:
         Why it stopped, and the position of the record at which it stopped.
     """
-    length, slots, depth, predictions = schema[0], schema[1], schema[2], schema[3]
-    starts = np.empty(depth + 1, np.int64)
+    base, varints = address_of(buffer), address_of(position_varints)
+    done, starts = found.done, found.starts
     while True:
         status, size = next_record(base + position, base + filled)
-        if status != GOOD:
+        if status != ScanStatus.GOOD:
             return status, position
         payload = base + position + 12
-        if not locate_features(payload, payload + size, keys, 10, np.int64(spans.ctypes.data)):
-            return UNUSUAL, position
-        count = _hash_pack(spans, length, slots, depth, predictions, table, starts, hashes[done[1] :])
+        if not locate_features(payload, payload + size, table):
+            return ScanStatus.UNUSUAL, position
+        count = _hash_pack(table.spans, sizes, varints, starts, found.hashes[done[1] :])
         if count < 0:
-            return UNUSUAL, position
-        sizes[done[0]] = count
+            return ScanStatus.UNUSUAL, position
+        found.sequences[done[0]] = count
         done[0] += 1
         done[1] += count
         done[2] += starts[count]

@@ -1,45 +1,37 @@
-"""Serialised examples to dense arrays: one matrix a feature, a row a record.
+"""Serialised examples to dense arrays: one matrix per feature, one row per record.
 
-Used where numbers are wanted instead of bytes: packing on the fly, and tables for other trainers. The kernel
-reads examples in packed encoding (what this package and TensorFlow write), map entries in any order, other
-features skipped. Every read is checked against the end of its field, so that it never leaves the record; a
-record that does not have exactly the asked features, with exactly the asked sizes and 32-bit values, is
-refused.
+Used where numbers are wanted instead of bytes, as for tables of other trainers. Records are taken in the encoding that the
+scan takes (what this package and TensorFlow write): map entries in any order, other features skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numba
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray, BoolArray, ByteArray, Int32Array, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.schema import FeatureSpec
+from gaudi_bert.records.wire.features import FeatureTable, feature_table, locate_features, read_varint
+from gaudi_bert.records.wire.memory import address_of, load_u32
 
 __all__ = ["decode_columns"]
 
-LONGEST_KEY = 32
-LENGTH_DELIMITED_1 = 0x0A
-MAP_VALUE = 0x12
-FLOAT_LIST, INT64_LIST = 0x12, 0x1A
+_MOST = 2**31 - 1
 
 
 def decode_columns(
-    buffer: np.ndarray,
-    offsets: np.ndarray,
-    lengths: np.ndarray,
-    shapes: Mapping[str, int],
-    float_features: Sequence[str],
-    source: str,
-) -> dict[str, np.ndarray]:
+    buffer: ByteArray, offsets: IntArray, lengths: IntArray, features: Sequence[FeatureSpec], source: str
+) -> dict[str, AnyArray]:
     """The features of many examples.
 
     Args:
         buffer: uint8, holds the payloads.
         offsets: int64 [n], where each payload starts.
         lengths: int64 [n], how long it is.
-        shapes: the number of values of each feature that is wanted.
-        float_features: those of them that are floats.
+        features: those that are wanted, with their names, sizes and types.
         source: what to call the buffer in an error.
 
     Returns:
@@ -49,157 +41,63 @@ def decode_columns(
         InputError: a record lacks a feature, has it in another size or encoding, or a value does not fit into
             32 bits.
     """
-    names = list(shapes)
-    keys = np.zeros((len(names), LONGEST_KEY), np.uint8)
-    for row, name in enumerate(names):
-        encoded = name.encode("ascii")
-        keys[row, : len(encoded)] = np.frombuffer(encoded, np.uint8)
-    key_lengths = np.array([len(name) for name in names], np.int64)
-    is_float = np.array([name in float_features for name in names], np.bool_)
-    columns = tuple(np.zeros((len(offsets), shapes[name]), np.int32) for name in names)
-    bad = _decode(buffer, offsets.astype(np.int64), lengths.astype(np.int64), keys, key_lengths, is_float, columns)
+    columns = tuple(np.zeros((len(offsets), spec.length), np.int32) for spec in features)
+    is_float = np.array([spec.kind == "float32" for spec in features], np.bool_)
+    table = feature_table(features)
+    bad = _decode(buffer, offsets.astype(np.int64), lengths.astype(np.int64), table, is_float, columns)
     if bad >= 0:
-        wanted = ", ".join(f"{name}[{size}]" for name, size in shapes.items())
+        wanted = ", ".join(f"{spec.name}[{spec.length}]" for spec in features)
         raise InputError(
             f"{source}: record {bad}: is not an example of {wanted} in packed encoding; "
             "check that the sizes belong to this data"
         )
     return {
-        name: column.view(np.float32) if name in float_features else column
-        for name, column in zip(names, columns, strict=True)
+        spec.name: column.view(np.float32) if spec.kind == "float32" else column
+        for spec, column in zip(features, columns, strict=True)
     }
 
 
-@numba.njit(nogil=True, cache=True)
-def _varint(buffer: np.ndarray, place: int, end: int) -> tuple[int, int]:
-    """The value at `place` and the place after it; (0, -1) when it does not end before `end` or has more than
-    64 bits."""
-    value = np.uint64(0)
-    shift = 0
-    while place < end and shift < 64:
-        byte = buffer[place]
-        place += 1
-        value |= np.uint64(byte & 127) << np.uint64(shift)
-        if byte < 128:
-            return np.int64(value), place  # type: ignore[return-value]
-        shift += 7
-    return np.int64(0), -1  # type: ignore[return-value]
-
-
-@numba.njit(nogil=True, cache=True)
-def _enter(buffer: np.ndarray, place: int, end: int, tag: int) -> tuple[int, int]:
-    """Start and end of the length-delimited field `tag` at `place`; (-1, -1) when there is none within
-    `end`."""
-    if place < 0 or place >= end or buffer[place] != tag:
-        return -1, -1
-    length, start = _varint(buffer, place + 1, end)
-    if start < 0 or length < 0 or length > end - start:
-        return -1, -1
-    return start, start + length
-
-
-@numba.njit(nogil=True, cache=True)
-def _which(buffer: np.ndarray, start: int, end: int, keys: np.ndarray, key_lengths: np.ndarray) -> int:
-    """The number of the key at start .. end - 1, or -1."""
-    for row in range(key_lengths.size):
-        if key_lengths[row] == end - start:
-            same = True
-            for index in range(end - start):
-                if buffer[start + index] != keys[row, index]:
-                    same = False
-                    break
-            if same:
-                return row
-    return -1
-
-
-@numba.njit(nogil=True, cache=True)
-def _fill_ints(buffer: np.ndarray, start: int, end: int, row: np.ndarray) -> bool:
+@borrowing_kernel
+def _fill_integers(at: int, end: int, row: Int32Array) -> bool:
     """Decode exactly row.size varints that fit into 31 bits."""
-    place = start
-    for index in range(row.size):
-        if place < end and buffer[place] < 128:
-            row[index] = buffer[place]
-            place += 1
-            continue
-        value, place = _varint(buffer, place, end)
-        if place < 0 or value < 0 or value > 2147483647:
+    for number in range(row.size):
+        value, at = read_varint(at, end)
+        if value < 0 or value > _MOST:
             return False
-        row[index] = value
-    return place == end
+        row[number] = value
+    return at == end
 
 
-@numba.njit(nogil=True, cache=True)
-def _fill_floats(buffer: np.ndarray, start: int, end: int, row: np.ndarray) -> bool:
-    """Copy exactly row.size little-endian floats, as bits."""
-    if end - start != 4 * row.size:
+@borrowing_kernel
+def _fill_floats(at: int, end: int, row: Int32Array) -> bool:
+    """Copy exactly row.size floats, as bits."""
+    if end - at != 4 * row.size:
         return False
-    for index in range(row.size):
-        place = start + 4 * index
-        bits = np.uint32(buffer[place]) | np.uint32(buffer[place + 1]) << np.uint32(8)
-        bits |= np.uint32(buffer[place + 2]) << np.uint32(16) | np.uint32(buffer[place + 3]) << np.uint32(24)
-        row[index] = np.int32(bits)
+    for number in range(row.size):
+        row[number] = load_u32(at + 4 * number)
     return True
 
 
-@numba.njit(nogil=True, cache=True)
-def _decode_one(
-    buffer: np.ndarray,
-    start: int,
-    end: int,
-    record: int,
-    keys: np.ndarray,
-    key_lengths: np.ndarray,
-    is_float: np.ndarray,
-    columns: tuple[np.ndarray, ...],
-    seen: np.ndarray,
-) -> bool:
-    """Fill row `record` of the columns from the payload at start .. end - 1."""
-    seen[:] = 0
-    place, stop = _enter(buffer, start, end, LENGTH_DELIMITED_1)
-    if stop != end:
-        return False
-    while place < stop:
-        entry, entry_end = _enter(buffer, place, stop, LENGTH_DELIMITED_1)
-        key, key_end = _enter(buffer, entry, entry_end, LENGTH_DELIMITED_1)
-        if key < 0:
-            return False
-        which = _which(buffer, key, key_end, keys, key_lengths)
-        place = entry_end
-        if which < 0:
-            continue
-        value, value_end = _enter(buffer, key_end, entry_end, MAP_VALUE)
-        items, items_end = _enter(buffer, value, value_end, FLOAT_LIST if is_float[which] else INT64_LIST)
-        body, body_end = _enter(buffer, items, items_end, LENGTH_DELIMITED_1)
-        if body < 0 or value_end != entry_end or items_end != value_end or body_end != items_end:
-            return False
-        row = columns[which][record]
-        if is_float[which]:
-            filled = _fill_floats(buffer, body, body_end, row)
-        else:
-            filled = _fill_ints(buffer, body, body_end, row)
-        if not filled:
-            return False
-        seen[which] += 1
-    return bool(np.all(seen == 1))
-
-
-@numba.njit(nogil=True, cache=True)
+@borrowing_kernel
 def _decode(
-    buffer: np.ndarray,
-    offsets: np.ndarray,
-    lengths: np.ndarray,
-    keys: np.ndarray,
-    key_lengths: np.ndarray,
-    is_float: np.ndarray,
-    columns: tuple[np.ndarray, ...],
+    buffer: ByteArray,
+    offsets: IntArray,
+    lengths: IntArray,
+    table: FeatureTable,
+    is_float: BoolArray,
+    columns: tuple[Int32Array, ...],
 ) -> int:
     """Decode all records; -1, or the number of the first that is refused."""
-    seen = np.zeros(key_lengths.size, np.int64)
     for record in range(offsets.size):
-        start, end = offsets[record], offsets[record] + lengths[record]
-        if start < 0 or lengths[record] < 0 or end > buffer.size:
+        start = address_of(buffer) + offsets[record]
+        if offsets[record] < 0 or lengths[record] < 0 or offsets[record] + lengths[record] > buffer.size:
             return record
-        if not _decode_one(buffer, start, end, record, keys, key_lengths, is_float, columns, seen):
+        if not locate_features(start, start + lengths[record], table):
             return record
+        for feature in range(len(columns)):
+            span = table.spans[feature]
+            row = columns[feature][record]
+            end = span.start + span.bytes
+            if not (_fill_floats(span.start, end, row) if is_float[feature] else _fill_integers(span.start, end, row)):
+                return record
     return -1

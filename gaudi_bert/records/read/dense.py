@@ -1,139 +1,121 @@
 """Packs as dense arrays straight from the unpacked bytes of a group (numba kernel).
 
-The same packs that `pack.PackEncoder` writes as records, as the matrices that a training step takes; nothing
-is encoded and decoded in between. The index of the scan says where each sequence's values lie and how many
-bytes they take, and the scan has checked them, so decoding cannot leave the buffer.
+The same packs that `write.encoder` writes as records, as the matrices that a training step takes; nothing is encoded and
+decoded in between. The index of the scan says where each sequence's values lie and how many bytes they take, and the scan
+has checked them, so decoding cannot leave the buffer.
 
 Letters of shapes: B packs of the batch, L max_sequence_length, Q masked_slots, S depth.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, ByteArray, Float32Array, Int32Array, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.read.unpacked_index import IDS, LABEL, LENGTH, MASKED, MASKED_IDS, POSITIONS, SEGMENTS
+from gaudi_bert.records.assign import Assignment
+from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema
+from gaudi_bert.records.wire.memory import as_word
 
 __all__ = ["dense_packs"]
 
 
+class _DensePacks(NamedTuple):
+    """The packed features under their own names."""
+
+    input_ids: Int32Array
+    input_mask: Int32Array
+    masked_lm_ids: Int32Array
+    masked_lm_positions: Int32Array
+    masked_lm_weights: Float32Array
+    next_sentence_labels: Int32Array
+    next_sentence_positions: Int32Array
+    next_sentence_weights: Float32Array
+    positions: Int32Array
+    segment_ids: Int32Array
+
+
 def dense_packs(
-    schema: PackedSchema,
-    buffer: np.ndarray,
-    offsets: np.ndarray,
-    index: np.ndarray,
-    starts: np.ndarray,
-    members: np.ndarray,
-    packs: np.ndarray,
-) -> dict[str, np.ndarray]:
+    schema: PackedSchema, group: IndexedSequences, assignment: Assignment, packs: IntArray
+) -> dict[str, AnyArray]:
     """The packed features of some packs of a group.
 
     Args:
         schema: of the packed examples.
-        buffer: uint8, the group's bytes.
-        offsets: int64 [sequences], where each payload starts in the buffer.
-        index: int32 [sequences, INDEX_COLUMNS], from the scan.
-        starts, members: pack p holds the sequences `members[starts[p] : starts[p + 1]]`.
+        group: its sequences.
+        assignment: which of them each pack holds.
         packs: int64 [B], the packs that are wanted, in this order.
 
     Returns:
-        The ten features, int32 and (weights) float32: [B, L], [B, Q] or [B, S].
+        The ten features by name, int32 and (weights) float32: [B, L], [B, Q] or [B, S].
 
     Raises:
         InputError: a pack holds more sequences, tokens or masked positions than the schema has room for.
     """
-    features = {spec.name: np.zeros((packs.size, spec.length), _dtype(spec.kind)) for spec in schema.features}
-    full = _fill(
-        buffer,
-        offsets,
-        index,
-        starts,
-        members,
-        packs,
-        features["input_ids"],
-        features["input_mask"],
-        features["segment_ids"],
-        features["positions"],
-        features["masked_lm_positions"],
-        features["masked_lm_ids"],
-        features["masked_lm_weights"],
-        features["next_sentence_positions"],
-        features["next_sentence_labels"],
-        features["next_sentence_weights"],
-    )
+    dtypes: dict[str, Any] = {"int64": np.int32, "float32": np.float32}
+    out = _DensePacks(**{spec.name: np.zeros((packs.size, spec.length), dtypes[spec.kind]) for spec in schema.features})
+    full = _fill(group, assignment, packs, out)
     if full >= 0:
         raise InputError(
             f"pack {packs[full]} of its group does not fit into {schema.max_sequence_length} tokens, "
             f"{schema.masked_slots} masked slots and {schema.depth} sequences; make the plan again from these records"
         )
-    return features
+    return out._asdict()
 
 
-def _dtype(kind: str) -> type[np.generic]:
-    return np.float32 if kind == "float32" else np.int32
-
-
-@njit(nogil=True, cache=True)
-def _fill(
-    buffer: np.ndarray,
-    offsets: np.ndarray,
-    index: np.ndarray,
-    starts: np.ndarray,
-    members: np.ndarray,
-    packs: np.ndarray,
-    input_ids_BL: np.ndarray,
-    input_mask_BL: np.ndarray,
-    segment_ids_BL: np.ndarray,
-    positions_BL: np.ndarray,
-    masked_positions_BQ: np.ndarray,
-    masked_ids_BQ: np.ndarray,
-    masked_weights_BQ: np.ndarray,
-    starts_BS: np.ndarray,
-    labels_BS: np.ndarray,
-    weights_BS: np.ndarray,
-) -> int:
+@borrowing_kernel
+def _fill(group: IndexedSequences, assignment: Assignment, packs: IntArray, out: _DensePacks) -> int:
     """Fill the rows; the row of the first pack that does not fit, or -1."""
-    length, slots, depth = input_ids_BL.shape[1], masked_ids_BQ.shape[1], labels_BS.shape[1]
     for row in range(packs.size):
-        mine = members[starts[packs[row]] : starts[packs[row] + 1]]
-        token, slot = 0, 0
-        if mine.size > depth:
+        members = assignment.members[assignment.starts[packs[row]] : assignment.starts[packs[row] + 1]]
+        if not _fill_row(group, members, out, row):
             return row
-        for place in range(mine.size):
-            entry = index[mine[place]]
-            payload = offsets[mine[place]]
-            real, masked = entry[LENGTH], entry[MASKED]
-            if token + real > length or slot + masked > slots:
-                return row
-            starts_BS[row, place] = token
-            labels_BS[row, place] = entry[LABEL]
-            weights_BS[row, place] = 1
-            input_mask_BL[row, token : token + real] = place + 1
-            for step in range(real):
-                segment_ids_BL[row, token + step] = buffer[payload + entry[SEGMENTS] + step]
-                positions_BL[row, token + step] = step
-            _decode(buffer, payload + entry[IDS], input_ids_BL[row, token : token + real], 0)
-            _decode(buffer, payload + entry[POSITIONS], masked_positions_BQ[row, slot : slot + masked], token)
-            _decode(buffer, payload + entry[MASKED_IDS], masked_ids_BQ[row, slot : slot + masked], 0)
-            masked_weights_BQ[row, slot : slot + masked] = place + 1
-            token += real
-            slot += masked
     return -1
 
 
-@njit(nogil=True, cache=True)
-def _decode(buffer: np.ndarray, place: int, values: np.ndarray, added: int) -> None:
+@borrowing_kernel
+def _fill_row(group: IndexedSequences, members: Int32Array, out: _DensePacks, row: int) -> bool:
+    """Fill one row with the sequences of a pack, one after the other; False where they do not fit."""
+    length, slots, depth = out.input_ids.shape[1], out.masked_lm_ids.shape[1], out.next_sentence_labels.shape[1]
+    if members.size > depth:
+        return False
+    token, slot = 0, 0
+    for place in range(members.size):
+        sequence = group.rows[members[place]]
+        payload = group.offsets[members[place]]
+        end, slot_end = token + sequence.length, slot + sequence.masked
+        if end > length or slot_end > slots:
+            return False
+        out.next_sentence_positions[row, place] = token
+        out.next_sentence_labels[row, place] = sequence.label
+        out.next_sentence_weights[row, place] = 1
+        out.input_mask[row, token:end] = place + 1
+        for step in range(sequence.length):
+            out.segment_ids[row, token + step] = group.buffer[payload + sequence.segments + step]
+            out.positions[row, token + step] = step
+        _decode(group.buffer, payload + sequence.ids, out.input_ids[row, token:end], 0)
+        _decode(group.buffer, payload + sequence.positions, out.masked_lm_positions[row, slot:slot_end], token)
+        _decode(group.buffer, payload + sequence.masked_ids, out.masked_lm_ids[row, slot:slot_end], 0)
+        out.masked_lm_weights[row, slot:slot_end] = place + 1
+        token, slot = end, slot_end
+    return True
+
+
+@borrowing_kernel
+def _decode(buffer: ByteArray, place: int, values: Int32Array, added: int) -> None:
     """Fill `values` with varints of at most three bytes from `place` on, each plus `added`."""
     for step in range(values.size):
-        value = np.int64(buffer[place])
+        value = as_word(buffer[place])
         place += 1
         if value >= 128:
-            byte = np.int64(buffer[place])
+            byte = as_word(buffer[place])
             place += 1
             value = (value & 127) | (byte & 127) << 7
             if byte >= 128:
-                value |= np.int64(buffer[place]) << 14
+                value |= as_word(buffer[place]) << 14
                 place += 1
         values[step] = value + added

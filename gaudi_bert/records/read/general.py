@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_TOKEN_ID, RecordError, UnpackedSchema, check_features
 from gaudi_bert.records.wire.example import decode_example, encode_example
 
@@ -38,7 +39,7 @@ def canonical_example(payload: bytes | memoryview, schema: UnpackedSchema) -> by
     return encode_example(canonical)
 
 
-def check_unpacked_values(features: Mapping[str, np.ndarray]) -> tuple[int, int]:
+def check_unpacked_values(features: Mapping[str, AnyArray]) -> tuple[int, int]:
     """Hold the values of a decoded unpacked example to the contract.
 
     Args:
@@ -64,7 +65,7 @@ def check_unpacked_values(features: Mapping[str, np.ndarray]) -> tuple[int, int]
     return length, masked
 
 
-def _prefix(values: np.ndarray, name: str) -> int:
+def _prefix(values: AnyArray, name: str) -> int:
     """n of n ones followed by zeros."""
     ones = int(np.count_nonzero(values == 1))
     odd = np.flatnonzero((values != 0) & (values != 1))
@@ -76,7 +77,7 @@ def _prefix(values: np.ndarray, name: str) -> int:
     return ones
 
 
-def _check_part(values: np.ndarray, name: str, used: int, most: int, rest: str) -> None:
+def _check_part(values: AnyArray, name: str, used: int, most: int, rest: str) -> None:
     """The first `used` values lie in 0 .. most, and the rest is 0."""
     outside = np.flatnonzero((values[:used] < 0) | (values[:used] > most))
     if outside.size:

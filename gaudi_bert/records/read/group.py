@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat
+from gaudi_bert.records.read.scan import CompactedFormat, RecordScan
 from gaudi_bert.records.read.threads import map_files
-from gaudi_bert.records.read.unpacked_index import INDEX_COLUMNS, LENGTH
+from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
 from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.wire.framing import RecordStream
 
-__all__ = ["GroupFile", "GroupIndex", "buffer_bytes", "group_buffer", "read_group"]
+__all__ = ["GroupFile", "buffer_bytes", "group_buffer", "read_group"]
 
 
 @dataclass(frozen=True)
@@ -30,32 +31,12 @@ class GroupFile:
     sequences: int
 
 
-@dataclass(frozen=True)
-class GroupIndex:
-    """The sequences of a group, without padding.
-
-    Attributes:
-        buffer: uint8, the real values of all sequences.
-        offsets: int64 [sequences], where each sequence starts in the buffer.
-        index: int32 [sequences, INDEX_COLUMNS], see `unpacked_index`.
-    """
-
-    buffer: np.ndarray
-    offsets: np.ndarray
-    index: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int32 [sequences]."""
-        return self.index[:, LENGTH]
-
-
 def buffer_bytes(files: Sequence[GroupFile]) -> int:
     """A bound on the bytes of a buffer for these files; what is not needed of it is never touched, so it costs nothing."""
     return sum(uncompressed_bytes(file) for file in files)
 
 
-def group_buffer(size: int) -> np.ndarray:
+def group_buffer(size: int) -> ByteArray:
     """Memory for a group, of ordinary pages.
 
     numpy asks for huge pages, and where memory is fragmented the kernel then spends longer on making them than the whole
@@ -78,48 +59,46 @@ def uncompressed_bytes(file: GroupFile) -> int:
 def read_group(
     files: Sequence[GroupFile],
     schema: UnpackedSchema,
-    buffer: np.ndarray,
+    buffer: ByteArray,
     workers: int | None,
     progress: Callable[[int], None],
-) -> GroupIndex:
+) -> IndexedSequences:
     """Read the files of a group, index them, and keep their real values in `buffer`.
 
     Args:
         files: in the order in which they lie in the buffer.
         schema: the sizes of the records.
         buffer: uint8, at least `buffer_bytes(files)`.
-        workers: threads, one a file at a time; None for all cores.
+        workers: threads, each with one file at a time; None for all cores.
         progress: called with the bytes that were read.
 
     Raises:
         InputError: bad records, or a file is not the one that the plan was made for.
     """
-    sequences = sum(file.sequences for file in files)
-    offsets = np.empty(sequences, np.int64)
-    index = np.empty((sequences, INDEX_COLUMNS), np.int32)
+    group = empty_index(buffer, sum(file.sequences for file in files))
     tasks, start, row = [], 0, 0
     for file in files:
         size = uncompressed_bytes(file)
         tasks.append((file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
-    def read(task: tuple[GroupFile, tuple[int, int], slice], pieces: np.ndarray) -> None:
+    def read(task: tuple[GroupFile, tuple[int, int], slice], pieces: ByteArray) -> None:
         file, region, rows = task
-        form = UnpackedFormat(schema, offsets[rows], index[rows], (buffer, *region))
-        scan = RecordScan(file.path, form, pieces, progress)
+        records = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
+        scan = RecordScan(file.path, records, pieces, progress)
         for _piece in scan.pieces():
             pass
-        _check_same(file, scan, form)
+        _check_same(file, scan)
 
     map_files(read, tasks, workers)
-    return GroupIndex(buffer, offsets, index)
+    return group
 
 
-def _check_same(file: GroupFile, scan: RecordScan, form: UnpackedFormat) -> None:
+def _check_same(file: GroupFile, scan: RecordScan) -> None:
     for what, found, planned in (
         ("bytes", scan.file_bytes, file.bytes),
         ("crc32c", scan.file_crc32c, file.crc32c),
-        ("sequences", form.records, file.sequences),
+        ("sequences", scan.records.records, file.sequences),
     ):
         if found != planned:
             raise InputError(

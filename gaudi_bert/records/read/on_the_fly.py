@@ -20,11 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation, random_words
 from gaudi_bert.records.assign import Assignment, assign_sequences
 from gaudi_bert.records.read.dense import dense_packs
-from gaudi_bert.records.read.group import GroupFile, GroupIndex, buffer_bytes, read_group
+from gaudi_bert.records.read.group import GroupFile, buffer_bytes, read_group
+from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 
 __all__ = ["OnTheFlyGroup", "OnTheFlyPacking"]
@@ -45,7 +47,7 @@ class OnTheFlyGroup:
 
 @dataclass(frozen=True)
 class _Loaded:
-    group: GroupIndex
+    group: IndexedSequences
     assignment: Assignment
 
 
@@ -93,7 +95,7 @@ class OnTheFlyPacking:
                 "take a smaller batch"
             )
 
-    def epoch(self, number: int, first_batch: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    def epoch(self, number: int, first_batch: int = 0) -> Iterator[dict[str, AnyArray]]:
         """The batches of epoch `number` from `first_batch` on; groups that lie before it are not read.
 
         Each is the ten packed features as int32 and float32 matrices [B, L], [B, Q] or [B, S].
@@ -109,7 +111,7 @@ class OnTheFlyPacking:
         next_pack = first_batch * self.batch_packs * self.world_size + self.rank
         last = self.batches * self.batch_packs * self.world_size
         place = int(np.searchsorted(ends, next_pack, side="right"))
-        rows: list[dict[str, np.ndarray]] = []
+        rows: list[dict[str, AnyArray]] = []
         missing = self.batch_packs
         for loaded, begin, end in self._loaded(number, order, ends, place, last):
             while next_pack < min(end, last):
@@ -121,7 +123,7 @@ class OnTheFlyPacking:
                     yield rows[0] if len(rows) == 1 else _joined(rows)
                     rows, missing = [], self.batch_packs
 
-    def stream(self, batches_done: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    def stream(self, batches_done: int = 0) -> Iterator[dict[str, AnyArray]]:
         """Epoch after epoch without end, from the batch after the first `batches_done` ones of all.
 
         Raises:
@@ -132,10 +134,10 @@ class OnTheFlyPacking:
             yield from self.epoch(number, first_batch if number == first_epoch else 0)
 
     def _loaded(
-        self, epoch: int, order: np.ndarray, ends: np.ndarray, place: int, last: int
+        self, epoch: int, order: IntArray, ends: IntArray, place: int, last: int
     ) -> Iterator[tuple[_Loaded, int, int]]:
         """Each group from `place` on with the numbers of its first pack and of the one after its last."""
-        begins: np.ndarray = ends - np.array([self.groups[group].packs for group in order], np.int64)
+        begins: IntArray = ends - np.array([self.groups[group].packs for group in order], np.int64)
         needed = [at for at in range(place, len(order)) if begins[at] < last]
         with ThreadPoolExecutor(1) as pool:
             waiting: Future[_Loaded] | None = None
@@ -156,12 +158,9 @@ class OnTheFlyPacking:
         epoch_seed = int(random_words(1, self.seed, "on-the-fly epoch", epoch)[0])
         return _Loaded(group, assign_sequences(group.lengths, planned.strategies, epoch_seed, number))
 
-    def _rows(self, loaded: _Loaded, packs: np.ndarray) -> dict[str, np.ndarray]:
-        group, assignment = loaded.group, loaded.assignment
-        return dense_packs(
-            self.schema, group.buffer, group.offsets, group.index, assignment.starts, assignment.members, packs
-        )
+    def _rows(self, loaded: _Loaded, packs: IntArray) -> dict[str, AnyArray]:
+        return dense_packs(self.schema, loaded.group, loaded.assignment, packs)
 
 
-def _joined(rows: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def _joined(rows: Sequence[dict[str, AnyArray]]) -> dict[str, AnyArray]:
     return {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}

@@ -1,13 +1,12 @@
 """Reading record files at full speed: pieces into a buffer, kernels over the buffer, errors with file, record
 and offset.
 
-`RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here,
-fingerprint packed ones in `fingerprint`). It reads a piece that fits the processor's cache, runs the format's
-kernel over it, and either moves what is left of the last record to the front of the buffer (constant memory)
-or keeps all (a group). A record that the kernel calls unusual is handed to the general reader and put back in
-canonical encoding, so that it ends where it ended. Where a writer leaves lists of one value unpacked, that is up to
-four bytes longer than what it replaces; they take the place of the CRC before it, which has been checked (or of the
-bytes that are kept free at the front).
+`RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
+packed ones in `proof.file_contents`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
+and moves what is left of the last record to the front of the buffer. A record that the kernel calls unusual is handed to
+the general reader and put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists of one
+value unpacked, that is up to four bytes longer than what it replaces; they take the place of the CRC before it, which has
+been checked (or of the bytes that are kept free at the front).
 """
 
 from __future__ import annotations
@@ -19,33 +18,26 @@ from typing import Protocol
 
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.read.general import canonical_example
 from gaudi_bert.records.read.unpacked_index import (
-    BAD_BYTES,
-    BAD_LENGTH,
-    FULL,
-    IDS_BYTES,
-    INDEX_COLUMNS,
-    LENGTH,
-    MASKED_IDS_BYTES,
-    MORE,
-    POSITIONS_BYTES,
-    TOO_LONG,
-    UNUSUAL,
-    append_frames,
+    IndexedSequences,
+    RecordSizes,
     compact_rows,
+    empty_index,
     scan_unpacked,
 )
 from gaudi_bert.records.schema import MAX_RECORD_BYTES, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.features import feature_keys, work_space
+from gaudi_bert.records.wire.features import feature_table
+from gaudi_bert.records.wire.frame_scan import ScanStatus, append_frames
 from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, REMEDY, RecordStream, frame, read_records, record_place
-from gaudi_bert.records.wire.memory import address_of
 
 __all__ = [
     "FRONT_BYTES",
     "PIECE_BYTES",
+    "CompactedFormat",
     "RecordFormat",
     "RecordScan",
     "UnpackedFormat",
@@ -58,11 +50,11 @@ PIECE_BYTES = 1 << 20
 FRONT_BYTES = 16
 _MOST_GROWTH = 4
 _REFUSALS = {
-    BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
-    BAD_BYTES: f"its bytes are damaged (CRC); {REMEDY}",
-    TOO_LONG: f"longer than any legal record ({MAX_RECORD_BYTES} bytes); {REMEDY}",
-    FULL: "the file holds more records than the plan knows; make the histogram and the plan again",
-    UNUSUAL: "the record cannot be read; report it with this file",
+    ScanStatus.BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
+    ScanStatus.BAD_BYTES: f"its bytes are damaged (CRC); {REMEDY}",
+    ScanStatus.TOO_LONG: f"longer than any legal record ({MAX_RECORD_BYTES} bytes); {REMEDY}",
+    ScanStatus.INDEX_FULL: "the file holds more records than the plan knows; make the histogram and the plan again",
+    ScanStatus.UNUSUAL: "the record cannot be read; report it with this file",
 }
 
 
@@ -76,8 +68,8 @@ class RecordFormat(Protocol):
         """Another piece of the file is about to be read."""
         ...
 
-    def take(self, buffer: np.ndarray, position: int, filled: int) -> tuple[int, int]:
-        """Run the kernel from `position`; (why it stopped, position of the record at which it stopped)."""
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+        """Run the kernel over the buffer from `position`; (why it stopped, position of the record at which it stopped)."""
         ...
 
     def canonical(self, payload: bytes) -> bytes:
@@ -86,76 +78,76 @@ class RecordFormat(Protocol):
         ...
 
 
-def scan_buffer() -> np.ndarray:
+def scan_buffer() -> ByteArray:
     """A buffer for scans in constant memory: one a thread."""
     return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
 
 
 class UnpackedFormat:
-    """Indexes unpacked records.
+    """Indexes unpacked records, in constant memory: the rows are those of the last piece, and point into its buffer.
 
     Args:
         schema: the sizes that every record must have.
-        offsets: int64 [rows], index: int32 [rows, INDEX_COLUMNS]: filled from the front.
-        arena: None: the rows are those of the last piece, and point into the buffer of the scan (constant memory).
-            (array, first position, end): the rows are those of the whole file, and their real values are copied to the
-            array, where they stay (a group).
+        index: filled from the front; its buffer is the one that is scanned.
     """
 
-    def __init__(
-        self,
-        schema: UnpackedSchema,
-        offsets: np.ndarray,
-        index: np.ndarray,
-        arena: tuple[np.ndarray, int, int] | None = None,
-    ) -> None:
-        self.schema, self.offsets, self.index = schema, offsets, index
+    def __init__(self, schema: UnpackedSchema, index: IndexedSequences) -> None:
+        self.schema, self.index = schema, index
         self.records = 0
         self.rows = 0
-        self._arena = arena
-        self._arena_position = arena[1] if arena is not None else 0
-        self._keys = feature_keys(schema.features)
-        self._spans = work_space(schema.features)
+        self._sizes = RecordSizes(schema.max_sequence_length, schema.max_predictions)
+        self._table = feature_table(schema.features)
 
     @classmethod
-    def for_pieces(cls, schema: UnpackedSchema) -> UnpackedFormat:
-        """With room for the records of one piece."""
+    def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
+        """With room for the records of one piece in `buffer`."""
         rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
-        return cls(schema, np.empty(rows, np.int64), np.empty((rows, INDEX_COLUMNS), np.int32))
+        return cls(schema, empty_index(buffer, rows))
 
     def start_piece(self) -> None:
         """As `RecordFormat.start_piece`: forget the rows of the last piece."""
-        if self._arena is None:
-            self.rows = 0
+        self.rows = 0
 
-    def take(self, buffer: np.ndarray, position: int, filled: int) -> tuple[int, int]:
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """As `RecordFormat.take`."""
-        sizes = (self.schema.max_sequence_length, self.schema.max_predictions)
-        arrays = (address_of(array) for array in (self._keys, self._spans, self.offsets, self.index))
         first = self.rows
-        status, position, self.rows = scan_unpacked(
-            address_of(buffer), position, filled, first, self.offsets.size, *sizes, *arrays
-        )
+        status, position, self.rows = scan_unpacked(self.index, first, position, filled, self._sizes, self._table)
         self.records += self.rows - first
-        if self._arena is not None:
-            self._compact(buffer, first)
-        return status, position
-
-    def _compact(self, buffer: np.ndarray, first: int) -> None:
-        """Copy the rows from `first` on to the arena."""
-        if self._arena is None:
-            return
-        array, _, end = self._arena
-        columns = (IDS_BYTES, LENGTH, MASKED_IDS_BYTES, POSITIONS_BYTES)
-        needed = int(self.index[first : self.rows, columns].sum(dtype=np.int64))
-        if self._arena_position + needed > end:
-            raise ValueError(f"an arena of {end} bytes is too small for {needed} more")
-        addresses = (address_of(self.offsets), address_of(self.index), address_of(array))
-        self._arena_position = compact_rows(address_of(buffer), first, self.rows, *addresses, self._arena_position)
+        return ScanStatus(status), position
 
     def canonical(self, payload: bytes) -> bytes:
         """As `RecordFormat.canonical`."""
         return canonical_example(payload, self.schema)
+
+
+class CompactedFormat(UnpackedFormat):
+    """Indexes a whole file, and copies the real values of its sequences to an arena, where they stay (a group).
+
+    Args:
+        schema: as in `UnpackedFormat`.
+        index: with a row for each record of the file; its buffer is the one that is scanned.
+        arena: uint8, does not overlap that buffer; offsets are positions in it.
+        start, end: the part of the arena that this file may fill.
+    """
+
+    def __init__(self, schema: UnpackedSchema, index: IndexedSequences, arena: ByteArray, start: int, end: int) -> None:
+        super().__init__(schema, index)
+        self._arena, self._position, self._end = arena, start, end
+
+    def start_piece(self) -> None:
+        """As `RecordFormat.start_piece`; the rows stay."""
+
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+        """As `RecordFormat.take`."""
+        first = self.rows
+        status, position = super().take(position, filled)
+        rows = self.index.rows[first : self.rows]
+        sizes = (rows[name].sum(dtype=np.int64) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
+        needed = int(sum(sizes))
+        if self._position + needed > self._end:
+            raise ValueError(f"an arena of {self._end} bytes is too small for {needed} more")
+        self._position = compact_rows(self.index, first, self.rows, self._arena, self._position)
+        return status, position
 
 
 class RecordScan:
@@ -163,19 +155,19 @@ class RecordScan:
 
     Args:
         path: the file.
-        form: what to do with its records.
-        buffer: uint8, from `scan_buffer` (a smaller one will do for a file that fits into it).
+        records: what to do with its records.
+        buffer: uint8, from `scan_buffer` (a smaller one will do for a file that fits into it); the one that `records` reads.
         progress: called with the bytes of the file that were read.
     """
 
     def __init__(
         self,
         path: Path,
-        form: RecordFormat,
-        buffer: np.ndarray,
+        records: RecordFormat,
+        buffer: ByteArray,
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        self.path, self.form, self.buffer = path, form, buffer
+        self.path, self.records, self.buffer = path, records, buffer
         self._progress = progress
         self.file_bytes = 0
         self.file_crc32c = 0
@@ -193,7 +185,7 @@ class RecordScan:
         view = self.buffer.data
         with RecordStream(self.path) as stream:
             while True:
-                self.form.start_piece()
+                self.records.start_piece()
                 if filled > start:
                     rest = filled - position
                     self.buffer[start : start + rest] = self.buffer[position:filled].copy()
@@ -216,11 +208,11 @@ class RecordScan:
         """Take all whole records up to `filled`; the position of the first that is not whole."""
         made_usual, counted = -1, position
         while True:
-            status, position = self.form.take(self.buffer, position, filled)
+            status, position = self.records.take(position, filled)
             counted = self._count_bytes(counted, position)
-            if status == MORE:
+            if status == ScanStatus.INCOMPLETE:
                 return position
-            if status != UNUSUAL or position == made_usual:
+            if status != ScanStatus.UNUSUAL or position == made_usual:
                 raise InputError(f"{self._place(position + before)}: {_REFUSALS[status]}")
             counted = self._count_bytes(position, position + self._frame_bytes(position))
             position = made_usual = self._make_usual(position, before)
@@ -228,8 +220,7 @@ class RecordScan:
     def _count_bytes(self, start: int, end: int) -> int:
         """Add the good records in buffer[start:end], as they lie on the disk, to the file's CRC; the later of the two."""
         if start < end:
-            base = address_of(self.buffer)
-            self._records_crc32c = append_frames(self._records_crc32c, base + start, base + end)
+            self._records_crc32c = append_frames(self._records_crc32c, self.buffer, start, end)
         return max(start, end)
 
     def _frame_bytes(self, position: int) -> int:
@@ -240,19 +231,19 @@ class RecordScan:
         position."""
         end = position + self._frame_bytes(position)
         try:
-            canonical = frame(self.form.canonical(self.buffer[position + 12 : end - 4].tobytes()))
+            canonical = frame(self.records.canonical(self.buffer[position + 12 : end - 4].tobytes()))
         except RecordError as error:
             raise InputError(f"{self._place(position + before)}: {error}") from error
         if len(canonical) > end - position + _MOST_GROWTH:
-            raise InputError(f"{self._place(position + before)}: {_REFUSALS[UNUSUAL]}")
+            raise InputError(f"{self._place(position + before)}: {_REFUSALS[ScanStatus.UNUSUAL]}")
         self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
         return end - len(canonical)
 
     def _place(self, offset: int) -> str:
-        return record_place(self.path, self.form.records, offset)
+        return record_place(self.path, self.records.records, offset)
 
 
-def first_record(path: Path) -> dict[str, np.ndarray]:
+def first_record(path: Path) -> dict[str, AnyArray]:
     """The features of the first record of a file.
 
     Raises:

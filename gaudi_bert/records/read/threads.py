@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import numpy as np
-
+from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.read.scan import scan_buffer
 
@@ -36,10 +35,10 @@ def worker_count(workers: int | None, items: int) -> int:
 
 
 def map_in_threads(
-    function: Callable[[Item, np.ndarray], Result],
+    function: Callable[[Item, ByteArray], Result],
     items: Sequence[Item],
     workers: int | None,
-    make_buffer: Callable[[], np.ndarray],
+    make_buffer: Callable[[], ByteArray],
 ) -> list[Result]:
     """`function(item, buffer)` for every item; each thread has one buffer from `make_buffer`."""
     count = worker_count(workers, len(items))
@@ -64,6 +63,6 @@ def map_in_threads(
         return [future.result() for future in [pool.submit(run, item) for item in items]]  # type: ignore[misc]
 
 
-def map_files(function: Callable[[Item, np.ndarray], Result], files: Sequence[Item], workers: int | None) -> list[Result]:
+def map_files(function: Callable[[Item, ByteArray], Result], files: Sequence[Item], workers: int | None) -> list[Result]:
     """`function(file, buffer)` for every file, with a buffer for scans in constant memory."""
     return map_in_threads(function, files, workers, scan_buffer)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json
 
@@ -120,7 +121,7 @@ class ListColumn:
         self.values = values.to_numpy(zero_copy_only=False)
         self.offsets = column.offsets.to_numpy() if is_list else np.arange(len(column) + 1)
 
-    def row(self, index: int, number: int) -> np.ndarray:
+    def row(self, index: int, number: int) -> IntArray:
         """The values of row `index` of this batch, which is row `number` of the file."""
         if self.has_nulls and not self.column[index].is_valid:
             raise InputError(f"{self.path}: row {number}: {self.name} is null; fill it, or leave the row out")
@@ -131,7 +132,8 @@ class ListColumn:
                 raise InputError(f"{self.path}: row {number}: {self.name} {reason}; it must hold whole numbers")
         elif values.dtype.kind not in "iub":
             raise InputError(f"{self.path}: row {number}: {self.name} holds a null; it must hold whole numbers")
-        return values.astype(np.int64)
+        whole: IntArray = values.astype(np.int64)
+        return whole
 
 
 def _is_parquet(path: Path) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.artefacts.metadata import Metadata
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import read_metadata
@@ -74,19 +75,17 @@ def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
             writer.write_table(_table(columns, schema))
 
 
-def packed_batches(shard: Path, schema: PackedSchema, packs: int) -> Iterator[dict[str, np.ndarray]]:
+def packed_batches(shard: Path, schema: PackedSchema, packs: int) -> Iterator[dict[str, AnyArray]]:
     """The packed features of a shard, `packs` rows at a time (fewer at the end): int32 and float32 matrices.
 
     Raises:
         InputError: the file is damaged, or its records have other sizes.
     """
-    shapes = {spec.name: spec.length for spec in schema.features}
-    floats = [spec.name for spec in schema.features if spec.kind == "float32"]
     records = read_records(shard)
     while payloads := list(itertools.islice(records, packs)):
         lengths = np.array([len(payload) for payload in payloads], np.int64)
         buffer = np.frombuffer(b"".join(payloads), np.uint8)
-        yield decode_columns(buffer, np.cumsum(lengths) - lengths, lengths, shapes, floats, str(shard))
+        yield decode_columns(buffer, np.cumsum(lengths) - lengths, lengths, schema.features, str(shard))
 
 
 def _table_schema(metadata: Metadata) -> Any:
@@ -106,7 +105,7 @@ def _table_schema(metadata: Metadata) -> Any:
     return pyarrow.schema(list(fields.items()), metadata={"gaudi_bert": json.dumps(sizes)})
 
 
-def _table(columns: dict[str, np.ndarray], schema: Any) -> Any:
+def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
     """A table of `schema` from the packed features of n packs."""
     pyarrow = require_pyarrow()
     count, row = columns["input_ids"].shape

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID
 from gaudi_bert.records.tables.arrow_files import column_names, read_batches
@@ -53,10 +54,10 @@ class TableSizes:
 class Row:
     """One sequence, without padding. All int64, of length n (ids, segments) and k (positions, masked ids)."""
 
-    input_ids: np.ndarray
-    segment_ids: np.ndarray
-    masked_lm_positions: np.ndarray
-    masked_lm_ids: np.ndarray
+    input_ids: IntArray
+    segment_ids: IntArray
+    masked_lm_positions: IntArray
+    masked_lm_ids: IntArray
     next_sentence_label: int
 
 
@@ -80,7 +81,7 @@ def measure_tables(files: Sequence[Path]) -> TableSizes:
     return TableSizes(rows, tokens, longest, max(1, most_masked), tuple(sorted(ignored)))
 
 
-def read_examples(path: Path, max_sequence_length: int, max_predictions: int) -> Iterator[dict[str, np.ndarray]]:
+def read_examples(path: Path, max_sequence_length: int, max_predictions: int) -> Iterator[dict[str, AnyArray]]:
     """The rows of a table as features of unpacked examples, padded to the contract's sizes.
 
     Raises:
@@ -110,7 +111,7 @@ def read_examples(path: Path, max_sequence_length: int, max_predictions: int) ->
         }
 
 
-def _padded(values: np.ndarray, size: int) -> np.ndarray:
+def _padded(values: AnyArray, size: int) -> AnyArray:
     out = np.zeros(size, values.dtype)
     out[: values.size] = values
     return out
@@ -135,7 +136,7 @@ def read_rows(path: Path) -> Iterator[Row]:
             number += 1
 
 
-def _row(cells: Mapping[str, np.ndarray]) -> Row:
+def _row(cells: Mapping[str, IntArray]) -> Row:
     """A sequence from the cells of a row. Raises ValueError with the reason, when it is none."""
     ids = cells["input_ids"]
     mask = _first(cells, MASK_COLUMNS)
@@ -155,13 +156,13 @@ def _row(cells: Mapping[str, np.ndarray]) -> Row:
     return Row(ids[:length], segments, positions, masked_ids, 0 if label is None else int(label[0]))
 
 
-def _check_range(name: str, values: np.ndarray, most: int) -> None:
+def _check_range(name: str, values: IntArray, most: int) -> None:
     outside = np.flatnonzero((values < 0) | (values > most))
     if outside.size:
         raise ValueError(f"{name}: holds {values[outside[0]]} at {outside[0]}, 0 to {most} is allowed")
 
 
-def _segments(cells: Mapping[str, np.ndarray], length: int, size: int) -> np.ndarray:
+def _segments(cells: Mapping[str, IntArray], length: int, size: int) -> IntArray:
     """The segment ids of the `length` real ones of `size` tokens."""
     segments = _first(cells, SEGMENT_COLUMNS)
     if segments is None:
@@ -172,11 +173,11 @@ def _segments(cells: Mapping[str, np.ndarray], length: int, size: int) -> np.nda
     return segments[:length]
 
 
-def _first(cells: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray | None:
+def _first(cells: Mapping[str, IntArray], names: tuple[str, ...]) -> IntArray | None:
     return next((cells[name] for name in names if name in cells), None)
 
 
-def _prefix_length(mask: np.ndarray, size: int) -> int:
+def _prefix_length(mask: IntArray, size: int) -> int:
     """n of a mask of n ones and then zeros."""
     length = int(np.count_nonzero(mask))
     if mask.size != size:
@@ -186,7 +187,7 @@ def _prefix_length(mask: np.ndarray, size: int) -> int:
     return length
 
 
-def _masked(cells: Mapping[str, np.ndarray], length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _masked(cells: Mapping[str, IntArray], length: int, size: int) -> tuple[IntArray, IntArray]:
     """Masked positions and the ids that belong there."""
     if "labels" in cells:
         labels = cells["labels"]

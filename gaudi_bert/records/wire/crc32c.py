@@ -1,5 +1,4 @@
-"""CRC-32C (Castagnoli), as TFRecord uses it: with the processor's instructions where it has them, with tables
-elsewhere.
+"""CRC-32C (Castagnoli), as TFRecord uses it: by the processor's instructions where it has them, by tables elsewhere.
 
 The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are
 computed side by side and joined. The CRC is linear: appending n zero bytes multiplies the register by x**(8n)
@@ -15,17 +14,30 @@ A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
 from __future__ import annotations
 
 import platform
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import binding, ir
-from numba import config, njit, types
+from numba import config, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from gaudi_bert.records.wire.memory import KERNEL_OPTIONS, address_of, load_u8, load_word, word_at
+from gaudi_bert.common.arrays import ByteArray, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.records.wire.memory import address_of, as_word, intrinsic, load_u8, load_word, word_at
 
-__all__ = ["HARDWARE", "append_crc", "crc32c", "crc32c_kernel", "crc32c_table_kernel", "crc_of_word", "mask_crc", "masked"]
+__all__ = [
+    "BY_INSTRUCTIONS",
+    "BY_TABLES",
+    "HAS_INSTRUCTIONS",
+    "CrcKernels",
+    "append_crc",
+    "crc32c",
+    "crc32c_at",
+    "crc_of_word",
+    "mask_crc",
+    "masked",
+]
 
 _POLYNOMIAL_REVERSED = 0x82F63B78
 _ALL_ONES = 0xFFFFFFFF
@@ -42,8 +54,22 @@ def _has_instructions() -> bool:
     return bool(features.get("sse4.2")) and bool(features.get("pclmul"))
 
 
-HARDWARE = _has_instructions()
+HAS_INSTRUCTIONS = _has_instructions()
 """Whether CRC instructions are used."""
+
+
+class CrcKernels(NamedTuple):
+    """One way to compute CRC-32C.
+
+    Attributes:
+        run: of `count` bytes at an address, continuing from a CRC (0 to begin).
+        append: of two runs of bytes, from that of the first, the number of bytes of the second, and that of the second.
+        of_word: of the eight bytes of one word: a record's length.
+    """
+
+    run: Callable[[int, int, int], int]
+    append: Callable[[int, int, int], int]
+    of_word: Callable[[int], int]
 
 
 def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -51,8 +77,7 @@ def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
-@intrinsic
-def _word_step(typing_context: Any, crc: Any, word: Any) -> Any:
+def _define_word_step(typing_context: Any, crc: Any, word: Any) -> Any:
     """The register after eight more bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -61,8 +86,7 @@ def _word_step(typing_context: Any, crc: Any, word: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic
-def _byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
+def _define_byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
     """The register after one more byte."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -72,8 +96,7 @@ def _byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@intrinsic
-def _carryless_product(typing_context: Any, left: Any, right: Any) -> Any:
+def _define_carryless_product(typing_context: Any, left: Any, right: Any) -> Any:
     """The carry-less product of two registers of 32 bits."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -85,7 +108,12 @@ def _carryless_product(typing_context: Any, left: Any, right: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-def _byte_tables() -> np.ndarray:
+_word_step: Callable[[int, int], int] = intrinsic(_define_word_step)
+_byte_step: Callable[[int, int], int] = intrinsic(_define_byte_step)
+_carryless_product: Callable[[int, int], int] = intrinsic(_define_carryless_product)
+
+
+def _byte_tables() -> IntArray:
     """[8, 256] int64: entry [k, b] is the CRC register after byte b and k zero bytes (slicing by eight)."""
     first = np.arange(256, dtype=np.int64)
     for _ in range(8):
@@ -96,7 +124,7 @@ def _byte_tables() -> np.ndarray:
     return np.stack(tables)
 
 
-def _powers(count: int, step_bytes: int) -> np.ndarray:
+def _powers(count: int, step_bytes: int) -> IntArray:
     """int64 [count]: x**(8 * step_bytes * n - 33) for n = 0, 1, ..., reflected."""
     register = 0x80000000
     for _ in range(33):  # divide by x
@@ -114,8 +142,8 @@ _AFTER_BYTES = _powers(8, 1)
 _AFTER_WORDS = _powers(2 * _MOST_WORDS + 1, 8)
 
 
-@njit(**KERNEL_OPTIONS)
-def crc32c_table_kernel(address: int, count: int, crc: int) -> int:
+@borrowing_kernel
+def _table_run(address: int, count: int, crc: int) -> int:
     """CRC-32C of `count` bytes at `address`, continuing from `crc` (0 to begin), by tables."""
     crc ^= _ALL_ONES
     while count >= 8:
@@ -133,17 +161,17 @@ def crc32c_table_kernel(address: int, count: int, crc: int) -> int:
     return crc ^ _ALL_ONES
 
 
-@njit(inline="always")
+@inlined_kernel
 def _times(register: int, power: int) -> int:
     return _word_step(0, _carryless_product(register, power))
 
 
-@njit(**KERNEL_OPTIONS)
-def _hardware_kernel(address: int, count: int, crc: int) -> int:
+@borrowing_kernel
+def _hardware_run(address: int, count: int, crc: int) -> int:
     crc ^= _ALL_ONES
     while count >= 48:
         words = min(count // 24, _MOST_WORDS)
-        first, second, third = np.int64(0), np.int64(0), np.int64(0)
+        first, second, third = as_word(0), as_word(0), as_word(0)
         first ^= crc
         for number in range(words):
             first = _word_step(first, word_at(address, number))
@@ -163,7 +191,7 @@ def _hardware_kernel(address: int, count: int, crc: int) -> int:
     return crc ^ _ALL_ONES
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _hardware_append(crc: int, count: int, appended: int) -> int:
     while count >= 8 * _MOST_WORDS:
         crc = _times(crc, _AFTER_WORDS[_MOST_WORDS])
@@ -171,46 +199,49 @@ def _hardware_append(crc: int, count: int, appended: int) -> int:
     return _times(_times(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ appended
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _table_append(crc: int, count: int, appended: int) -> int:
     for _ in range(count):
         crc = (crc >> 8) ^ _BYTES[0, crc & 255]
     return crc ^ appended
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _hardware_word(word: int) -> int:
     return _word_step(_ALL_ONES, word) ^ _ALL_ONES
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _table_word(word: int) -> int:
     low = (word & _ALL_ONES) ^ _ALL_ONES
-    crc = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
+    crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
     crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
-    return (crc ^ _BYTES[1, (word >> 48) & 255] ^ _BYTES[0, (word >> 56) & 255]) ^ _ALL_ONES
+    crc ^= _BYTES[1, (word >> 48) & 255] ^ _BYTES[0, (word >> 56) & 255]
+    return crc ^ _ALL_ONES
 
 
-crc32c_kernel = _hardware_kernel if HARDWARE else crc32c_table_kernel
-"""CRC-32C of (address, count, crc so far) for use inside other kernels."""
+BY_TABLES = CrcKernels(_table_run, _table_append, _table_word)
+BY_INSTRUCTIONS = CrcKernels(_hardware_run, _hardware_append, _hardware_word)
 
-append_crc = _hardware_append if HARDWARE else _table_append
-"""CRC-32C of two runs of bytes, from that of the first, the number of bytes of the second, and that of the second."""
-
-crc_of_word = _hardware_word if HARDWARE else _table_word
-"""CRC-32C of the eight bytes of one word: a record's length."""
+crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
+"""The fields of `CrcKernels` of the way that this processor takes, for use inside other kernels."""
 
 
-@njit(inline="always")
+@inlined_kernel
 def mask_crc(crc: int) -> int:
     """The masked form of a CRC, for use inside kernels."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def crc32c(buffer: bytes | bytearray | memoryview | np.ndarray, crc: int = 0) -> int:
+@borrowing_kernel
+def _crc32c_of_array(data: ByteArray, crc: int) -> int:
+    return crc32c_at(address_of(data), data.size, crc)
+
+
+def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> int:
     """CRC-32C of a contiguous buffer, continuing from the CRC `crc` of what came before."""
     data = buffer.view(np.uint8).reshape(-1) if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
-    return int(crc32c_kernel(address_of(data), data.size, crc)) if data.size else crc
+    return int(_crc32c_of_array(data, crc)) if data.size else crc
 
 
 def masked(crc: int) -> int:

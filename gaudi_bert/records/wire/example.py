@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from numba import njit
 
+from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.records.schema import RecordError
-from gaudi_bert.records.wire.memory import KERNEL_OPTIONS
 
 __all__ = ["decode_example", "encode_example", "encode_varint"]
 
@@ -24,7 +24,7 @@ _MOST_GROUPS = 100  # one inside the other, as in protobuf
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
-def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | np.ndarray]) -> bytes:
+def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyArray]) -> bytes:
     """Serialise an Example, keys sorted and lists packed.
 
     Args:
@@ -47,13 +47,13 @@ def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | np.n
     return _field(1, b"".join(entries)) if entries else b""
 
 
-def decode_example(payload: bytes | memoryview) -> dict[str, np.ndarray]:
+def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
     """Parse an Example: each feature as an int64, float32 or (bytes) object array; an empty feature is an empty int64 array.
 
     Raises:
         RecordError: the bytes are not an Example.
     """
-    features: dict[str, np.ndarray] = {}
+    features: dict[str, AnyArray] = {}
     for number, wire, value in _fields(memoryview(payload)):
         if number == 1 and wire == _BYTES:
             for entry_number, entry_wire, entry in _fields(value):
@@ -63,8 +63,8 @@ def decode_example(payload: bytes | memoryview) -> dict[str, np.ndarray]:
     return features
 
 
-@njit(**KERNEL_OPTIONS)
-def _write_varints(values: np.ndarray, out: np.ndarray) -> int:
+@borrowing_kernel
+def _write_varints(values: IntArray, out: ByteArray) -> int:
     at = 0
     for value in values:
         rest = np.uint64(value)
@@ -77,7 +77,7 @@ def _write_varints(values: np.ndarray, out: np.ndarray) -> int:
     return at
 
 
-def _encode_varints(values: np.ndarray) -> bytes:
+def _encode_varints(values: IntArray) -> bytes:
     out = np.empty(10 * values.size, np.uint8)
     return out[: _write_varints(values, out)].tobytes()
 
@@ -160,7 +160,7 @@ def _end_of_group(data: memoryview, at: int) -> int:
     return at
 
 
-def _decode_entry(entry: memoryview) -> tuple[str, np.ndarray]:
+def _decode_entry(entry: memoryview) -> tuple[str, AnyArray]:
     name, parts = "", []
     for number, wire, value in _fields(entry):
         if number == 1 and wire == _BYTES:
@@ -173,7 +173,7 @@ def _decode_entry(entry: memoryview) -> tuple[str, np.ndarray]:
     return name, _decode_feature(memoryview(b"".join(parts)))
 
 
-def _decode_feature(feature: memoryview) -> np.ndarray:
+def _decode_feature(feature: memoryview) -> AnyArray:
     """The value of the oneof: a later list of another kind replaces the earlier, one of the same kind is appended to it."""
     kind = 0
     lists: list[bytes] = []
@@ -191,7 +191,7 @@ def _decode_feature(feature: memoryview) -> np.ndarray:
     return _decode_integers(data)
 
 
-def _decode_floats(data: memoryview) -> np.ndarray:
+def _decode_floats(data: memoryview) -> AnyArray:
     parts = []
     for number, wire, value in _fields(data):
         if number == 1 and wire in (_BYTES, _FIXED32):
@@ -201,7 +201,7 @@ def _decode_floats(data: memoryview) -> np.ndarray:
     return np.frombuffer(b"".join(parts), dtype="<f4").astype(np.float32)
 
 
-def _decode_integers(data: memoryview) -> np.ndarray:
+def _decode_integers(data: memoryview) -> AnyArray:
     values: list[int] = []
     for number, wire, value in _fields(data):
         if number == 1 and wire in (_BYTES, _VARINT):

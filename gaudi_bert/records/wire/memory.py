@@ -4,28 +4,33 @@ The record kernels work on addresses (int64) into buffers that their callers own
 alignment are then one instruction. Nothing here checks bounds: a kernel proves, before it calls one of these,
 that the bytes lie in its buffer.
 
-Trap: `array.ctypes.data` inside compiled code is uint64, and uint64 with int64 becomes float64. Addresses are
-therefore taken outside, with `address_of`, and passed in as Python integers, which numba takes as int64.
+Trap: `array.ctypes.data` inside compiled code is uint64, and uint64 with int64 becomes float64. Kernels take arrays, and
+addresses from them with `address_of` only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
+
+from gaudi_bert.common.arrays import AnyArray
+from gaudi_bert.common.compiled import inlined_kernel
 
 __all__ = [
-    "KERNEL_OPTIONS",
     "add_words",
     "address_of",
+    "as_word",
     "byte_at",
     "copy_bytes",
     "count_bits",
     "fill_bytes",
+    "intrinsic",
     "load_u8",
     "load_u32",
     "load_word",
@@ -39,14 +44,22 @@ __all__ = [
     "word_at",
 ]
 
-KERNEL_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
-
 _BYTE, _HALF, _INT, _WORD, _DOUBLE_WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64, 128))
 
 
-def address_of(array: np.ndarray, offset: int = 0) -> int:
-    """The address of byte `offset` of a contiguous array; the caller keeps the array alive."""
-    return int(array.ctypes.data) + offset
+as_word: Callable[[Any], int] = np.int64  # type: ignore[assignment]
+"""A number as a signed word: inside a kernel, numba's type of a number is that of the machine, and must not change."""
+
+
+@inlined_kernel
+def address_of(array: AnyArray) -> int:
+    """The address of the first byte of a contiguous array, inside a kernel; the kernel's caller keeps the array alive."""
+    return as_word(array.ctypes.data)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """numba's `intrinsic`: compiled code that LLVM instructions are written for."""
+    return numba_intrinsic(function)
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
@@ -94,19 +107,18 @@ def _make_indexed_load(kind: Any) -> Any:
     return load
 
 
-byte_at = _make_indexed_load(_BYTE)
-word_at = _make_indexed_load(_WORD)
-load_u8 = _make_load(_BYTE)
-load_u32 = _make_load(_INT)
-load_word = _make_load(_WORD)
-store_u8 = _make_store(_BYTE)
-store_u16 = _make_store(_HALF)
-store_u32 = _make_store(_INT)
-store_word = _make_store(_WORD)
+byte_at: Callable[[int, int], int] = _make_indexed_load(_BYTE)
+word_at: Callable[[int, int], int] = _make_indexed_load(_WORD)
+load_u8: Callable[[int], int] = _make_load(_BYTE)
+load_u32: Callable[[int], int] = _make_load(_INT)
+load_word: Callable[[int], int] = _make_load(_WORD)
+store_u8: Callable[[int, int], None] = _make_store(_BYTE)
+store_u16: Callable[[int, int], None] = _make_store(_HALF)
+store_u32: Callable[[int, int], None] = _make_store(_INT)
+store_word: Callable[[int, int], None] = _make_store(_WORD)
 
 
-@intrinsic
-def copy_bytes(typing_context: Any, destination: Any, source: Any, count: Any) -> Any:
+def _copy_bytes(typing_context: Any, destination: Any, source: Any, count: Any) -> Any:
     """memcpy: the two ranges do not overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -117,8 +129,7 @@ def copy_bytes(typing_context: Any, destination: Any, source: Any, count: Any) -
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
-def fill_bytes(typing_context: Any, destination: Any, value: Any, count: Any) -> Any:
+def _fill_bytes(typing_context: Any, destination: Any, value: Any, count: Any) -> Any:
     """memset."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -129,8 +140,7 @@ def fill_bytes(typing_context: Any, destination: Any, value: Any, count: Any) ->
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-@intrinsic
-def prefetch(typing_context: Any, address: Any) -> Any:
+def _prefetch(typing_context: Any, address: Any) -> Any:
     """Ask for the cache line at an address (any address is harmless)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -142,8 +152,7 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@intrinsic
-def count_bits(typing_context: Any, word: Any) -> Any:
+def _count_bits(typing_context: Any, word: Any) -> Any:
     """How many bits of a word are set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -165,12 +174,11 @@ def _make_wrapping(operation: str) -> Any:
     return compute
 
 
-add_words = _make_wrapping("add")
-subtract_words = _make_wrapping("sub")
+add_words: Callable[[int, int], int] = _make_wrapping("add")
+subtract_words: Callable[[int, int], int] = _make_wrapping("sub")
 
 
-@intrinsic
-def multiply_mix(typing_context: Any, left: Any, right: Any) -> Any:
+def _multiply_mix(typing_context: Any, left: Any, right: Any) -> Any:
     """Both halves of the 128-bit product of two unsigned words, exclusive-or'ed: the mixing step of wyhash."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -180,3 +188,10 @@ def multiply_mix(typing_context: Any, left: Any, right: Any) -> Any:
         return builder.xor(high, builder.trunc(product, _WORD))
 
     return types.int64(types.int64, types.int64), generate
+
+
+copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy_bytes)
+fill_bytes: Callable[[int, int, int], None] = intrinsic(_fill_bytes)
+prefetch: Callable[[int], None] = intrinsic(_prefetch)
+count_bits: Callable[[int], int] = intrinsic(_count_bits)
+multiply_mix: Callable[[int, int], int] = intrinsic(_multiply_mix)

@@ -12,38 +12,28 @@ word that ends with a field's last byte lies in the record.
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
-
-from gaudi_bert.records.wire.memory import (
-    KERNEL_OPTIONS,
-    add_words,
-    count_bits,
-    load_u8,
-    load_word,
-    subtract_words,
-    word_at,
-)
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.records.wire.memory import add_words, as_word, count_bits, load_u8, load_word, subtract_words, word_at
 
 __all__ = ["all_bytes_are", "count_leading_ones", "count_unit_floats", "is_zero", "real_bytes", "scan_positions"]
 
-_HIGH = np.int64(-0x7F7F7F7F7F7F7F80)  # 0x8080808080808080
-_LOW_SEVEN = np.int64(0x7F7F7F7F7F7F7F7F)
-_ONE_EACH = np.int64(0x0101010101010101)
-_TWO_FLOATS = np.int64(0x3F8000003F800000)
+_HIGH = as_word(-0x7F7F7F7F7F7F7F80)  # 0x8080808080808080
+_LOW_SEVEN = as_word(0x7F7F7F7F7F7F7F7F)
+_ONE_EACH = as_word(0x0101010101010101)
+_TWO_FLOATS = as_word(0x3F8000003F800000)
 _BITS_OF_ONE = 7  # in 1.0 as float32, 0x3F800000
 
 
-@njit(inline="always")
+@inlined_kernel
 def _zero_bytes(word: int) -> int:
     """Bit 7 of each byte of `word` that is zero (the other bits mean nothing)."""
     return ~(add_words(word & _LOW_SEVEN, _LOW_SEVEN) | word)
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def is_zero(at: int, size: int) -> bool:
     """Whether `size` bytes are all zero."""
-    seen = np.int64(0)
+    seen = as_word(0)
     for number in range(size >> 3):
         seen |= word_at(at, number)
     if size & 7:
@@ -51,10 +41,10 @@ def is_zero(at: int, size: int) -> bool:
     return seen == 0
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def all_words_are(at: int, size: int, pattern: int) -> bool:
     """Whether `size` bytes repeat the eight bytes of `pattern`, whose period divides `size`."""
-    different = np.int64(0)
+    different = as_word(0)
     for number in range(size >> 3):
         different |= word_at(at, number) ^ pattern
     if size & 7:
@@ -62,19 +52,19 @@ def all_words_are(at: int, size: int, pattern: int) -> bool:
     return different == 0
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def all_bytes_are(at: int, size: int, value: int) -> bool:
     """Whether `size` bytes all equal `value`."""
     return all_words_are(at, size, value * _ONE_EACH)
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _is_canonical(at: int, size: int, count: int) -> bool:
     """Whether `size` bytes are exactly `count` varints of at most three bytes, none longer than need be."""
     if size == 0:
         return count == 0
-    continued = np.int64(0)
-    wrong = np.int64(0)
+    continued = as_word(0)
+    wrong = as_word(0)
     for number in range(size >> 3):
         word, before = word_at(at, number), word_at(at - 1, number)
         zero_bytes = _zero_bytes(word)
@@ -90,7 +80,7 @@ def _is_canonical(at: int, size: int, count: int) -> bool:
     return (wrong & _HIGH) == 0 and size - continued == count and load_u8(end - 1) < 128
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def real_bytes(at: int, size: int, values: int, real: int) -> int:
     """How many bytes the first `real` of `values` varints take, when the others are zero; -1 when it is not so."""
     prefix = size - (values - real)
@@ -99,18 +89,18 @@ def real_bytes(at: int, size: int, values: int, real: int) -> int:
     return prefix
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _set_bits(at: int, size: int) -> int:
     """How many bits of `size` bytes are set."""
     bits = 0
     for number in range(size >> 3):
         bits += count_bits(word_at(at, number))
     if size & 7:
-        bits += count_bits(load_word(at + size - 8) & (np.int64(-1) << (8 * (8 - (size & 7)))))
+        bits += count_bits(load_word(at + size - 8) & (as_word(-1) << (8 * (8 - (size & 7)))))
     return bits
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def count_leading_ones(at: int, size: int) -> int:
     """n of a mask of `size` bytes that is n ones and then zeros; -1 for anything else.
 
@@ -120,7 +110,7 @@ def count_leading_ones(at: int, size: int) -> int:
     return ones if ones <= size and all_words_are(at, ones, _ONE_EACH) else -1
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def count_unit_floats(at: int, size: int) -> int:
     """n of float32 weights in `size` bytes that are n ones and then zeros; -1 for anything else."""
     ones = _set_bits(at, size) // _BITS_OF_ONE
@@ -129,7 +119,7 @@ def count_unit_floats(at: int, size: int) -> int:
     return ones
 
 
-@njit(inline="always")
+@inlined_kernel
 def _wrong_positions(word: int, before: int, length: int) -> int:
     """Bit 7 of each byte of `word` that ends a position of three bytes, not canonical, or not below `length`.
 
@@ -147,13 +137,13 @@ def _wrong_positions(word: int, before: int, length: int) -> int:
     return two_bytes | (word & follows) | (one_byte if length < 128 else 0)
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def scan_positions(at: int, size: int, values: int, real: int, length: int) -> int:
     """Bytes of the first `real` of `values` positions; -1 unless each lies in 0 .. length - 1 and the rest is zero."""
     prefix = size - (values - real)
     if prefix < real or not is_zero(at + prefix, values - real):
         return -1
-    continued, wrong = np.int64(0), np.int64(0)
+    continued, wrong = as_word(0), as_word(0)
     for number in range(prefix >> 3):
         word = word_at(at, number)
         wrong |= _wrong_positions(word, word_at(at - 1, number), length)

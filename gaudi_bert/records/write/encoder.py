@@ -1,43 +1,42 @@
 """Packed records from the bytes of unpacked ones, without decoding what can be copied (numba kernels).
 
-Token ids, segment ids and masked ids are copied as they lie (`unpacked_index` has checked them); positions
-inside a sequence are a prefix of one constant table of varints; masks, weights and padding are fills. Only
-masked positions are decoded and encoded again, because each moves by the offset of its sequence. All sizes
-are known before the first byte is written, keys come in sorted order, so the result is byte-equal to
-`SerializeToString(deterministic=True)` of the same Example.
+Token ids, segment ids and masked ids are copied as they lie (`unpacked_index` has checked them); positions inside a
+sequence are a prefix of one constant table of varints; masks, weights and padding are fills. Only masked positions are
+decoded and encoded again, because each moves by the offset of its sequence. All sizes are known before the first byte is
+written, keys come in sorted order, so the result is byte-equal to `SerializeToString(deterministic=True)` of the same
+Example.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from enum import IntEnum
+from typing import NamedTuple
 
-from gaudi_bert.records.read.unpacked_index import (
-    IDS,
-    IDS_BYTES,
-    LABEL,
-    LENGTH,
-    MASKED,
-    MASKED_IDS,
-    MASKED_IDS_BYTES,
-    POSITIONS,
-    POSITIONS_BYTES,
-    SEGMENTS,
-)
+import numpy as np
+
+from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.features import PackedFeature
+from gaudi_bert.records.assign import Assignment
+from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.wire.crc32c import crc32c_kernel, crc_of_word, mask_crc
 from gaudi_bert.records.wire.encode import (
-    entry_size,
-    output_keys,
+    SLACK_BYTES,
+    content_size,
+    finish_record,
+    key_rows,
+    message_size,
     position_bytes,
     position_table,
+    start_record,
     store_entry_head,
     store_varint,
     varint_size,
 )
+from gaudi_bert.records.wire.framing import FRAME_BYTES
 from gaudi_bert.records.wire.memory import (
-    KERNEL_OPTIONS,
     address_of,
+    as_word,
     copy_bytes,
     fill_bytes,
     load_u8,
@@ -45,29 +44,47 @@ from gaudi_bert.records.wire.memory import (
     store_u8,
     store_u16,
     store_u32,
-    store_word,
 )
 
-__all__ = [
-    "DONE",
-    "OUTPUT_FULL",
-    "TOO_DEEP",
-    "TOO_MANY_MASKED",
-    "TOO_MANY_TOKENS",
-    "PackEncoder",
-    "largest_record",
-]
+__all__ = ["EncodeStatus", "PackEncoder", "largest_record"]
 
-DONE, OUTPUT_FULL, TOO_MANY_TOKENS, TOO_MANY_MASKED, TOO_DEEP = range(5)
-_SLACK = 64  # words are stored whole, so up to 24 bytes after a key are touched before they get their value
-_PREFETCH_PACKS = 8
-
-_FEATURES = 10
-_I, _MASK, _MASKED_I, _MASKED_P, _WEIGHTS, _LABELS, _STARTS, _REAL, _POSITIONS, _SEGMENTS = range(_FEATURES)
-_ONE_FLOAT = np.int64(0x3F800000)
+_PREFETCHED_PACKS = 8
+_ONE_FLOAT = as_word(0x3F800000)
 
 
-@njit(**KERNEL_OPTIONS)
+class EncodeStatus(IntEnum):
+    """Why encoding stopped."""
+
+    DONE = 0
+    OUTPUT_FULL = 1
+    TOO_MANY_TOKENS = 2
+    TOO_MANY_MASKED = 3
+    TOO_DEEP = 4
+
+
+class _Layout(NamedTuple):
+    """The form of a pack: L, Q and S, the rows of `key_rows`, and the varints 0, 1, 2, ..."""
+
+    length: int
+    slots: int
+    depth: int
+    keys: RowArray
+    position_table: ByteArray
+
+
+class _Measured(NamedTuple):
+    """What must be known of a pack before its first byte is written. One per thread.
+
+    Attributes:
+        sizes: int64 [features]: bytes of the values of each feature.
+        positions: uint8: the masked positions, moved to their places in the pack.
+    """
+
+    sizes: IntArray
+    positions: ByteArray
+
+
+@borrowing_kernel
 def _move_positions(source: int, count: int, offset: int, target: int) -> int:
     """Write `count` masked positions, moved by `offset`; the address after the last."""
     for _ in range(count):
@@ -86,7 +103,7 @@ def _move_positions(source: int, count: int, offset: int, target: int) -> int:
     return target
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _fill_numbers(at: int, number: int, count: int) -> int:
     """Write the sequence number `count` times as varints (numbers are at most 8192: one or two bytes)."""
     if number < 128:
@@ -98,196 +115,193 @@ def _fill_numbers(at: int, number: int, count: int) -> int:
     return at
 
 
-@njit(inline="always")
+@inlined_kernel
 def _zeros(at: int, count: int) -> int:
     fill_bytes(at, 0, count)
     return at + count
 
 
-@njit(**KERNEL_OPTIONS)
-def _measure(
-    base: int,
-    offsets: np.ndarray,
-    index: np.ndarray,
-    members: np.ndarray,
-    sizes: np.ndarray,
-    schema: np.ndarray,
-    scratch: int,
-) -> int:
-    """Set `sizes` to the bytes of the values, put the moved masked positions into `scratch`; DONE or why not."""
-    length, slots, depth = schema[0], schema[1], schema[2]
-    tokens, masked = np.int64(0), np.int64(0)
+@borrowing_kernel
+def _measure(group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> int:
+    """Fill `measured` for a pack of these members; DONE, or why they do not fit."""
+    base, moved = address_of(group.buffer), address_of(measured.positions)
+    tokens, masked = as_word(0), as_word(0)
     ids, masked_ids, positions, starts, numbers = 0, 0, 0, 0, 0
-    target = scratch
-    if members.size > depth:
-        return TOO_DEEP
+    target = moved
+    if members.size > layout.depth:
+        return EncodeStatus.TOO_DEEP
     for place in range(members.size):
-        row = index[members[place]]
-        real = np.int64(row[LENGTH])
-        if tokens + real > length:
-            return TOO_MANY_TOKENS
-        if masked + row[MASKED] > slots:
-            return TOO_MANY_MASKED
-        target = _move_positions(base + offsets[members[place]] + row[POSITIONS], row[MASKED], tokens, target)
-        ids += row[IDS_BYTES]
-        masked_ids += row[MASKED_IDS_BYTES]
+        row = group.rows[members[place]]
+        real = as_word(row.length)
+        if tokens + real > layout.length:
+            return EncodeStatus.TOO_MANY_TOKENS
+        if masked + row.masked > layout.slots:
+            return EncodeStatus.TOO_MANY_MASKED
+        target = _move_positions(base + group.offsets[members[place]] + row.positions, row.masked, tokens, target)
+        ids += row.ids_bytes
+        masked_ids += row.masked_ids_bytes
         positions += position_bytes(real)
         starts += varint_size(tokens)
         numbers += real * varint_size(place + 1)
         tokens += real
-        masked += row[MASKED]
-    padding, unused = length - tokens, slots - masked
-    sizes[_I] = ids + padding
-    sizes[_MASK] = numbers + padding
-    sizes[_MASKED_I] = masked_ids + unused
-    sizes[_MASKED_P] = target - scratch + unused
-    sizes[_WEIGHTS] = 4 * slots
-    sizes[_LABELS] = depth
-    sizes[_STARTS] = starts + depth - members.size
-    sizes[_REAL] = 4 * depth
-    sizes[_POSITIONS] = positions + padding
-    sizes[_SEGMENTS] = length
-    return DONE
+        masked += row.masked
+    padding, unused = layout.length - tokens, layout.slots - masked
+    sizes = measured.sizes
+    sizes[PackedFeature.INPUT_IDS] = ids + padding
+    sizes[PackedFeature.INPUT_MASK] = numbers + padding
+    sizes[PackedFeature.MASKED_LM_IDS] = masked_ids + unused
+    sizes[PackedFeature.MASKED_LM_POSITIONS] = target - moved + unused
+    sizes[PackedFeature.MASKED_LM_WEIGHTS] = 4 * layout.slots
+    sizes[PackedFeature.NEXT_SENTENCE_LABELS] = layout.depth
+    sizes[PackedFeature.NEXT_SENTENCE_POSITIONS] = starts + layout.depth - members.size
+    sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS] = 4 * layout.depth
+    sizes[PackedFeature.POSITIONS] = positions + padding
+    sizes[PackedFeature.SEGMENT_IDS] = layout.length
+    return EncodeStatus.DONE
 
 
-@njit(**KERNEL_OPTIONS)
-def _store_tokens(
-    at: int, base: int, offsets: np.ndarray, index: np.ndarray, members: np.ndarray, where: int, size: int, padding: int
+@borrowing_kernel
+def _store_ids_and_mask(
+    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, padding: int
 ) -> int:
-    """Copy the bytes that columns `where` and `size` of the index name, sequence after sequence, and the
-    padding after them."""
+    """Write the entries of token ids and of the numbers of their sequences."""
+    at = store_entry_head(at, layout.keys, PackedFeature.INPUT_IDS, measured.sizes[PackedFeature.INPUT_IDS])
+    base = address_of(group.buffer)
     for member in members:
-        row = index[member]
-        copy_bytes(at, base + offsets[member] + row[where], np.int64(row[size]))
-        at += row[size]
+        row = group.rows[member]
+        copy_bytes(at, base + group.offsets[member] + row.ids, as_word(row.ids_bytes))
+        at += row.ids_bytes
+    at = _zeros(at, padding)
+    at = store_entry_head(at, layout.keys, PackedFeature.INPUT_MASK, measured.sizes[PackedFeature.INPUT_MASK])
+    for place in range(members.size):
+        at = _fill_numbers(at, place + 1, as_word(group.rows[members[place]].length))
     return _zeros(at, padding)
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _store_masked(
-    at: int, index: np.ndarray, members: np.ndarray, sizes: np.ndarray, keys: np.ndarray, scratch: int, unused: int
+    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, unused: int
 ) -> int:
-    """Write the entries of masked positions and their weights (the number of the sequence, as float32)."""
-    at = store_entry_head(at, keys, _MASKED_P, sizes[_MASKED_P])
-    copy_bytes(at, scratch, sizes[_MASKED_P] - unused)
-    at = _zeros(at + sizes[_MASKED_P] - unused, unused)
-    at = store_entry_head(at, keys, _WEIGHTS, sizes[_WEIGHTS])
+    """Write the entries of masked ids, masked positions and their weights (the number of the sequence, as float32)."""
+    at = store_entry_head(at, layout.keys, PackedFeature.MASKED_LM_IDS, measured.sizes[PackedFeature.MASKED_LM_IDS])
+    base = address_of(group.buffer)
+    for member in members:
+        row = group.rows[member]
+        copy_bytes(at, base + group.offsets[member] + row.masked_ids, as_word(row.masked_ids_bytes))
+        at += row.masked_ids_bytes
+    at = _zeros(at, unused)
+    size = measured.sizes[PackedFeature.MASKED_LM_POSITIONS]
+    at = store_entry_head(at, layout.keys, PackedFeature.MASKED_LM_POSITIONS, size)
+    copy_bytes(at, address_of(measured.positions), size - unused)
+    at = _zeros(at + size - unused, unused)
+    at = store_entry_head(at, layout.keys, PackedFeature.MASKED_LM_WEIGHTS, measured.sizes[PackedFeature.MASKED_LM_WEIGHTS])
     for place in range(members.size):
-        bits = np.int64(np.float32(place + 1).view(np.int32))
-        for _ in range(index[members[place], MASKED]):
+        bits = as_word(np.float32(place + 1).view(np.int32))
+        for _ in range(group.rows[members[place]].masked):
             store_u32(at, bits)
             at += 4
     return _zeros(at, 4 * unused)
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
 def _store_next_sentence(
-    at: int, index: np.ndarray, members: np.ndarray, sizes: np.ndarray, keys: np.ndarray, empty: int
+    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, empty: int
 ) -> int:
     """Write the entries of next-sentence labels, positions (where each sequence starts) and weights."""
-    at = store_entry_head(at, keys, _LABELS, sizes[_LABELS])
+    sizes = measured.sizes
+    at = store_entry_head(at, layout.keys, PackedFeature.NEXT_SENTENCE_LABELS, sizes[PackedFeature.NEXT_SENTENCE_LABELS])
     for member in members:
-        store_u8(at, np.int64(index[member, LABEL]))
+        store_u8(at, as_word(group.rows[member].label))
         at += 1
     at = _zeros(at, empty)
-    at = store_entry_head(at, keys, _STARTS, sizes[_STARTS])
-    start = np.int64(0)
+    at = store_entry_head(
+        at, layout.keys, PackedFeature.NEXT_SENTENCE_POSITIONS, sizes[PackedFeature.NEXT_SENTENCE_POSITIONS]
+    )
+    start = as_word(0)
     for member in members:
         at = store_varint(at, start)
-        start += index[member, LENGTH]
+        start += group.rows[member].length
     at = _zeros(at, empty)
-    at = store_entry_head(at, keys, _REAL, sizes[_REAL])
+    at = store_entry_head(at, layout.keys, PackedFeature.NEXT_SENTENCE_WEIGHTS, sizes[PackedFeature.NEXT_SENTENCE_WEIGHTS])
     for _ in range(members.size):
         store_u32(at, _ONE_FLOAT)
         at += 4
     return _zeros(at, 4 * empty)
 
 
-@njit(**KERNEL_OPTIONS)
-def _store_features(
-    at: int,
-    base: int,
-    offsets: np.ndarray,
-    index: np.ndarray,
-    members: np.ndarray,
-    sizes: np.ndarray,
-    schema: np.ndarray,
-    keys: np.ndarray,
-    scratch: int,
-    table: int,
+@borrowing_kernel
+def _store_positions_and_segments(
+    at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured, padding: int
 ) -> int:
-    """Write the ten map entries in sorted order; the address after the last."""
-    tokens, masked = np.int64(0), np.int64(0)
+    """Write the entries of positions, which restart with each sequence, and of segment ids."""
+    at = store_entry_head(at, layout.keys, PackedFeature.POSITIONS, measured.sizes[PackedFeature.POSITIONS])
+    table = address_of(layout.position_table)
     for member in members:
-        tokens += index[member, LENGTH]
-        masked += index[member, MASKED]
-    padding, unused, empty = schema[0] - tokens, schema[1] - masked, schema[2] - members.size
-
-    at = store_entry_head(at, keys, _I, sizes[_I])
-    at = _store_tokens(at, base, offsets, index, members, IDS, IDS_BYTES, padding)
-    at = store_entry_head(at, keys, _MASK, sizes[_MASK])
-    for place in range(members.size):
-        at = _fill_numbers(at, place + 1, np.int64(index[members[place], LENGTH]))
-    at = _zeros(at, padding)
-    at = store_entry_head(at, keys, _MASKED_I, sizes[_MASKED_I])
-    at = _store_tokens(at, base, offsets, index, members, MASKED_IDS, MASKED_IDS_BYTES, unused)
-    at = _store_masked(at, index, members, sizes, keys, scratch, unused)
-    at = _store_next_sentence(at, index, members, sizes, keys, empty)
-    at = store_entry_head(at, keys, _POSITIONS, sizes[_POSITIONS])
-    for member in members:
-        size = position_bytes(np.int64(index[member, LENGTH]))
+        size = position_bytes(as_word(group.rows[member].length))
         copy_bytes(at, table, size)
         at += size
     at = _zeros(at, padding)
-    at = store_entry_head(at, keys, _SEGMENTS, sizes[_SEGMENTS])
-    return _store_tokens(at, base, offsets, index, members, SEGMENTS, LENGTH, padding)
+    at = store_entry_head(at, layout.keys, PackedFeature.SEGMENT_IDS, measured.sizes[PackedFeature.SEGMENT_IDS])
+    base = address_of(group.buffer)
+    for member in members:
+        row = group.rows[member]
+        copy_bytes(at, base + group.offsets[member] + row.segments, as_word(row.length))
+        at += row.length
+    return _zeros(at, padding)
 
 
-@njit(**KERNEL_OPTIONS)
+@borrowing_kernel
+def _store_features(at: int, group: IndexedSequences, members: Int32Array, layout: _Layout, measured: _Measured) -> int:
+    """Write the ten map entries in sorted order; the address after the last."""
+    tokens, masked = as_word(0), as_word(0)
+    for member in members:
+        tokens += group.rows[member].length
+        masked += group.rows[member].masked
+    padding, unused, empty = layout.length - tokens, layout.slots - masked, layout.depth - members.size
+    at = _store_ids_and_mask(at, group, members, layout, measured, padding)
+    at = _store_masked(at, group, members, layout, measured, unused)
+    at = _store_next_sentence(at, group, members, layout, measured, empty)
+    return _store_positions_and_segments(at, group, members, layout, measured, padding)
+
+
+@borrowing_kernel
+def _prefetch_pack(group: IndexedSequences, members: Int32Array) -> None:
+    base = address_of(group.buffer)
+    for member in members:
+        row = group.rows[member]
+        payload = base + group.offsets[member]
+        for line in range(0, row.positions + row.positions_bytes, 64):
+            prefetch(payload + line)
+
+
+@borrowing_kernel
 def _encode(
-    base: int,
-    offsets: np.ndarray,
-    index: np.ndarray,
-    starts: np.ndarray,
-    members: np.ndarray,
+    group: IndexedSequences,
+    assignment: Assignment,
     first: int,
     last: int,
-    schema: np.ndarray,
-    keys: np.ndarray,
-    out: int,
-    out_size: int,
-    scratch: int,
-    table: int,
+    layout: _Layout,
+    measured: _Measured,
+    out: ByteArray,
 ) -> tuple[int, int, int]:
     """Write packs `first` .. `last` - 1 as TFRecords; (status, next pack, bytes written)."""
-    sizes = np.empty(_FEATURES, np.int64)
-    at, end = out, out + out_size
+    starts, members = assignment
+    begin = address_of(out)
+    at, end = begin, begin + out.size
     for pack in range(first, last):
-        if pack + _PREFETCH_PACKS < last:
-            for ahead in members[starts[pack + _PREFETCH_PACKS] : starts[pack + _PREFETCH_PACKS + 1]]:
-                payload = base + offsets[ahead]
-                for line in range(0, index[ahead, POSITIONS] + index[ahead, POSITIONS_BYTES], 64):
-                    prefetch(payload + line)
-        mine = members[starts[pack] : starts[pack + 1]]
-        status = _measure(base, offsets, index, mine, sizes, schema, scratch)
-        if status != DONE:
-            return status, pack, at - out
-        content = 0
-        for feature in range(_FEATURES):
-            entry = entry_size(keys[feature, 0], sizes[feature])
-            content += 1 + varint_size(entry) + entry
-        payload_size = 1 + varint_size(content) + content
-        if at + payload_size + 16 + _SLACK > end:
-            return OUTPUT_FULL, pack, at - out
-        store_word(at, payload_size)
-        store_u32(at + 8, mask_crc(crc_of_word(payload_size)))
-        payload = at + 12
-        store_u8(payload, 0x0A)
-        at = store_varint(payload + 1, content)
-        at = _store_features(at, base, offsets, index, mine, sizes, schema, keys, scratch, table)
-        store_u32(at, mask_crc(crc32c_kernel(payload, payload_size, 0)))
-        at += 4
-    return DONE, last, at - out
+        ahead = pack + _PREFETCHED_PACKS
+        if ahead < last:
+            _prefetch_pack(group, members[starts[ahead] : starts[ahead + 1]])
+        of_pack = members[starts[pack] : starts[pack + 1]]
+        status = _measure(group, of_pack, layout, measured)
+        if status != EncodeStatus.DONE:
+            return status, pack, at - begin
+        content = content_size(layout.keys, measured.sizes)
+        if at + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
+            return EncodeStatus.OUTPUT_FULL, pack, at - begin
+        after = _store_features(start_record(at, content), group, of_pack, layout, measured)
+        at = finish_record(at, after)
+    return EncodeStatus.DONE, last, at - begin
 
 
 def largest_record(schema: PackedSchema) -> int:
@@ -295,58 +309,33 @@ def largest_record(schema: PackedSchema) -> int:
     per_slot = 3 + 2 + 2 + 1  # token id, number of its sequence, position, segment
     per_masked = 3 + 2 + 4
     per_sequence = 1 + 2 + 4
-    heads = _FEATURES * 64
+    heads = len(PackedFeature) * 64
     return (
         schema.max_sequence_length * per_slot
         + schema.masked_slots * per_masked
         + schema.depth * per_sequence
         + heads
-        + 16
-        + _SLACK
+        + FRAME_BYTES
+        + SLACK_BYTES
     )
 
 
 class PackEncoder:
-    """Encodes packs of one group into buffers; one instance may be used by several threads, each with its own
-    output.
+    """Encodes packs of one group into buffers; one instance may be used by several threads, each with its own output.
 
     Args:
         schema: of the packed records.
-        buffer: uint8, the group's bytes.
-        offsets: int64 [sequences]: where each payload starts in the buffer.
-        index: int32 [sequences, INDEX_COLUMNS].
-        starts: int64 [packs + 1]: where each pack's members start.
-        members: int32 [sequences]: the rows of the sequences of each pack.
+        group: its sequences.
+        assignment: which of them each pack holds.
     """
 
-    def __init__(
-        self,
-        schema: PackedSchema,
-        buffer: np.ndarray,
-        offsets: np.ndarray,
-        index: np.ndarray,
-        starts: np.ndarray,
-        members: np.ndarray,
-    ) -> None:
-        self._arrays = (address_of(buffer), offsets, index, starts, members)
-        self._buffer = buffer  # keeps the memory alive
-        self._sizes = np.array([schema.max_sequence_length, schema.masked_slots, schema.depth], dtype=np.int64)
-        self._keys = output_keys(schema.features)
-        self._table = position_table()
-        self._scratch_bytes = 2 * schema.masked_slots + 8
+    def __init__(self, schema: PackedSchema, group: IndexedSequences, assignment: Assignment) -> None:
+        self._group, self._assignment = group, assignment
+        keys = key_rows(schema.features)
+        self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())
 
-    def encode(self, first: int, last: int, out: np.ndarray) -> tuple[int, int, int]:
-        """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes
-        written)."""
-        scratch = np.empty(self._scratch_bytes, np.uint8)
-        return _encode(
-            *self._arrays,
-            first,
-            last,
-            self._sizes,
-            self._keys,
-            address_of(out),
-            out.size,
-            address_of(scratch),
-            address_of(self._table),
-        )
+    def encode(self, first: int, last: int, out: ByteArray) -> tuple[EncodeStatus, int, int]:
+        """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written)."""
+        measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
+        status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out)
+        return EncodeStatus(status), pack, size

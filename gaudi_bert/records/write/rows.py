@@ -7,22 +7,48 @@ Row n of every matrix makes one tf.train.Example, keys sorted and lists packed, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from gaudi_bert.records.wire.crc32c import crc32c_kernel, mask_crc
-from gaudi_bert.records.wire.memory import KERNEL_OPTIONS, address_of
+from gaudi_bert.common.arrays import AnyArray, BoolArray, ByteArray, Int32Array, IntArray, RowArray
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.records.schema import FeatureSpec
+from gaudi_bert.records.wire.encode import (
+    SLACK_BYTES,
+    content_size,
+    finish_record,
+    key_rows,
+    start_record,
+    store_entry_head,
+    store_varint,
+)
+from gaudi_bert.records.wire.memory import address_of, as_word, store_u32
 
 __all__ = ["encode_rows"]
 
 _LONGEST_VARINT = 5  # of a value below 2^31
-_HEAD_BYTES = 32  # tags and lengths around the values of one feature, at most
+_HEAD_BYTES = 64  # key, tags and lengths around the values of one feature, at most
 _FRAME_BYTES = 16
-_FLOAT_LIST, _INT64_LIST = 0x12, 0x1A
 
 
-def encode_rows(features: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+class _Rows(NamedTuple):
+    """The values of all features side by side.
+
+    Attributes:
+        values: int32 [N, values]; floats as their bits.
+        bounds: int64 [features + 1]: feature f is in columns bounds[f] .. bounds[f + 1] - 1.
+        is_float: [features].
+        keys: as `key_rows` gives them.
+    """
+
+    values: Int32Array
+    bounds: IntArray
+    is_float: BoolArray
+    keys: RowArray
+
+
+def encode_rows(features: Mapping[str, AnyArray]) -> tuple[ByteArray, IntArray]:
     """Serialise and frame N examples.
 
     Args:
@@ -32,110 +58,68 @@ def encode_rows(features: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndar
         The framed records, one after the other (uint8), and the bytes of each (int64 [N]).
 
     Raises:
-        ValueError: the matrices are not all of N rows, or an integer is out of range.
+        ValueError: the matrices are not all of N rows, an integer is out of range, or a name is longer than 24 bytes.
     """
-    names = sorted(features)
-    keys = np.zeros((len(names), max(map(len, names), default=1)), np.uint8)
-    layout = np.zeros((len(names), 4), np.int64)
-    columns, first = [], 0
-    for row, name in enumerate(names):
-        values = np.asarray(features[name])
-        is_float = values.dtype.kind == "f"
-        if not is_float and values.size and not 0 <= values.min() <= values.max() < 2**31:
-            raise ValueError(f"feature `{name}` holds {values.min()} .. {values.max()}; 0 .. {2**31 - 1} is allowed")
-        columns.append(values.astype("<f4").view(np.int32) if is_float else values.astype(np.int32))
-        keys[row, : len(name)] = np.frombuffer(name.encode("ascii"), np.uint8)
-        layout[row] = (len(name), first, values.shape[1], _FLOAT_LIST if is_float else _INT64_LIST)
-        first += values.shape[1]
-    values_all = np.ascontiguousarray(np.concatenate(columns, axis=1))
-    most = _FRAME_BYTES + _HEAD_BYTES * (len(names) + 1) + keys.size + _LONGEST_VARINT * first
-    out = np.empty(len(values_all) * most, np.uint8)
-    lengths = np.zeros(len(values_all), np.int64)
-    return out[: _encode(values_all, keys, layout, out, address_of(out), lengths)].copy(), lengths
+    matrices = {name: _as_bits(name, np.asarray(features[name])) for name in sorted(features)}
+    is_float = [np.asarray(features[name]).dtype.kind == "f" for name in matrices]
+    specs = [
+        FeatureSpec(name, matrix.shape[1], "float32" if float_feature else "int64")
+        for (name, matrix), float_feature in zip(matrices.items(), is_float, strict=True)
+    ]
+    bounds = np.cumsum([0, *(spec.length for spec in specs)])
+    values = np.ascontiguousarray(np.concatenate(list(matrices.values()), axis=1))
+    rows = _Rows(values, bounds, np.array(is_float), key_rows(specs))
+    most = _FRAME_BYTES + _HEAD_BYTES * (len(specs) + 1) + _LONGEST_VARINT * values.shape[1]
+    out = np.empty(len(values) * most + SLACK_BYTES, np.uint8)
+    lengths = np.zeros(len(values), np.int64)
+    return out[: _encode(rows, out, lengths)].copy(), lengths
 
 
-@njit(**KERNEL_OPTIONS)
-def _varint_size(value: int) -> int:
-    size = 1
-    while value > 127:
-        value >>= 7
-        size += 1
+def _as_bits(name: str, values: AnyArray) -> Int32Array:
+    if values.dtype.kind == "f":
+        return values.astype("<f4").view(np.int32)
+    if values.size and not 0 <= values.min() <= values.max() < 2**31:
+        raise ValueError(f"feature `{name}` holds {values.min()} .. {values.max()}; 0 .. {2**31 - 1} is allowed")
+    return values.astype(np.int32)
+
+
+@kernel
+def _varint_bytes(values: Int32Array) -> int:
+    """Bytes of the values as varints."""
+    size = values.size
+    for value in values:
+        size += (value > 0x7F) + (value > 0x3FFF) + (value > 0x1FFFFF) + (value > 0xFFFFFFF)
     return size
 
 
-@njit(**KERNEL_OPTIONS)
-def _store_varint(out: np.ndarray, at: int, value: int) -> int:
-    while value > 127:
-        out[at] = (value & 127) | 128
-        value >>= 7
-        at += 1
-    out[at] = value
-    return at + 1
-
-
-@njit(**KERNEL_OPTIONS)
-def _store_fixed(out: np.ndarray, at: int, value: int, count: int) -> int:
-    for byte in range(count):
-        out[at + byte] = (value >> (8 * byte)) & 255
-    return at + count
-
-
-@njit(**KERNEL_OPTIONS)
-def _sizes_of_feature(values: np.ndarray, key_size: int, tag: int) -> tuple[int, int, int, int]:
-    """Bytes of the values, of the list, of the feature and of the map entry around them."""
-    if tag == _FLOAT_LIST:
-        size = 4 * len(values)
-    else:
-        size = 0
-        for value in values:
-            size += _varint_size(np.int64(value))
-    list_size = 1 + _varint_size(size) + size
-    feature_size = 1 + _varint_size(list_size) + list_size
-    return size, list_size, feature_size, 2 + key_size + 1 + _varint_size(feature_size) + feature_size
-
-
-@njit(**KERNEL_OPTIONS)
-def _store_feature(out: np.ndarray, at: int, values: np.ndarray, key: np.ndarray, tag: int) -> int:
-    size, list_size, feature_size, entry_size = _sizes_of_feature(values, len(key), tag)
-    out[at] = 0x0A
-    at = _store_varint(out, at + 1, entry_size)
-    out[at], out[at + 1] = 0x0A, len(key)
-    out[at + 2 : at + 2 + len(key)] = key
-    at += 2 + len(key)
-    out[at] = 0x12
-    at = _store_varint(out, at + 1, feature_size)
-    out[at] = tag
-    at = _store_varint(out, at + 1, list_size)
-    out[at] = 0x0A
-    at = _store_varint(out, at + 1, size)
+@kernel
+def _store_values(at: int, values: Int32Array, is_float: bool) -> int:
+    """Write the values of one feature; the address after them."""
     for value in values:
-        if tag == _FLOAT_LIST:
-            at = _store_fixed(out, at, np.int64(value), 4)
+        if is_float:
+            store_u32(at, as_word(value))
+            at += 4
         else:
-            at = _store_varint(out, at, np.int64(value))
+            at = store_varint(at, as_word(value))
     return at
 
 
-@njit(**KERNEL_OPTIONS)
-def _encode(
-    values: np.ndarray, keys: np.ndarray, layout: np.ndarray, out: np.ndarray, address: int, lengths: np.ndarray
-) -> int:
-    """Write all rows of `values`; the bytes written."""
-    at = 0
-    for row in range(len(values)):
-        content = 0
-        for feature in range(len(layout)):
-            key_size, first, count, tag = layout[feature]
-            entry_size = _sizes_of_feature(values[row, first : first + count], key_size, tag)[3]
-            content += 1 + _varint_size(entry_size) + entry_size
-        start, payload = at, at + 12
-        _store_fixed(out, start, 1 + _varint_size(content) + content, 8)
-        _store_fixed(out, start + 8, np.int64(mask_crc(crc32c_kernel(address + start, 8, 0))), 4)
-        out[payload] = 0x0A
-        at = _store_varint(out, payload + 1, content)
-        for feature in range(len(layout)):
-            key_size, first, count, tag = layout[feature]
-            at = _store_feature(out, at, values[row, first : first + count], keys[feature, :key_size], tag)
-        at = _store_fixed(out, at, np.int64(mask_crc(crc32c_kernel(address + payload, at - payload, 0))), 4)
-        lengths[row] = at - start
-    return at
+@kernel
+def _encode(rows: _Rows, out: ByteArray, lengths: IntArray) -> int:
+    """Write all rows and set `lengths` to the bytes of each; the bytes of all."""
+    sizes = np.zeros(rows.keys.size, np.int64)
+    begin = address_of(out)
+    at = begin
+    for number in range(len(rows.values)):
+        for feature in range(sizes.size):
+            values = rows.values[number, rows.bounds[feature] : rows.bounds[feature + 1]]
+            sizes[feature] = 4 * values.size if rows.is_float[feature] else _varint_bytes(values)
+        end = start_record(at, content_size(rows.keys, sizes))
+        for feature in range(sizes.size):
+            values = rows.values[number, rows.bounds[feature] : rows.bounds[feature + 1]]
+            end = store_entry_head(end, rows.keys, feature, sizes[feature])
+            end = _store_values(end, values, rows.is_float[feature])
+        end = finish_record(at, end)
+        lengths[number] = end - at
+        at = end
+    return at - begin

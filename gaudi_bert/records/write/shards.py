@@ -9,22 +9,23 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.metadata import Shard
+from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.records.assign import Assignment, count_shards
-from gaudi_bert.records.read.unpacked_index import IDS_BYTES, LENGTH, MASKED, MASKED_IDS_BYTES
+from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.wire.crc32c import crc32c
-from gaudi_bert.records.write.encoder import TOO_DEEP, TOO_MANY_MASKED, TOO_MANY_TOKENS, PackEncoder, largest_record
+from gaudi_bert.records.write.encoder import EncodeStatus, PackEncoder, largest_record
 
 __all__ = ["WRITERS_A_CORE", "count_group_shards", "output_buffer", "shard_name", "write_shard"]
 
 WRITERS_A_CORE = 4
 _BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
 _REFUSALS = {
-    TOO_MANY_TOKENS: "its sequences are longer than a row",
-    TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
-    TOO_DEEP: "it has more sequences than the depth",
+    EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
+    EncodeStatus.TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
+    EncodeStatus.TOO_DEEP: "it has more sequences than the depth",
 }
 
 
@@ -33,29 +34,29 @@ def shard_name(group: int, shard: int) -> str:
     return f"packed-{group:05d}-{shard:05d}.tfrecord"
 
 
-def output_buffer(schema: PackedSchema) -> np.ndarray:
+def output_buffer(schema: PackedSchema) -> ByteArray:
     """A buffer for encoded packs: one a thread."""
     return np.zeros(max(_BUFFER_BYTES, 2 * largest_record(schema)), np.uint8)
 
 
 def count_group_shards(
-    schema: PackedSchema, index: np.ndarray, assignment: Assignment, shard_multiple: int, shard_bytes: int
+    schema: PackedSchema, group: IndexedSequences, assignment: Assignment, shard_multiple: int, shard_bytes: int
 ) -> int:
     """How many shards a group gets: a bound on its packed bytes decides (masked positions count as two bytes each).
 
     Args:
         schema: of the packed records.
-        index: of the group.
+        group: its sequences.
         assignment: its packs.
         shard_multiple, shard_bytes: as in `count_shards`.
     """
-    lengths, masked = (index[:, column].sum(dtype=np.int64) for column in (LENGTH, MASKED))
-    ids, masked_ids = (index[:, column].sum(dtype=np.int64) for column in (IDS_BYTES, MASKED_IDS_BYTES))
-    more_than_one_byte = (ids - lengths) + (masked_ids - masked) + masked + lengths + 2 * index.shape[0]
+    lengths, masked, ids, masked_ids = (
+        int(group.rows[name].sum(dtype=np.int64)) for name in ("length", "masked", "ids_bytes", "masked_ids_bytes")
+    )
+    more_than_one_byte = (ids - lengths) + (masked_ids - masked) + masked + lengths + 2 * group.rows.size
     plain = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth + 512
     more_than_one_byte += lengths if schema.depth > 127 else 0
-    total = assignment.packs * plain + int(more_than_one_byte)
-    return count_shards(assignment.packs, total, shard_multiple, shard_bytes)
+    return count_shards(assignment.packs, assignment.packs * plain + more_than_one_byte, shard_multiple, shard_bytes)
 
 
 def write_shard(
@@ -63,7 +64,7 @@ def write_shard(
     encoder: PackEncoder,
     first: int,
     last: int,
-    out: np.ndarray,
+    out: ByteArray,
     slots: threading.Semaphore,
     progress: Callable[[int], None],
 ) -> Shard:

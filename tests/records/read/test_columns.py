@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.columns import decode_columns
-from gaudi_bert.records.schema import PackedSchema
+from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.records.tables.packed_parquet import packed_batches
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
@@ -23,16 +23,13 @@ LENGTH, PREDICTIONS = 13, 5
 
 
 def decode(payloads: list[bytes], gap: int = 0, memory: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    features = random_sequence(random.Random(0), LENGTH, PREDICTIONS)
     buffer = np.frombuffer(bytes(gap).join([b"", *payloads]), np.uint8)
     if memory is not None:
         memory[:] = buffer
         buffer = memory
     lengths = np.array([len(payload) for payload in payloads])
     offsets = np.cumsum(lengths + gap) - lengths
-    return decode_columns(
-        buffer, offsets, lengths, {key: len(values) for key, values in features.items()}, FLOAT_KEYS, "here"
-    )
+    return decode_columns(buffer, offsets, lengths, UnpackedSchema(LENGTH, PREDICTIONS).features, "here")
 
 
 @pytest.mark.parametrize("gap", [0, 5])

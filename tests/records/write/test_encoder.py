@@ -9,18 +9,12 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.assign import Assignment
 from gaudi_bert.records.read.group import GroupFile, buffer_bytes, read_group
+from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.records.wire.encode import position_bytes, position_table
-from gaudi_bert.records.wire.memory import address_of
-from gaudi_bert.records.write.encoder import (
-    OUTPUT_FULL,
-    TOO_DEEP,
-    TOO_MANY_MASKED,
-    TOO_MANY_TOKENS,
-    PackEncoder,
-    largest_record,
-)
+from gaudi_bert.records.write.encoder import EncodeStatus, PackEncoder, largest_record
 from tests.oracles.packed_record import pack_sequences
 from tests.oracles.wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
 
@@ -37,8 +31,8 @@ def oracle(features: dict[str, list]) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Write the sequences to `path` and scan them: buffer, offsets, index."""
+def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> IndexedSequences:
+    """Write the sequences to `path` and scan them."""
     rng = random.Random(len(sequences))
     data = b""
     for sequence in sequences:
@@ -47,8 +41,12 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> tuple
         data += frame(example(sequence, order))
     path.write_bytes(data)
     file = GroupFile("part", path, len(data), crc32c(data), len(sequences))
-    group = read_group([file], schema, np.zeros(buffer_bytes([file]), np.uint8), 1, lambda _count: None)
-    return group.buffer, group.offsets, group.index
+    return read_group([file], schema, np.zeros(buffer_bytes([file]), np.uint8), 1, lambda _count: None)
+
+
+def singles(count: int) -> Assignment:
+    """Each sequence alone in its pack."""
+    return Assignment(np.arange(count + 1), np.arange(count, dtype=np.int32))
 
 
 def of_length(rng: random.Random, length: int, max_sequence_length: int, max_predictions: int, ids: int = 30522) -> dict:
@@ -105,7 +103,7 @@ def test_packs_are_byte_equal_to_tensorflows(
     sequences = [member for pack in packs for member in pack]
     numbers = list(range(len(sequences)))
     rng.shuffle(numbers)  # so that members lie anywhere in the buffer
-    buffer, offsets, index = index_of(
+    group = index_of(
         tmp_path / "part",
         [sequences[number] for number in numbers],
         UnpackedSchema(max_sequence_length, max_predictions),
@@ -113,10 +111,10 @@ def test_packs_are_byte_equal_to_tensorflows(
     rows = np.argsort(numbers).astype(np.int32)
     starts = np.cumsum([0, *(len(pack) for pack in packs)])
     schema = PackedSchema(max_sequence_length, masked_slots, depth, max_predictions)
-    encoder = PackEncoder(schema, buffer, offsets, index, starts, rows)
+    encoder = PackEncoder(schema, group, Assignment(starts, rows))
     out = np.full(len(packs) * largest_record(schema), 0xEE, np.uint8)
     status, following, size = encoder.encode(0, len(packs), out)
-    assert (status, following) == (0, len(packs))
+    assert (status, following) == (EncodeStatus.DONE, len(packs))
     payloads, damaged = unframe(out[:size].tobytes())
     assert damaged is None
     for pack, payload in zip(packs, payloads, strict=True):
@@ -127,16 +125,16 @@ def test_packs_are_byte_equal_to_tensorflows(
 def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
     rng = random.Random(5)
     sequences = [random_sequence(rng, 64, 9) for _ in range(41)]
-    buffer, offsets, index = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
+    group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
     schema = PackedSchema(64, 9, 1, 9)
-    encoder = PackEncoder(schema, buffer, offsets, index, np.arange(42), np.arange(41, dtype=np.int32))
+    encoder = PackEncoder(schema, group, singles(41))
     whole = np.zeros(41 * largest_record(schema), np.uint8)
     whole_size = encoder.encode(0, 41, whole)[2]
     small = np.zeros(2 * largest_record(schema) + 7, np.uint8)
     pieces, pack = [], 0
     while pack < 41:
         status, following, size = encoder.encode(pack, 41, small)
-        assert status == (OUTPUT_FULL if following < 41 else 0)
+        assert status == (EncodeStatus.OUTPUT_FULL if following < 41 else EncodeStatus.DONE)
         assert following > pack
         pieces.append(small[:size].tobytes())
         pack = following
@@ -145,35 +143,33 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
 
 def test_nothing_is_written_behind_the_output(tmp_path: Path) -> None:
     rng = random.Random(6)
-    buffer, offsets, index = index_of(
-        tmp_path / "part", [random_sequence(rng, 32, 5) for _ in range(30)], UnpackedSchema(32, 5)
-    )
-    encoder = PackEncoder(PackedSchema(32, 5, 1, 5), buffer, offsets, index, np.arange(31), np.arange(30, dtype=np.int32))
+    group = index_of(tmp_path / "part", [random_sequence(rng, 32, 5) for _ in range(30)], UnpackedSchema(32, 5))
+    encoder = PackEncoder(PackedSchema(32, 5, 1, 5), group, singles(30))
     for room in range(0, 3000, 97):
         memory = np.full(4096, 0xEE, np.uint8)
         status, _, size = encoder.encode(0, 30, memory[:room])
         assert size <= room
-        assert status == OUTPUT_FULL
+        assert status == EncodeStatus.OUTPUT_FULL
         assert (memory[room:] == 0xEE).all()
 
 
 @pytest.mark.parametrize(
     ("schema", "status"),
     [
-        (PackedSchema(64, 99, 3, 9), TOO_DEEP),
-        (PackedSchema(64, 3, 4, 9), TOO_MANY_MASKED),
-        (PackedSchema(63, 99, 4, 9), TOO_MANY_TOKENS),
+        (PackedSchema(64, 99, 3, 9), EncodeStatus.TOO_DEEP),
+        (PackedSchema(64, 3, 4, 9), EncodeStatus.TOO_MANY_MASKED),
+        (PackedSchema(63, 99, 4, 9), EncodeStatus.TOO_MANY_TOKENS),
     ],
 )
-def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedSchema, status: int) -> None:
+def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedSchema, status: EncodeStatus) -> None:
     rng = random.Random(7)
     sequences = [of_length(rng, 16, 64, 9) for _ in range(8)]
     for sequence in sequences:
         sequence["masked_lm_weights"] = [1.0] + [0.0] * 8
         sequence["masked_lm_positions"] = [15] + [0] * 8
         sequence["masked_lm_ids"] = [7] + [0] * 8
-    buffer, offsets, index = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
-    encoder = PackEncoder(schema, buffer, offsets, index, np.array([0, 4, 8]), np.arange(8, dtype=np.int32))
+    group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
+    encoder = PackEncoder(schema, group, Assignment(np.array([0, 4, 8]), np.arange(8, dtype=np.int32)))
     assert encoder.encode(0, 2, np.zeros(1 << 16, np.uint8))[:2] == (status, 0)
 
 
@@ -195,8 +191,3 @@ def test_schemas_out_of_range_are_refused() -> None:
         PackedSchema(8193, 10, 3, 7)
     with pytest.raises(InputError, match="depth = 0"):
         PackedSchema(128, 10, 0, 7)
-
-
-def test_addresses_are_python_integers() -> None:
-    array = np.arange(10, dtype=np.uint8)
-    assert type(address_of(array, 3)) is int

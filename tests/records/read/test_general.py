@@ -43,9 +43,9 @@ def sequence(seed: int) -> dict:
 def scanned(path: Path) -> Iterator[bytes]:
     """The records of a file as the scan leaves them in its buffer: in canonical encoding, if it had to change them."""
     buffer = scan_buffer()
-    form = UnpackedFormat.for_pieces(unpacked_schema(path)[0])
-    for _ in RecordScan(path, form, buffer).pieces():
-        for offset in form.offsets[: form.rows]:
+    records = UnpackedFormat.for_pieces(unpacked_schema(path)[0], buffer)
+    for _ in RecordScan(path, records, buffer).pieces():
+        for offset in records.index.offsets[: records.rows]:
             size = int(buffer[offset - 12 : offset - 4].view("<u8")[0])
             yield buffer[offset : offset + size].tobytes()
 

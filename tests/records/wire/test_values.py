@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.records.wire.features import values as kernels
-from gaudi_bert.records.wire.memory import address_of
+from gaudi_bert.records.wire import values as kernels
 from tests.builders.properties import examples
 from tests.oracles.wire import varint
 
@@ -17,7 +16,7 @@ BEFORE = b"\x0a\x7fheader..\x7f"  # a field is preceded by its head, whose last 
 
 def on_bytes(kernel, data: bytes, *arguments: int) -> int:
     memory = np.frombuffer(BEFORE + data, np.uint8).copy()
-    return int(kernel(address_of(memory, len(BEFORE)), len(data), *arguments))
+    return int(kernel(memory.ctypes.data + len(BEFORE), len(data), *arguments))
 
 
 def decoded(data: bytes) -> list[tuple[int, int]] | None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tests.oracles.wire as naive
-from gaudi_bert.records.wire.features import crc32c as engine
-from gaudi_bert.records.wire.memory import address_of
+from gaudi_bert.records.wire import crc32c as engine
 
+WAYS = [engine.BY_TABLES, *([engine.BY_INSTRUCTIONS] if engine.HAS_INSTRUCTIONS else [])]
 SIZES = [*range(60), 95, 96, 97, 1000, 12_287, 12_288, 12_289, 25_000]
 
 
@@ -23,20 +23,19 @@ def test_kernels_against_the_twin(size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size + 3).astype(np.uint8)[3:]  # not aligned
     expected = naive.crc32c(data.tobytes())
     assert engine.crc32c(data) == expected
-    assert engine.crc32c_table_kernel(address_of(data), size, 0) == expected
-    if engine.HARDWARE:
-        assert engine._hardware_kernel(address_of(data), size, 0) == expected
+    for way in WAYS:
+        assert way.run(data.ctypes.data, size, 0) == expected
     for cut in {0, size // 3, size // 2, size}:
         first, second = engine.crc32c(data[:cut]), engine.crc32c(data[cut:])
         assert engine.crc32c(data[cut:], first) == expected
-        assert engine.append_crc(first, size - cut, second) == expected
-        assert engine._table_append(first, size - cut, second) == expected
+        for way in WAYS:
+            assert way.append(first, size - cut, second) == expected
 
 
 def test_a_word_and_the_masked_form() -> None:
     for value in (0, 1, 255, 2**31, 2**40 + 12345, 2**62):
         data = value.to_bytes(8, "little")
-        assert engine.crc_of_word(value) == naive.crc32c(data) == engine._table_word(value)
+        assert {way.of_word(value) for way in WAYS} == {naive.crc32c(data)}
         masked = engine.masked(engine.crc32c(data))
         assert masked.to_bytes(4, "little") == naive.masked_crc(data)
         assert engine.mask_crc.py_func(engine.crc32c(data)) == masked

@@ -1,3 +1,5 @@
+"""Rows of matrices encoded at once, against the encoder of single examples."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,0 +1,62 @@
+"""The features of an example: their names, their types and what each counts. All who know features by name read them here.
+
+A feature's number is its place in the order of the names, which is the order of a deterministic serialisation.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+__all__ = ["Axis", "Feature", "PackedFeature", "UnpackedFeature"]
+
+Axis = Literal["tokens", "masked", "sequences"]
+"""What the values of a feature are counted by: slots of the row, masked slots, or sequences of the row."""
+
+
+class Feature(IntEnum):
+    """Base of the two enumerations."""
+
+    @property
+    def key(self) -> str:
+        """The name in a record."""
+        return self.name.lower()
+
+    @property
+    def kind(self) -> Literal["int64", "float32"]:
+        """The type in a record: weights are floats, all else is whole numbers."""
+        return "float32" if self.name.endswith("_WEIGHTS") else "int64"
+
+    @property
+    def axis(self) -> Axis:
+        """What its values are counted by."""
+        if self.name.startswith("MASKED_LM_"):
+            return "masked"
+        return "sequences" if self.name.startswith("NEXT_SENTENCE_") else "tokens"
+
+
+class UnpackedFeature(Feature):
+    """The features of one sequence that is padded to a row."""
+
+    INPUT_IDS = 0
+    INPUT_MASK = 1
+    MASKED_LM_IDS = 2
+    MASKED_LM_POSITIONS = 3
+    MASKED_LM_WEIGHTS = 4
+    NEXT_SENTENCE_LABELS = 5
+    SEGMENT_IDS = 6
+
+
+class PackedFeature(Feature):
+    """The features of a pack."""
+
+    INPUT_IDS = 0
+    INPUT_MASK = 1
+    MASKED_LM_IDS = 2
+    MASKED_LM_POSITIONS = 3
+    MASKED_LM_WEIGHTS = 4
+    NEXT_SENTENCE_LABELS = 5
+    NEXT_SENTENCE_POSITIONS = 6
+    NEXT_SENTENCE_WEIGHTS = 7
+    POSITIONS = 8
+    SEGMENT_IDS = 9
