@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.builders.command_line import Done, run_command
+
 DEMO = str(Path(__file__).resolve().parent.parent.parent / "pipelines" / "demo.yaml")
 
 
-def gaudi_bert(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def gaudi_bert(*arguments: str, folder: Path) -> Done:
     """The command, on a machine without any cluster."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("KUBE")}
     environment["KUBECONFIG"] = str(folder / "no-kubeconfig")
-    command = [sys.executable, "-m", "gaudi_bert", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment, timeout=120)
+    return run_command(*arguments, folder=folder, environment=environment)
 
 
 @pytest.mark.parametrize(

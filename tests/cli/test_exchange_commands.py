@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.builders.command_line import run_command
+
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
-
-
-def gaudi_bert(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gaudi_bert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_from_a_table_to_packed_parquet(tmp_path: Path) -> None:
     rows = [list(range(1, 2 + number % 19)) for number in range(90)]
     parquet.write_table(pyarrow.table({"input_ids": rows}), tmp_path / "rows.parquet")
     records, packed, plan = tmp_path / "records", tmp_path / "packed", tmp_path / "plan.json"
-    imported = gaudi_bert("import", tmp_path / "rows.parquet", "--out", records, "--max-sequence-length", 20, "--json")
+    imported = run_command("import", tmp_path / "rows.parquet", "--out", records, "--max-sequence-length", 20, "--json")
     assert imported.returncode == 0, imported.stderr
     assert json.loads(imported.stdout)["sequences"] == 90
-    gaudi_bert("histogram", records, "--out", tmp_path / "histogram.json")
-    gaudi_bert("plan", tmp_path / "histogram.json", "--out", plan, "--algorithm", "spfhp")
+    run_command("histogram", records, "--out", tmp_path / "histogram.json")
+    run_command("plan", tmp_path / "histogram.json", "--out", plan, "--algorithm", "spfhp")
     write = ("write", records, "--plan", plan, "--out", packed)
-    refused = gaudi_bert(*write, "--shard", "0/2", "--parquet")
+    refused = run_command(*write, "--shard", "0/2", "--parquet")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    written = gaudi_bert(*write, "--parquet", "--predecessor-metadata", "--json")
+    written = run_command(*write, "--parquet", "--predecessor-metadata", "--json")
     assert written.returncode == 0, written.stderr
     result = json.loads(written.stdout)
     assert result["parquet"] == str(packed / "parquet")
@@ -41,6 +36,6 @@ def test_from_a_table_to_packed_parquet(tmp_path: Path) -> None:
 
 def test_a_bad_row_is_one_line(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"input_ids": [[1], []]}), tmp_path / "rows.parquet")
-    done = gaudi_bert("import", tmp_path / "rows.parquet", "--out", tmp_path / "records")
+    done = run_command("import", tmp_path / "rows.parquet", "--out", tmp_path / "records")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"error: {tmp_path / 'rows.parquet'}: row 1: has no token; leave empty rows out"]

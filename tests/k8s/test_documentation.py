@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import yaml
 
 from gaudi_bert.config import load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, node, running
 
@@ -59,10 +58,7 @@ def cluster_environment(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("gaudi-bert")])
 def test_a_command_of_the_page_works(command: str, clone: Path, cluster_environment: dict[str, str]) -> None:
-    words = [sys.executable, "-m", "gaudi_bert", *shlex.split(command)[1:]]
-    done = subprocess.run(
-        words, cwd=clone, env=cluster_environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_command(*shlex.split(command)[1:], folder=clone, environment=cluster_environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -70,8 +66,8 @@ def test_every_folder_that_the_page_applies_can_be_built(clone: Path, kustomize:
     assert any(command.startswith("kubectl apply -k ") for command in COMMANDS)
     for command in COMMANDS:
         if "--render" in command:
-            words = [sys.executable, "-m", "gaudi_bert", *shlex.split(command)[1:]]
-            subprocess.run(words, cwd=clone, check=True, capture_output=True)
+            done = run_command(*shlex.split(command)[1:], folder=clone)
+            assert done.returncode == 0, done.stderr
         if command.startswith("kubectl apply -k "):
             assert kustomize((clone / command.split()[-1]).resolve())
 

@@ -122,6 +122,7 @@ def run_pipeline(pipeline: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(done, capture_output=True, text=True, timeout=200, env=environment)
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_two_workers_trains_in_two_processes(pipeline: Path) -> None:
     done = run_pipeline(pipeline)
     assert done.returncode == 0, done.stderr
@@ -130,6 +131,7 @@ def test_a_pipeline_of_two_workers_trains_in_two_processes(pipeline: Path) -> No
     assert done.stderr.count("train: on CPU") == 1
 
 
+@pytest.mark.slow
 def test_a_damaged_record_of_one_process_ends_both_with_its_name(pipeline: Path, tmp_path) -> None:
     shutil.copytree(pipeline.parent, tmp_path / "copy")
     folder = tmp_path / "copy" / "work" / "two"

@@ -14,6 +14,7 @@ from tests.builders.record_mutations import FILE_DAMAGE, mutants
 SEED, COUNT = 20, 3_400
 
 
+@pytest.mark.slow
 def test_mutants_are_read_as_protobuf_reads_them(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}

@@ -1,0 +1,53 @@
+"""The command line in this process: what a user sees, without the start of an interpreter for each command."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaudi_bert.cli import main
+
+__all__ = ["Done", "run_command"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, under the names that `subprocess` gives them."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_command(*arguments: object, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Done:
+    """Run `gaudi-bert` with these arguments, in `folder`, with this environment; anything but an exit is raised."""
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    place = _inside(folder or Path.cwd(), os.environ if environment is None else environment)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), place:
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _inside(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    before, variables = Path.cwd(), dict(os.environ)
+    os.chdir(folder)
+    _set_environment(environment)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        _set_environment(variables)
+
+
+def _set_environment(wanted: Mapping[str, str]) -> None:
+    wanted = dict(wanted)
+    os.environ.clear()
+    os.environ.update(wanted)
