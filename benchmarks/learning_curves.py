@@ -147,7 +147,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.training.evaluate import Evaluator
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.input.value_limits import BatchLimits
+    from gaudi_bert.training.input.value_limits import ValueLimits
     from gaudi_bert.training.optimizers import Optimizer
     from gaudi_bert.training.schedule import learning_rate_at
     from gaudi_bert.training.step import TrainingStep
@@ -160,15 +160,13 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
         model,
         Optimizer(model.variables_by_name, settings),
         Communicator(),
-        loss="token",
-        clip_norm=settings.clip_norm,
+        settings,
         accumulation_steps=1,
-        seed=settings.seed,
     )
     held_out = open_source(work / "short" / "evaluation")
     evaluator = Evaluator(model, held_out, Communicator(), loss="token", batch_packs=64, take_packs=HELD_OUT)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
-    batches = training_batches(source, BatchLimits.of(source, config), rows, order)
+    batches = training_batches(source, ValueLimits.of(source, config), rows, order)
     schedule = {"peak": settings.learning_rate, "decay_power": settings.decay_power}
     schedule |= {"warmup_updates": settings.warmup_updates, "updates": settings.updates}
     sequences, sums = 0, np.zeros(8)

@@ -19,7 +19,7 @@ from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches
 from gaudi_bert.training.input.source import DataSource, open_source
-from gaudi_bert.training.input.value_limits import BatchLimits
+from gaudi_bert.training.input.value_limits import ValueLimits
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.step import TrainingStep
 
@@ -83,21 +83,19 @@ class Trainer:
     losses: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        settings = TrainingSettings()
+        settings = TrainingSettings(seed=1)
         model = BertForPretraining(self.config, seed=1, compute_dtype=self.precision, compiled=True)
         self._step = TrainingStep(
             model,
             Optimizer(model.variables_by_name, settings),
             self.communicator,
-            loss="token",
-            clip_norm=settings.clip_norm,
+            settings,
             accumulation_steps=1,
-            seed=1,
         )
         self._batches = self._read()
 
     def _read(self) -> Iterator[Batch]:
-        limits = BatchLimits.of(self.source, self.config)
+        limits = ValueLimits.of(self.source, self.config)
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=self.communicator.rank, size=self.communicator.size)
         return training_batches(self.source, limits, self.batch_packs, order)
 
@@ -124,6 +122,6 @@ def training_flops_a_row(config: BertConfig, source: DataSource) -> int:
 
 def unpacked_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:
     """`count` batches of padded rows, for those who do not read our records."""
-    limits = BatchLimits.of(source, SMALL)
+    limits = ValueLimits.of(source, SMALL)
     batches = training_batches(source, limits, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
     return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

@@ -17,7 +17,7 @@ from gaudi_bert.records.wire.example import encode_example
 from gaudi_bert.records.wire.framing import write_record
 from gaudi_bert.stages.pack import pack
 from gaudi_bert.stages.train import train
-from gaudi_bert.training.hyperparameters import BatchPlan, plan_batches
+from gaudi_bert.training.run_plan import RunPlan, plan_run
 from gaudi_bert.training.schedule import learning_rate_at
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,9 +61,12 @@ def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
     return settings
 
 
-def plan(settings: PipelineSettings, factor: float) -> BatchPlan:
-    resources = settings.resources
-    return plan_batches(settings.training, factor, resources.workers * resources.processes_per_worker)
+def plan(settings: PipelineSettings, factor: float) -> RunPlan:
+    each = settings.resources.processes_per_worker
+    processes = settings.resources.workers * each
+    return plan_run(
+        settings.training, factor, processes=processes, processes_per_worker=each, slots_per_pack=512, packs=None
+    )
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -109,9 +112,9 @@ def test_unpacked_a_recipe_accumulates_as_published(repository: Path, name: str,
 @pytest.mark.parametrize("name", ["wikipedia-128", "wikipedia-512"])
 def test_an_update_keeps_the_published_sequences(repository: Path, name: str, cards: int, factor: float) -> None:
     made = plan(recipe(repository, name, cards), factor)
-    assert made.asked_sequences == PUBLISHED[name][0]
+    assert made.settings.global_batch_sequences == PUBLISHED[name][0]
     assert made.sequences_per_update == pytest.approx(PUBLISHED[name][0], rel=0.02)
-    assert len(made.lines()) == 1
+    assert len(made.batch_lines()) == 1
 
 
 @pytest.mark.parametrize("cards", CARDS)
@@ -126,15 +129,15 @@ def test_mlperf_at_other_factors_is_as_near_as_the_cards_allow_or_says_so(
 ) -> None:
     made = plan(recipe(repository, "mlperf", cards), factor)
     off = abs(made.sequences_per_update / 448 - 1)
-    assert (off > 0.02) == any("global_batch_sequences = 448" in line for line in made.lines()[1:])
+    assert (off > 0.02) == any("global_batch_sequences = 448" in line for line in made.batch_lines()[1:])
     packs = made.nearest_micro_batch()
-    one_pack_more = packs * made.workers * factor * plan_steps(packs, made)
+    one_pack_more = packs * made.processes * factor * plan_steps(packs, made)
     assert abs(one_pack_more / 448 - 1) <= max(off, 1e-3) + 1e-9
 
 
-def plan_steps(packs: int, made: BatchPlan) -> int:
-    """Micro-batches of `packs` packs an update."""
-    return max(1, round(made.asked_sequences / (packs * made.packing_factor * made.workers)))
+def plan_steps(packs: int, made: RunPlan) -> int:
+    """Micro-batches of `packs` packs per update."""
+    return max(1, round(made.settings.global_batch_sequences / (packs * made.packing_factor * made.processes)))
 
 
 @pytest.mark.parametrize("cards", CARDS)

@@ -31,7 +31,7 @@ def train(
     set_: arguments.Set = None,
     on_the_fly: Annotated[Path | None, typer.Option(help="A plan.json: DATA is unpacked, pack it while training.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run, train nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let a run of fewer updates go on to training.updates.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:

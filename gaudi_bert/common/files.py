@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,6 +123,8 @@ def read_json(path: Path) -> Any:
 def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
     """Hold a kernel lock on the hidden file `.<name>.lock` beside `path`; it ends with this process, however that ends.
 
+    The file names the process that holds the lock.
+
     Args:
         path: what the lock is for.
         what: how to call it in an error.
@@ -138,7 +141,11 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise FailedError(f"{what}: another process is writing it; wait for it to end, or stop it") from error
+            holder = os.read(descriptor, 1000).decode("utf-8", "replace").strip() or "another process"
+            raise FailedError(f"{what}: {holder} is writing it; wait for it to end, or stop it") from error
+        with explained_os_errors(lock_path, "write"):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -89,5 +89,9 @@ class BertConfig:
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
             raise InputError(f"model: position_embedding_type = {positions!r}; only absolute positions can be read")
+        if values.get("is_decoder"):
+            raise InputError(
+                "model: is_decoder = true; its attention is causal, and only encoders of Hugging Face can be read"
+            )
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FrameType
 
@@ -28,6 +29,15 @@ __all__ = ["run_training_processes"]
 # Long enough for the watchdog of the others to name who failed, and to end them.
 GRACE_SECONDS = 10.0
 POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a process ended: its exit code (negative: the signal), and whether it was killed here, after others had failed."""
+
+    process_id: int
+    code: int
+    killed_by_us: bool
 
 
 def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -> None:
@@ -44,15 +54,37 @@ def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -
     """
     processes = settings.resources.workers * settings.resources.processes_per_worker
     if settings.resources.cards:
-        code = _run_all([training_command(settings, list(command), over_ssh=False)], [dict(os.environ)])
+        ends = _run_all([training_command(settings, list(command), over_ssh=False)], [dict(os.environ)])
+        _check_ends(ends, ["mpirun"])
     else:
         with _rendezvous_environments(processes) as environments:
-            code = _run_all([command] * processes, environments)
+            ends = _run_all([command] * processes, environments)
+        _check_ends(ends, [f"rank {rank} of {processes}" for rank in range(processes)])
+
+
+def _check_ends(ends: Sequence[_End], names: Sequence[str]) -> None:
+    """Raise the error that processes ended with; `names` are theirs."""
+    code = next((end.code for end in ends if end.code > 0), 0)
     if code == StoppedError.exit_code:
         raise StoppedError("train: stopped on request; the same command goes on")
+    # A process that is killed can say nothing, so this one does.
+    killed = [
+        f"{name} (process {end.process_id}) was killed by {signal.Signals(-end.code).name}"
+        for name, end in zip(names, ends, strict=True)
+        if end.code < 0 and not end.killed_by_us
+    ]
     if code:
         kind = InputError if code == InputError.exit_code else FailedError
-        raise kind(f"train: one of {processes} processes ended with exit code {code}; it says why above")
+        raise kind(
+            "; ".join([f"train: one of {len(ends)} processes ended with exit code {code}; it says why above", *killed])
+        )
+    if killed:
+        raise FailedError(
+            f"train: {'; '.join(killed)}; where nobody did it, memory was short (see dmesg); "
+            "the same command goes on from the last checkpoint"
+        )
+    if any(end.code for end in ends):
+        raise FailedError("train: a process did not end after the others had, and was killed; the same command goes on")
 
 
 @contextmanager
@@ -88,24 +120,22 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> int:
-    """Run all until they end; return an exit code that is not 0 if there is one. After a failure, the others have
-    `GRACE_SECONDS` to say what they know.
-    """
+def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> list[_End]:
+    """Run all until they end. After a failure, the others have `GRACE_SECONDS` to say what they know."""
     running: list[subprocess.Popen[bytes]] = []
     with _forwarded_signals(running):
         for command, environment in zip(commands, environments, strict=True):
             running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
-        deadline = float("inf")
+        deadline, killed = float("inf"), set()
         while None in (codes := [process.poll() for process in running]):
             if deadline == float("inf") and any(codes):
                 deadline = time.monotonic() + GRACE_SECONDS
             if time.monotonic() > deadline:
+                killed |= {process.pid for process in running if process.poll() is None}
                 for process in running:
                     process.kill()
             time.sleep(POLL_SECONDS)
-    # Who was killed by a signal has a negative code; another one may know the reason.
-    return next((code for code in codes if code is not None and code > 0), int(any(codes)))
+    return [_End(process.pid, process.wait(), process.pid in killed) for process in running]
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> dict[str, Any
         slots_per_pack=data.max_sequence_length,
         packs=None,
     )
-    steps = plan.batches.accumulation_steps
+    steps = plan.accumulation_steps
     packs = settings.training.micro_batch_packs
     sizes = BatchSizes(packs, data.max_sequence_length, data.masked_slots, data.depth)
     report = report_on_step(config, plan.settings, sizes, steps, settings.gaudi.hccl_memory_MB)

@@ -49,7 +49,7 @@ def first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
 
     from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
     from gaudi_bert.model.sequences import split_packs
-    from gaudi_bert.training.input.value_limits import BatchLimits, check_values
+    from gaudi_bert.training.input.value_limits import ValueLimits, check_values
 
     if source.is_packed:
         found = sorted(_first_records(source, SEARCHED), key=_holds_one)[:packs]
@@ -63,7 +63,7 @@ def first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
         }
     )
     batch = {name: tensors[name].numpy() for name in PACKED_FEATURES}
-    check_values(batch, BatchLimits.of(source, config), places)
+    check_values(batch, ValueLimits.of(source, config), places)
     if source.is_packed:
         return batch
     return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, remove_artefact, settings_path
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
+from gaudi_bert.common.files import exclusive_lock, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
+from gaudi_bert.stages.train_folder import RESULT_NAME, prepare_folder
 from gaudi_bert.stages.train_job import TrainingJob, describe_job, plan_job
 
 if TYPE_CHECKING:
@@ -31,21 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 COMPILED_KEY = "compiled_kernels"
-
-# Settings that change nothing of the weights: a run may be resumed with others.
-FREE_SETTINGS = {
-    "device",
-    "threads",
-    "save_every_updates",
-    "keep_checkpoints",
-    "evaluate_every_updates",
-    "evaluate_packs",
-    "log_every_updates",
-    "fusion_bytes",
-    "measure_speedup",
-    "stall_seconds",
-    "watch_port",
-}
 
 
 def train(
@@ -68,8 +52,8 @@ def train(
         evaluation_data: held-out data, packed or not; None for none.
         out: the folder of the run.
         reporter: where progress goes.
-        resume: go on from the newest whole checkpoint in `out`, if there is one.
-        overwrite: remove a run of other settings, or one that could be resumed.
+        resume: go on also where the run in `out` has fewer updates. (A run of the same settings goes on in any case.)
+        overwrite: remove the run in `out`, whatever it is, and start anew.
         dry_run: say what the run would be, write nothing.
         on_the_fly: the plan.json by which `data`, unpacked records, is packed while training.
 
@@ -77,9 +61,9 @@ def train(
         How the run ended, as in `training.json`; with `skipped` true where it was finished already.
 
     Raises:
-        InputError: data and model do not fit, or `out` holds another run, or one that was stopped and `resume` is False.
+        InputError: data and model do not fit, or `out` holds another run.
         FailedError: a loss is not finite, or a file cannot be written.
-        StoppedError: a signal asked for it; the run can be resumed.
+        StoppedError: a signal asked for it; the same call goes on.
     """
     from gaudi_bert.training.device import open_device
     from gaudi_bert.training.distributed.connect import connect
@@ -101,21 +85,21 @@ def train(
 
 
 def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> dict[str, Any]:
-    """Train where there is anything to do; files are the business of the first process alone."""
+    """Train where there is anything to do; only the first process writes files."""
     first = job.communicator.is_first
     with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
-        if job.communicator.any_true(first and _is_finished(job, resume, overwrite)):
+        if job.communicator.any_true(first and prepare_folder(job, reporter, resume=resume, overwrite=overwrite)):
             reporter.say(f"{job.out}: already trained with these settings, nothing to do")
-            return {**read_json(job.out / "training.json"), "skipped": True} if first else {}
+            return {**read_json(job.out / RESULT_NAME), "skipped": True} if first else {}
         others = f", {job.communicator.size} processes" if job.communicator.size > 1 else ""
         reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
         run = _set_up(job, device, reporter)
-        measured = _measure_speedup(run) if run.settings.measure_speedup and job.source.is_packed else {}
+        measured = _measure_speedup(run) if run.plan.settings.measure_speedup and job.source.is_packed else {}
         summary = {**_summary(_train(run), job.plan), **measured}
         if first:
-            write_json(job.out / "training.json", summary)
+            write_json(job.out / RESULT_NAME, summary)
     return summary
 
 
@@ -123,35 +107,6 @@ def _threads(job: TrainingJob) -> int | None:
     """CPU threads of this process: processes that share a host share its cores."""
     asked, processes = job.settings.training.threads, job.communicator.local_size
     return asked if asked is not None or processes == 1 else max(1, (os.cpu_count() or 1) // processes)
-
-
-def _is_finished(job: TrainingJob, resume: bool, overwrite: bool) -> bool:
-    """Whether the run is there already; otherwise its folder is made ready."""
-    from gaudi_bert.training.checkpoint import checkpoint_files
-
-    out, final, signature = job.out, job.out / "training.json", _signature(job)
-    finished = begin_artefact(out, final, signature, overwrite=overwrite)
-    if finished and not overwrite:
-        return True
-    if finished or (checkpoint_files(out / "checkpoints") and not resume):
-        if not overwrite:
-            raise InputError(f"{out}: holds a run that was stopped; pass --resume to go on, or --overwrite to start anew")
-        remove_artefact(out, settings_path(out))
-        begin_artefact(out, final, signature)
-    write_text(out / "settings.yaml", yaml.safe_dump(job.settings.model_dump(mode="json"), sort_keys=False))
-    return False
-
-
-def _signature(job: TrainingJob) -> Signature:
-    """What the weights are a function of."""
-    kept = job.settings.training.model_dump(exclude=FREE_SETTINGS)
-    # The path of the initial checkpoint is the user's, not the artefact's; its name is enough to notice another one.
-    kept["init_checkpoint"] = Path(kept["init_checkpoint"]).name if kept["init_checkpoint"] else None
-    if kept["decay_from"] == "warmup":
-        del kept["decay_from"]  # a run of the edition that had no such setting can be resumed
-    evaluation = job.evaluation_source.identity if job.evaluation_source is not None else None
-    inputs = {"data": job.source.identity, "evaluation_data": evaluation}
-    return Signature("train", {"model": job.config.to_json(), "training": kept}, inputs)
 
 
 def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun:
@@ -176,8 +131,7 @@ def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun
             take_packs=settings.evaluate_packs,
         )
     return TrainingRun(
-        settings=settings,
-        plan=job.plan.batches,
+        plan=job.plan,
         model=model,
         optimizer=Optimizer(model.variables_by_name, settings),
         communicator=job.communicator,
@@ -223,13 +177,13 @@ def _compiles_kernels(job: TrainingJob, device: Device, reporter: Reporter) -> b
 def _measure_speedup(run: TrainingRun) -> dict[str, Any]:
     """What packing brings on this device, measured on the first micro-batch."""
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches
-    from gaudi_bert.training.input.value_limits import BatchLimits
+    from gaudi_bert.training.input.value_limits import ValueLimits
     from gaudi_bert.training.speedup import measure_speedup
 
     run.communicator.note("measuring the speed-up", slow=True)
-    settings, source = run.settings, run.source
+    settings, source = run.plan.settings, run.source
     order = TrainingOrder(settings.seed, settings.shuffle_packs, run.communicator.rank, run.communicator.size)
-    limits = BatchLimits.of(source, run.model.config)
+    limits = ValueLimits.of(source, run.model.config)
     batch = next(training_batches(source, limits, settings.micro_batch_packs, order))
     speedup = measure_speedup(run.model, settings.loss, batch, source.schema.max_predictions, source.packing_factor)
     run.reporter.say(f"train: {speedup.line()}")
@@ -245,8 +199,9 @@ def _train(run: TrainingRun) -> Outcome:
     progress = Progress()
     if run.communicator.is_first:
         progress = resume_run(run.checkpoints, run.model, run.optimizer, run.communicator.size, run.reporter.say)
-        if progress.update == 0 and run.settings.init_checkpoint is not None:
-            weights = load_weights(run.settings.init_checkpoint, run.model)
+        initial = run.plan.settings.init_checkpoint
+        if progress.update == 0 and initial is not None:
+            weights = load_weights(initial, run.model)
             lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
             run.reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
     progress = share_state(progress, run.model, run.optimizer, run.communicator)
@@ -259,10 +214,10 @@ def _summary(outcome: Outcome, plan: RunPlan) -> dict[str, Any]:
         "updates": outcome.progress.update,
         "sequences": outcome.progress.sequences,
         "tokens": outcome.progress.tokens,
-        "processes": plan.batches.workers,
+        "processes": plan.processes,
         **(report.speed() if report is not None else {}),
-        "packing_factor": plan.batches.packing_factor,
-        "sequences_per_update": plan.batches.sequences_per_update,
+        "packing_factor": plan.packing_factor,
+        "sequences_per_update": plan.sequences_per_update,
         "reached_target": outcome.reached_target,
         "training": report.figures.as_json() if report is not None else None,
         "evaluation": evaluation.as_json() if evaluation is not None else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,9 @@ def plan_job(
         slots_per_pack=source.schema.max_sequence_length,
         packs=source.packs,
     )
+    if plan.packs is None:  # nothing says it; whether they are enough for one update is soon known
+        packs = source.count_packs(plan.packs_per_update)
+        plan = replace(plan, packs=packs if packs < plan.packs_per_update else None)
     return TrainingJob(settings, source, evaluation_source, config, communicator, plan, out)
 
 

@@ -20,7 +20,7 @@ from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, evaluation_batches
 from gaudi_bert.training.input.source import DataSource
-from gaudi_bert.training.input.value_limits import BatchLimits
+from gaudi_bert.training.input.value_limits import ValueLimits
 from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
 from gaudi_bert.training.step import Loss
 
@@ -93,7 +93,7 @@ class Evaluator:
     ) -> None:
         self._model, self._source, self._communicator = model, source, communicator
         self._loss, self._batch_packs, self._take_packs = loss, batch_packs, take_packs
-        self._limits = BatchLimits.of(source, model.config)
+        self._limits = ValueLimits.of(source, model.config)
         self._sums = tf.function(self._trace_sums, autograph=False, reduce_retracing=False)
 
     def run(self) -> Evaluation:

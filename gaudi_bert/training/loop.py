@@ -1,9 +1,10 @@
-"""The training loop: updates, and between them reports, evaluations, checkpoints and the wish to stop.
+"""The training loop: updates, and between them reports, evaluations, checkpoints and requests to stop.
 
-A report closes the present window (`window.py`), which also proves that every loss since the last one was finite; it always
-comes before a checkpoint, so a run that went wrong never overwrites what was good. The position in the data is a number of
-packs, the learning rate, the dropout masks and the order of the data are functions of the update's number: a run that is
-stopped and resumed ends with the same bits as one that never was.
+A report closes the present interval (`logs/interval.py`), which also proves that every loss since the last one was finite;
+it always comes before a checkpoint, so a run that went wrong never overwrites what was good. The position in the data is a
+number of packs, the learning rate, the dropout masks and the order of the data are functions of the update's number: a run
+that is stopped and resumed ends with the same bits as one that never was. A stop saves at once and leaves an evaluation
+that is due to the run that goes on.
 """
 
 from __future__ import annotations
@@ -17,20 +18,19 @@ from typing import Any
 
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.training.checkpoint import Checkpoint, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.evaluate import Evaluation, Evaluator
-from gaudi_bert.training.hyperparameters import BatchPlan
 from gaudi_bert.training.input.batches import TrainingOrder, training_batches
 from gaudi_bert.training.input.source import DataSource
-from gaudi_bert.training.input.value_limits import BatchLimits
-from gaudi_bert.training.logs.interval import Window, WindowReport
+from gaudi_bert.training.input.value_limits import ValueLimits
+from gaudi_bert.training.logs.interval import Interval, IntervalReport
 from gaudi_bert.training.logs.metrics import MetricsWriter, progress_line
 from gaudi_bert.training.logs.mlperf import RunEvents
-from gaudi_bert.training.loss_denominators import normalization_for
+from gaudi_bert.training.loss_denominators import denominators_for
 from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.schedule import learning_rate_at
 from gaudi_bert.training.step import TrainingStep
 from gaudi_bert.training.stopping import StopRequest
@@ -60,8 +60,7 @@ class TrainingRun:
     """All that a run works with.
 
     Attributes:
-        settings: of training.
-        plan: how an update is put together.
+        plan: the settings, and how an update is put together.
         model: the model.
         optimizer: over the model's variables.
         communicator: the processes that train together.
@@ -73,8 +72,7 @@ class TrainingRun:
         events: who else is told, or nobody.
     """
 
-    settings: TrainingSettings
-    plan: BatchPlan
+    plan: RunPlan
     model: BertForPretraining
     optimizer: Optimizer
     communicator: Communicator
@@ -93,10 +91,10 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: where it stands, its last window, its last evaluation, and whether that reached the target."""
+    """How a run ended: where it stands, its last report, its last evaluation, and whether that reached the target."""
 
     progress: Progress
-    report: WindowReport | None
+    report: IntervalReport | None
     evaluation: Evaluation | None
     reached_target: bool = False
 
@@ -106,16 +104,15 @@ class TrainingLoop:
 
     def __init__(self, run: TrainingRun, progress: Progress) -> None:
         self._run, self._progress = run, progress
-        settings, communicator = run.settings, run.communicator
+        settings, communicator = run.plan.settings, run.communicator
+        self._settings = settings
         self._step = TrainingStep(
             run.model,
             run.optimizer,
             communicator,
-            loss=settings.loss,
-            clip_norm=settings.clip_norm,
+            settings,
             accumulation_steps=run.plan.accumulation_steps,
-            seed=settings.seed,
-            normalization=normalization_for(settings, run.source),
+            denominators=denominators_for(settings, run.source),
         )
         order = TrainingOrder(
             seed=settings.seed,
@@ -124,12 +121,12 @@ class TrainingLoop:
             size=communicator.size,
             skip_packs=progress.packs,
         )
-        limits = BatchLimits.of(run.source, run.model.config)
-        self._batches = training_batches(run.source, limits, run.plan.micro_batch_packs, order)
-        self._window = Window(progress.update + 1, has_cold_start=True)
+        limits = ValueLimits.of(run.source, run.model.config)
+        self._batches = training_batches(run.source, limits, settings.micro_batch_packs, order)
+        self._interval = Interval(progress.update + 1, has_cold_start=True)
         self._is_cold = True
         self._metrics: MetricsWriter | None = None
-        self._report: WindowReport | None = None
+        self._report: IntervalReport | None = None
         self._evaluation: Evaluation | None = None
 
     def run(self) -> Outcome:
@@ -146,37 +143,46 @@ class TrainingLoop:
             if run.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
             stack.enter_context(run.events).begins(self._progress.sequences)
+            if run.evaluator is not None and run.communicator.any_true(self._owes_evaluation()):
+                self._evaluate(run.evaluator)
             while not self._is_finished:
                 self._update()
                 self._after_update(run.communicator.any_true(stop.requested))
         return Outcome(self._progress, self._report, self._evaluation, self._reached_target)
 
+    def _owes_evaluation(self) -> bool:
+        """Whether the run that is taken up was stopped, or killed, between an update and its evaluation."""
+        update, settings = self._progress.update, self._settings
+        if self._metrics is None or update == 0:
+            return False
+        is_due = update % settings.evaluate_every_updates == 0 and update not in self._metrics.evaluated_updates
+        return is_due or update == settings.updates
+
     @property
     def _is_finished(self) -> bool:
-        return self._reached_target or self._progress.update >= self._run.settings.updates
+        return self._reached_target or self._progress.update >= self._settings.updates
 
     @property
     def _reached_target(self) -> bool:
-        target, evaluation = self._run.settings.target_masked_lm_accuracy, self._evaluation
+        target, evaluation = self._settings.target_masked_lm_accuracy, self._evaluation
         return target is not None and evaluation is not None and bool(evaluation.figures.masked_lm_accuracy >= target)
 
     def _update(self) -> None:
         """Do one update."""
         run, update = self._run, self._progress.update + 1
-        settings = run.settings
         run.communicator.note(f"update {update}", slow=self._is_cold)
-        self._window.begin()
+        self._interval.begin()
         batches = list(islice(self._batches, run.plan.accumulation_steps))
         sums = self._step.run(batches, update, self._learning_rate(update))
-        self._window.add(sums, batches)
+        self._interval.add(sums, batches)
         self._is_cold = False
-        packs = self._progress.packs + run.plan.packs_per_update_and_worker
+        packs = self._progress.packs + run.plan.packs_per_update_and_process
         self._progress = replace(self._progress, update=update, packs=packs)
-        if update == 1 and settings.updates > 1:
-            run.reporter.show(f"train: update 1/{settings.updates} done, the graph is built")
+        if update == 1 and self._settings.updates > 1:
+            run.reporter.show(f"train: update 1/{self._settings.updates} done, the graph is built")
 
     def _learning_rate(self, update: int) -> float:
-        settings = self._run.settings
+        settings = self._settings
         return learning_rate_at(
             update,
             peak=settings.learning_rate,
@@ -188,24 +194,24 @@ class TrainingLoop:
 
     def _after_update(self, stopping: bool) -> None:
         """Report, evaluate and save where it is due."""
-        run, settings, update = self._run, self._run.settings, self._progress.update
+        run, settings, update = self._run, self._settings, self._progress.update
         last = update == settings.updates
         evaluates = last or (not stopping and update % settings.evaluate_every_updates == 0)
         saves = last or stopping or update % settings.save_every_updates == 0
         if saves or evaluates or update % settings.log_every_updates == 0:
-            self._close_window()
+            self._close_interval()
         if evaluates and run.evaluator is not None:
             self._evaluate(run.evaluator)
         if saves or self._is_finished:
             self._save()
         if stopping and not self._is_finished:
             raise StoppedError(
-                f"{run.folder}: stopped on request after update {update} of {settings.updates}; go on with --resume"
+                f"{run.folder}: stopped on request after update {update} of {settings.updates}; the same command goes on"
             )
 
-    def _close_window(self) -> None:
+    def _close_interval(self) -> None:
         run = self._run
-        report = self._window.close(run.communicator)
+        report = self._interval.close(run.communicator)
         self._progress = replace(
             self._progress,
             sequences=self._progress.sequences + report.sequences,
@@ -213,7 +219,7 @@ class TrainingLoop:
         )
         self._report = report
         update = self._progress.update
-        self._window = Window(update + 1, has_cold_start=False)
+        self._interval = Interval(update + 1, has_cold_start=False)
         values = {
             **report.figures.as_json(),
             "learning_rate": self._learning_rate(update),
@@ -223,8 +229,8 @@ class TrainingLoop:
         }
         if self._metrics is not None:
             self._metrics.write("train", update, values)
-            seconds_left = (run.settings.updates - update) * report.seconds_per_update
-            run.reporter.say(progress_line(update, run.settings.updates, values, seconds_left))
+            seconds_left = (self._settings.updates - update) * report.seconds_per_update
+            run.reporter.say(progress_line(update, self._settings.updates, values, seconds_left))
 
     def _evaluate(self, evaluator: Evaluator) -> None:
         events, sequences = self._run.events, self._progress.sequences
@@ -232,11 +238,12 @@ class TrainingLoop:
         self._evaluation = evaluator.run()
         accuracy = self._evaluation.figures.masked_lm_accuracy
         events.evaluation_ends(sequences, accuracy, self._evaluation.sequences, self._is_finished)
-        if self._metrics is not None:
-            self._metrics.write("evaluation", self._progress.update, {**self._evaluation.as_json(), **self._work_done()})
-            self._run.reporter.say(f"evaluation after update {self._progress.update}: {self._evaluation.line()}")
+        update = self._progress.update
+        if self._metrics is not None and update not in self._metrics.evaluated_updates:
+            self._metrics.write("evaluation", update, {**self._evaluation.as_json(), **self._work_done()})
+            self._run.reporter.say(f"evaluation after update {update}: {self._evaluation.line()}")
         if self._reached_target:
-            target = self._run.settings.target_masked_lm_accuracy
+            target = self._settings.target_masked_lm_accuracy
             self._run.reporter.say(f"train: training.target_masked_lm_accuracy = {target:g} is reached, the run ends")
 
     def _work_done(self) -> dict[str, float]:
@@ -261,4 +268,4 @@ class TrainingLoop:
             settings=run.kept_settings,
         )
         write_checkpoint(run.checkpoints, checkpoint)
-        remove_old_checkpoints(run.checkpoints, run.settings.keep_checkpoints)
+        remove_old_checkpoints(run.checkpoints, self._settings.keep_checkpoints)

@@ -27,18 +27,18 @@ from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.source import DataSource
 
-__all__ = ["GLOBAL", "Normalization", "normalization_for"]
+__all__ = ["GLOBAL", "LossDenominators", "denominators_for"]
 
 SAMPLE = 1000
 
 
 @dataclass(frozen=True)
-class Normalization:
-    """One of the three.
+class LossDenominators:
+    """What the loss sums of micro-batches are divided by.
 
     Attributes:
-        kind: which.
-        expected_weights: masked-LM weight and sequences of a pack on average; used by `balanced` alone.
+        kind: one of the three ways.
+        expected_weights: masked-LM weight and sequences per pack on average; used by `balanced` alone.
     """
 
     kind: Literal["global", "balanced", "local"] = "global"
@@ -62,26 +62,26 @@ class Normalization:
         return np.broadcast_to(1.0 / totals_2, weights_M2.shape)
 
 
-GLOBAL = Normalization()
+GLOBAL = LossDenominators()
 
 
-def normalization_for(settings: TrainingSettings, source: DataSource) -> Normalization:
-    """The normalisation of a run, with what its data holds on average.
+def denominators_for(settings: TrainingSettings, source: DataSource) -> LossDenominators:
+    """What the losses of a run are divided by, with what its data holds on average.
 
     Raises:
         InputError: the data says nothing of its efficiency, and cannot be read.
     """
     if settings.loss_normalization != "balanced":
-        return Normalization(settings.loss_normalization)
+        return LossDenominators(settings.loss_normalization)
     masked = source.packing_factor
     if settings.loss == "token":
         efficiency = source.efficiency if source.efficiency is not None else _sampled_efficiency(source)
         masked = source.schema.max_predictions * efficiency
-    return Normalization("balanced", (masked, source.packing_factor))
+    return LossDenominators("balanced", (masked, source.packing_factor))
 
 
 def _sampled_efficiency(source: DataSource) -> float:
-    """Real tokens a slot in the first records of each file, about `SAMPLE` in all."""
+    """Real tokens per slot in the first records of each file, about `SAMPLE` in all."""
     each = -(-SAMPLE // len(source.files))
     lengths = [
         np.count_nonzero(decode_example(record)["input_mask"])

@@ -1,13 +1,19 @@
-"""The whole plan of a run in figures: what packing makes of the settings, and what each process, worker and all together do.
+"""The plan of a run in figures: what packing makes of the settings, and how an update is put together.
 
-Two ways to keep a run's hyperparameters under packing with factor f (Krell et al. 2021, section 3.3 and appendix D):
+Packing changes how many sequences a batch of packs holds. There are two ways to keep a run's hyperparameters under packing
+with factor f (Krell et al. 2021, section 3.3 and appendix D):
 
-- `packing_correction: batch` cuts the packs of an update by f, so that it still holds `global_batch_sequences`; updates,
-  warm-up and all else stay as they are (`hyperparameters.py`).
-- `packing_correction: betas` keeps as many packs an update as there would be sequences unpacked, which fills devices better.
-  An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the warm-up
-  and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update moves the
-  moments as f updates with the same gradient did (theorem D.1). Learning rates are left alone, as in the paper.
+- `packing_correction: batch` keeps the *sequences* of an update, with fewer packs. With R processes and b packs per
+  micro-batch,
+
+      accumulation steps = max(1, round(global_batch_sequences / (b * f * R)))
+
+  and updates, warm-up and all else stay as they are. The predecessor rounded to 0 when the factor was large, and trained on
+  nothing; and it never said that rounding had changed the batch. Here a change of more than 2 % is said, with the remedy.
+- `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked, which fills devices
+  better. An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the
+  warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
+  moves the moments as f updates with the same gradient did (theorem D.1). Learning rates are left alone, as in the paper.
 """
 
 from __future__ import annotations
@@ -16,11 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gaudi_bert.config import TrainingSettings
-from gaudi_bert.training.hyperparameters import BatchPlan, plan_batches
 
 __all__ = ["RunPlan", "correct_for_packing", "plan_run"]
 
 CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
+# A batch that differs by more than this share from the one asked for is said.
+NOTABLE_CHANGE = 0.02
 
 
 def correct_for_packing(settings: TrainingSettings, packing_factor: float) -> TrainingSettings:
@@ -28,7 +35,7 @@ def correct_for_packing(settings: TrainingSettings, packing_factor: float) -> Tr
 
     Args:
         settings: as for unpacked data.
-        packing_factor: sequences a pack, at least 1.
+        packing_factor: sequences per pack, at least 1.
     """
     if settings.packing_correction == "batch" or packing_factor == 1.0:
         return settings
@@ -47,57 +54,134 @@ class RunPlan:
     Attributes:
         asked: the settings as they were given.
         settings: what packing makes of them: train with these.
-        batches: how an update is put together.
-        processes_per_worker: processes of one worker, one a card.
+        packing_factor: sequences per pack, on average over the data.
+        processes: that train together.
+        processes_per_worker: of them in one worker, one per card.
         slots_per_pack: the length of a pack.
         packs: of the data; None where nothing says it.
     """
 
     asked: TrainingSettings
     settings: TrainingSettings
-    batches: BatchPlan
+    packing_factor: float
+    processes: int
     processes_per_worker: int
     slots_per_pack: int
     packs: int | None
 
     @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of one update on one process, at least 1."""
+        return self._steps_with(self.settings.micro_batch_packs)
+
+    @property
+    def packs_per_update_and_process(self) -> int:
+        """Packs that one process reads for one update."""
+        return self.accumulation_steps * self.settings.micro_batch_packs
+
+    @property
+    def packs_per_update(self) -> int:
+        """Packs of one update over all processes."""
+        return self.packs_per_update_and_process * self.processes
+
+    @property
+    def sequences_per_update(self) -> float:
+        """Sequences of one update over all processes, on average."""
+        return self.packs_per_update * self.packing_factor
+
+    @property
+    def change(self) -> float:
+        """How far the real batch is from the one asked for: 0.05 is 5 % more."""
+        return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
+
+    @property
     def shares(self) -> dict[str, int]:
         """How many processes there are in one of them, in one worker, and in all."""
-        processes = self.batches.workers
-        return {"process": 1, "worker": min(self.processes_per_worker, processes), "all": processes}
+        return {"process": 1, "worker": min(self.processes_per_worker, self.processes), "all": self.processes}
 
     def short_lines(self) -> list[str]:
         """What every run says of itself."""
-        settings, batches = self.settings, self.batches
-        packs = batches.packs_per_update * settings.updates
+        settings, asked = self.settings, self.asked
+        packs = self.packs_per_update * settings.updates
         epochs = f" ({packs / self.packs:,.1f} times the data)" if self.packs else ""
-        lines = batches.lines()
-        if settings != self.asked:
-            asked = self.asked
+        lines = self.batch_lines()
+        if settings != asked:
             lines.append(
                 f"packing_correction betas: beta_1 {asked.beta_1:g} -> {settings.beta_1:.6g}, "
                 f"beta_2 {asked.beta_2:g} -> {settings.beta_2:.6g}, updates {asked.updates:,} -> {settings.updates:,}, "
                 f"of them warm-up {asked.warmup_updates:,} -> {settings.warmup_updates:,}"
             )
         lines.append(
-            f"{settings.updates:,} updates are about {packs * batches.packing_factor:,.0f} sequences{epochs}; "
+            f"{settings.updates:,} updates are about {packs * self.packing_factor:,.0f} sequences{epochs}; "
             f"{settings.warmup_updates:,} of them are warm-up"
         )
         return lines
 
+    def batch_lines(self) -> list[str]:
+        """How an update is put together, and what is not as it was asked for."""
+        settings = self.settings
+        text = (
+            f"an update is {self.sequences_per_update:,.1f} sequences on average: {self.accumulation_steps} x "
+            f"{settings.micro_batch_packs} packs x {self.packing_factor:.3f} sequences per pack"
+        )
+        if self.processes > 1:
+            each = self.sequences_per_update / self.processes
+            text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
+        lines = [text]
+        if abs(self.change) > NOTABLE_CHANGE:
+            more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
+            remedy = (
+                f"; training.micro_batch_packs = {nearest} comes nearest to it"
+                if nearest != settings.micro_batch_packs
+                else ""
+            )
+            asked = f"global_batch_sequences = {settings.global_batch_sequences:,}"
+            lines.append(f"note: that is {abs(self.change):.1%} {more} than {asked}{remedy}")
+        if self.packs is not None and self.packs_per_update > self.packs:
+            lines.append(self._repetition_line(self.packs))
+        return lines
+
+    def _repetition_line(self, packs: int) -> str:
+        """For data of fewer packs than an update takes."""
+        micro_batch = min(self.settings.micro_batch_packs, max(1, packs // self.processes))
+        whole_steps = max(1, packs // (micro_batch * self.processes))
+        sequences = int(whole_steps * micro_batch * self.processes * self.packing_factor)
+        remedy = f"training.global_batch_sequences = {sequences:,}"
+        if micro_batch < self.settings.micro_batch_packs:
+            remedy += f" and training.micro_batch_packs = {micro_batch:,}"
+        return (
+            f"note: an update takes {self.packs_per_update:,} packs and the data has {packs:,}: sequences repeat within "
+            f"an update; set {remedy}, or give more data"
+        )
+
+    def _steps_with(self, micro_batch_packs: int) -> int:
+        return max(
+            1, round(self.settings.global_batch_sequences / (micro_batch_packs * self.packing_factor * self.processes))
+        )
+
+    def nearest_micro_batch(self) -> int:
+        """The number of packs up to twice the present one whose update is nearest to what was asked for."""
+        present, asked = self.settings.micro_batch_packs, self.settings.global_batch_sequences
+
+        def distance(packs: int) -> tuple[float, int]:
+            real = self._steps_with(packs) * packs * self.packing_factor * self.processes
+            return round(abs(real / asked - 1.0), 3), abs(packs - present)
+
+        return min(range(1, 2 * present + 1), key=distance)
+
     def table(self) -> list[str]:
-        """Every figure a process, a worker and in all, for people."""
+        """Every figure per process, per worker and in all, for people."""
         rows = list(self._figures().items())
-        title = f"{'':22}" + "".join(f"{name:>16}" for name in ("a process", "a worker", "all together"))
+        title = f"{'':22}" + "".join(f"{name:>16}" for name in ("per process", "per worker", "all together"))
         lines = [title, f"{'processes':22}" + "".join(f"{count:>16,}" for count in self.shares.values())]
         for name, one in rows:
             values = (one * count for count in self.shares.values())
             lines.append(f"{name.replace('_', ' '):22}" + "".join(f"{value:>16,.6g}" for value in values))
         settings = self.settings
-        every = self.batches.sequences_per_update
         for what in ("evaluate", "save", "log"):
             updates = getattr(settings, f"{what}_every_updates")
-            lines.append(f"{what} every {updates:,} updates, that is every {updates * every:,.0f} sequences")
+            sequences = updates * self.sequences_per_update
+            lines.append(f"{what} every {updates:,} updates, that is every {sequences:,.0f} sequences")
         lines.append(
             f"{settings.optimizer}, peak learning rate {settings.learning_rate:g}, decay power {settings.decay_power:g} "
             f"counted from the {settings.decay_from}, "
@@ -108,7 +192,7 @@ class RunPlan:
 
     def as_json(self) -> dict[str, Any]:
         """The same for machines."""
-        settings, batches = self.settings, self.batches
+        settings = self.settings
         names = (
             *CADENCES,
             "warmup_updates",
@@ -120,15 +204,15 @@ class RunPlan:
         )
         return {
             **{name: getattr(settings, name) for name in names},
-            "accumulation_steps": batches.accumulation_steps,
-            "micro_batch_packs": batches.micro_batch_packs,
-            "workers": batches.workers,
-            "packing_factor": batches.packing_factor,
-            "packs_per_update": batches.packs_per_update,
-            "sequences_per_update": batches.sequences_per_update,
-            "sequences_asked_per_update": batches.asked_sequences,
-            "change": batches.change,
-            "sequences": batches.sequences_per_update * settings.updates,
+            "accumulation_steps": self.accumulation_steps,
+            "micro_batch_packs": settings.micro_batch_packs,
+            "workers": self.processes,
+            "packing_factor": self.packing_factor,
+            "packs_per_update": self.packs_per_update,
+            "sequences_per_update": self.sequences_per_update,
+            "sequences_asked_per_update": settings.global_batch_sequences,
+            "change": self.change,
+            "sequences": self.sequences_per_update * settings.updates,
             "shares": {
                 share: {"processes": count, **{name: one * count for name, one in self._figures().items()}}
                 for share, count in self.shares.items()
@@ -137,13 +221,12 @@ class RunPlan:
 
     def _figures(self) -> dict[str, float]:
         """What one process does."""
-        batches = self.batches
-        packs = batches.packs_per_update_and_worker
+        packs = self.packs_per_update_and_process
         return {
-            "packs_per_micro_batch": batches.micro_batch_packs,
+            "packs_per_micro_batch": self.settings.micro_batch_packs,
             "packs_per_update": packs,
             "slots_per_update": packs * self.slots_per_pack,
-            "sequences_per_update": packs * batches.packing_factor,
+            "sequences_per_update": packs * self.packing_factor,
         }
 
 
@@ -160,12 +243,11 @@ def plan_run(
 
     Args:
         settings: of training, as for unpacked data.
-        packing_factor: sequences a pack, at least 1.
+        packing_factor: sequences per pack, at least 1.
         processes: that train together.
-        processes_per_worker: of them, in one worker.
+        processes_per_worker: of them in one worker.
         slots_per_pack: the length of a pack.
         packs: of the data; None where nothing says it.
     """
     corrected = correct_for_packing(settings, packing_factor)
-    batches = plan_batches(corrected, packing_factor, processes)
-    return RunPlan(settings, corrected, batches, processes_per_worker, slots_per_pack, packs)
+    return RunPlan(settings, corrected, packing_factor, processes, processes_per_worker, slots_per_pack, packs)

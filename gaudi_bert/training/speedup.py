@@ -1,7 +1,7 @@
 """The speed-up that packing really brings, measured in the run itself, before its first update.
 
 The same model passes forward and backward over a micro-batch of packs, and over as many rows that hold one sequence each.
-With s_packed and s_unpacked seconds a micro-batch, and f sequences a pack,
+With s_packed and s_unpacked seconds per micro-batch, and f sequences per pack,
 
     realized speed-up = f * s_unpacked / s_packed
 
@@ -33,7 +33,7 @@ class Speedup:
     """What was measured.
 
     Attributes:
-        packing_factor: sequences a pack over the whole data.
+        packing_factor: sequences per pack over the whole data.
         packed_seconds: of a micro-batch of packs.
         unpacked_seconds: of as many rows of one sequence.
     """
@@ -44,15 +44,15 @@ class Speedup:
 
     @property
     def realized(self) -> float:
-        """Sequences a second, packed over unpacked."""
+        """Sequences per second, packed over unpacked."""
         return self.packing_factor * self.unpacked_seconds / self.packed_seconds
 
     def line(self) -> str:
         """For people."""
         return (
-            f"realized speed-up {self.realized:.3f} at {self.packing_factor:.3f} sequences a pack "
+            f"realized speed-up {self.realized:.3f} at {self.packing_factor:.3f} sequences per pack "
             f"({self.realized / self.packing_factor:.1%} of it): a micro-batch takes "
-            f"{1000 * self.packed_seconds:.1f} ms packed, {1000 * self.unpacked_seconds:.1f} ms with one sequence a row"
+            f"{1000 * self.packed_seconds:.1f} ms packed, {1000 * self.unpacked_seconds:.1f} ms with one sequence per row"
         )
 
 
@@ -66,7 +66,7 @@ def measure_speedup(
         loss: per token or per sequence.
         batch: a micro-batch of packs.
         max_predictions: masked slots of a row of one sequence.
-        packing_factor: sequences a pack over the whole data.
+        packing_factor: sequences per pack over the whole data.
     """
     rows, length = batch["input_ids"].shape
     singles = [[placed.sequence] for placed in split_packs(batch)][:rows]

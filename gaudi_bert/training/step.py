@@ -1,8 +1,8 @@
 """One update: micro-batches forward and backward, sums over processes, clipping, the optimiser.
 
-What the losses of a micro-batch are divided by depends on the data alone (`normalization.py`), so it is settled first, on
-the host, and gradients simply add up, over micro-batches and over processes. They are reduced once an update, and clipped
-once, after they are complete.
+What the losses of a micro-batch are divided by depends on the data alone (`loss_denominators.py`), so it is settled first,
+on the host, and gradients simply add up, over micro-batches and over processes. They are reduced once per update, and
+clipped once, after they are complete.
 
 With several processes the passes and the reduction are graphs of their own: in between, each process tells the watchdog
 that it is done with its share, so that one that sleeps in its pass can be told from those that wait for it.
@@ -21,10 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.permutation import random_words
+from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.loss_denominators import GLOBAL, Normalization
+from gaudi_bert.training.loss_denominators import GLOBAL, LossDenominators
 from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_by_global_norm
 
 __all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed", "loss_weights"]
@@ -61,11 +62,9 @@ class TrainingStep:
         model: the model; its variables are changed.
         optimizer: over the model's variables.
         communicator: the processes that train together.
-        loss: masked-LM loss per token or per sequence.
-        clip_norm: largest global norm of the gradient; 0 for no clipping.
+        settings: `loss`, `clip_norm` and `seed` (of dropout) are used.
         accumulation_steps: micro-batches of one update on this process.
-        seed: of dropout.
-        normalization: what the losses are divided by.
+        denominators: what the losses are divided by.
     """
 
     def __init__(
@@ -73,16 +72,14 @@ class TrainingStep:
         model: BertForPretraining,
         optimizer: Optimizer,
         communicator: Communicator,
+        settings: TrainingSettings,
         *,
-        loss: Loss,
-        clip_norm: float,
         accumulation_steps: int,
-        seed: int,
-        normalization: Normalization = GLOBAL,
+        denominators: LossDenominators = GLOBAL,
     ) -> None:
         self._model, self._optimizer, self._communicator = model, optimizer, communicator
-        self._loss, self._clip_norm, self._seed = loss, clip_norm, seed
-        self._accumulation_steps, self._normalization = accumulation_steps, normalization
+        self._settings = settings
+        self._accumulation_steps, self._denominators = accumulation_steps, denominators
         self._is_whole = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(optimizer.variables.values())
         self._has_dropout = max(model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) > 0
@@ -109,9 +106,9 @@ class TrainingStep:
         """
         if len(micro_batches) != self._accumulation_steps:
             raise ValueError(f"{len(micro_batches)} micro-batches given, {self._accumulation_steps} make an update")
-        weights_M2 = np.array([loss_weights(batch, self._loss) for batch in micro_batches])
+        weights_M2 = np.array([loss_weights(batch, self._settings.loss) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
-        factors_M2 = self._normalization.factors(weights_M2, packs, self._communicator)
+        factors_M2 = self._denominators.factors(weights_M2, packs, self._communicator)
         scalars = self._optimizer.scalars(update, learning_rate)
         inputs = [
             (
@@ -164,7 +161,7 @@ class TrainingStep:
         return len(self._passes)
 
     def _dropout_seed(self, update: int, micro_batch: int) -> tf.Tensor:
-        return tf.constant(dropout_seed(self._seed, update, micro_batch, self._communicator.rank))
+        return tf.constant(dropout_seed(self._settings.seed, update, micro_batch, self._communicator.rank))
 
     def _gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
@@ -174,7 +171,7 @@ class TrainingStep:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             outputs = self._model(batch, dropout_seed=seed if self._has_dropout else None)
-            sums = pretraining_sums(outputs, batch, self._loss)
+            sums = pretraining_sums(outputs, batch, self._settings.loss)
             loss = sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1]
         sums_8 = tf.stack(sums, name=SUMS_NAME)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
@@ -183,7 +180,7 @@ class TrainingStep:
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
         gradients = self._communicator.sum_tensors(gradients)
-        gradients, norm = clip_by_global_norm(gradients, self._clip_norm)
+        gradients, norm = clip_by_global_norm(gradients, self._settings.clip_norm)
         self._optimizer.apply(gradients, scalars)
         return tf.concat([sums, [norm]], axis=0)
 

@@ -11,14 +11,14 @@ from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.loss_denominators import Normalization
+from gaudi_bert.training.loss_denominators import LossDenominators
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.step import TrainingStep
 from tests.builders import training_data as data
 
 UPDATES = 5
 PACKS_PER_UPDATE = 12
-EXPECTED = (2.5, 2.0)  # masked tokens and sequences a pack, as `balanced` is told
+EXPECTED = (2.5, 2.0)  # masked tokens and sequences per pack, as `balanced` is told
 
 
 def packs_of(update: int) -> list:
@@ -63,23 +63,21 @@ def run_updates(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The parameters after `updates`, and the gradients of the last one; every process takes its share of the packs."""
     model = make_model()
-    settings = TrainingSettings(optimizer=optimizer, beta_1=0.5)
+    settings = TrainingSettings(optimizer=optimizer, beta_1=0.5, loss=loss, seed=3)
     rules = Optimizer(model.variables_by_name, settings)
     step = TrainingStep(
         model,
         rules,
         communicator,
-        loss=loss,
-        clip_norm=1.0,
+        settings,
         accumulation_steps=micro_batches,
-        seed=3,
-        normalization=Normalization(kind, EXPECTED),
+        denominators=LossDenominators(kind, EXPECTED),
     )
     before = {}
     for update in range(1, updates + 1):
         before = {name: moment.numpy() for name, moment in rules.first_moments.items()}
-        mine = packs_of(update)[communicator.rank :: communicator.size]
-        shares = [make_batch(mine[part::micro_batches]) for part in range(micro_batches)]
+        own_packs = packs_of(update)[communicator.rank :: communicator.size]
+        shares = [make_batch(own_packs[part::micro_batches]) for part in range(micro_batches)]
         step.run(shares, update, 1e-3)
     gradients = {name: 2 * moment.numpy() - before[name] for name, moment in rules.first_moments.items()}
     return {name: variable.numpy() for name, variable in model.variables_by_name.items()}, gradients

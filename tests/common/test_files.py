@@ -90,7 +90,8 @@ with exclusive_lock(Path({str(target)!r}), "group 0"):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"locked\n"
-        with pytest.raises(FailedError, match="group 0: another process"), exclusive_lock(target, "group 0"):
+        named = f"group 0: process {holder.pid} on .* is writing it; wait for it to end, or stop it"
+        with pytest.raises(FailedError, match=named), exclusive_lock(target, "group 0"):
             pass
         os.kill(holder.pid, signal.SIGKILL)
     for _ in range(50):

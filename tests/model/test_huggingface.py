@@ -109,6 +109,13 @@ def test_pretraining_heads_equal_those_of_transformers():
         np.testing.assert_allclose(outputs.next_sentence_logits_BS2[0, placed.number - 1], sentence, rtol=0, atol=1e-5)
 
 
+def test_a_decoder_is_not_read_as_an_encoder():
+    stored = {**small_config().to_json(), "model_type": "bert", "is_decoder": False}
+    assert BertConfig.from_json(stored) == small_config()
+    with pytest.raises(InputError, match="is_decoder = true; its attention is causal"):
+        BertConfig.from_json({**stored, "is_decoder": True})
+
+
 def test_names():
     assert (
         hugging_face_name("bert/encoder/layer_11/attention/output/LayerNorm/gamma")

@@ -60,6 +60,19 @@ def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
     assert "the reason" in capfd.readouterr().err
 
 
+def test_a_process_that_is_killed_is_named_because_it_cannot_say_so_itself() -> None:
+    """Also after the last update, when the others have ended well."""
+    with pytest.raises(
+        FailedError, match=r"train: rank 1 of 2 \(process \d+\) was killed by SIGKILL; .* same command goes on"
+    ):
+        run("os.kill(os.getpid(), 9) if rank else sys.exit(0)")
+    named = (
+        r"one of 2 processes ended with exit code 1; it says why above; rank 1 of 2 \(process \d+\) was killed by SIGKILL"
+    )
+    with pytest.raises(FailedError, match=named):
+        run("os.kill(os.getpid(), 9) if rank else sys.exit(1)")
+
+
 def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
     code = (
         f"import signal; from pathlib import Path; asked = []; signal.signal(signal.SIGTERM, lambda *_: asked.append(1)); "

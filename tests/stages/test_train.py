@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -113,18 +114,60 @@ def test_what_a_run_leaves(whole_run) -> None:
 @pytest.mark.parametrize("stop", [8, 10, 15])
 def test_a_stopped_and_resumed_run_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path, stop) -> None:
     out = tmp_path / "train"
-    with pytest.raises(StoppedError, match="go on with --resume"):
+    with pytest.raises(StoppedError, match="the same command goes on"):
         train(settings(), packed, held_out, out, reporter=StopAfter(stop))
     stopped = checkpoint_digests(out)
     assert sorted(stopped)[-1] in (f"update-{stop:08d}.safetensors", f"update-{stop + 1:08d}.safetensors")
-    with pytest.raises(InputError, match="pass --resume to go on, or --overwrite"):
-        train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
-    assert checkpoint_digests(out) == stopped
-    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True), resume=True)
+    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
     last = "update-00000020.safetensors"
     assert checkpoint_digests(out)[last] == checkpoint_digests(whole_run)[last]
     evaluations = [[line for line in lines_of(run) if line["kind"] == "evaluation"] for run in (out, whole_run)]
     assert evaluations[0] == evaluations[1]
+
+
+def test_an_evaluation_that_was_due_at_the_stop_is_made_when_the_run_goes_on(packed, held_out, whole_run, tmp_path) -> None:
+    out = tmp_path / "train"
+    with pytest.raises(StoppedError, match="after update 10 of 20"):
+        train(settings(log_every_updates=1), packed, held_out, out, reporter=StopAfter(9))
+    assert not any(line["kind"] == "evaluation" for line in lines_of(out))
+    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
+    evaluations = [[line for line in lines_of(run) if line["kind"] == "evaluation"] for run in (out, whole_run)]
+    assert [line["update"] for line in evaluations[0]] == [10, 20]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_out, whole_run, tmp_path) -> None:
+    out = tmp_path / "train"
+    shutil.copytree(whole_run, out)
+    (out / "training.json").unlink()
+    summary = train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
+    assert summary["evaluation"] == json.loads((whole_run / "training.json").read_text())["evaluation"]
+    assert lines_of(out) == lines_of(whole_run)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_more_updates_may_be_asked_for_when_a_run_is_taken_up(packed, held_out, tmp_path, finished: bool) -> None:
+    """During the warm-up the rate does not depend on the number of updates, so the bits must be those of the long run."""
+    long_run = settings(warmup_updates=12, updates=15)
+    train(long_run, packed, held_out, tmp_path / "long", reporter=Reporter(quiet=True))
+    out, short_run = tmp_path / "short", settings(warmup_updates=12, updates=10)
+    if finished:
+        train(short_run, packed, held_out, out, reporter=Reporter(quiet=True))
+    else:
+        with pytest.raises(StoppedError):
+            train(short_run, packed, held_out, out, reporter=StopAfter(5))
+    with pytest.raises(InputError, match=r"made with another settings.training.updates: 10 there, 15 asked for"):
+        train(long_run, packed, held_out, out, reporter=Reporter(quiet=True))
+    listener = Listener()
+    train(long_run, packed, held_out, out, reporter=listener, resume=True)
+    assert "training.updates = 10 is raised to 15: the moments are kept" in listener.text
+    last = "update-00000015.safetensors"
+    ends = [read_checkpoint(folder / "checkpoints" / last) for folder in (out, tmp_path / "long")]
+    for name, value in ends[1].second_moments.items():
+        assert (ends[0].second_moments[name] == value).all()
+        assert (ends[0].variables[name] == ends[1].variables[name]).all()
+    with pytest.raises(InputError, match=r"made with another settings.training.updates: 15 there, 10 asked for"):
+        train(short_run, packed, held_out, out, reporter=Reporter(quiet=True), resume=True)
 
 
 def test_after_a_damaged_checkpoint_the_one_before_is_used(packed, held_out, whole_run, tmp_path) -> None:
@@ -235,6 +278,11 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     assert "starts from the weights" in listener.text
     assert summary["packing_factor"] == 1.0
     assert summary["sequences"] == 2 * 16
+    assert "sequences repeat" not in listener.text
+    large = settings(global_batch_sequences=100, micro_batch_packs=10)
+    train(large, unpacked, None, tmp_path / "three", reporter=listener, dry_run=True)
+    count = sum(len(pack) for pack in data.make_packs(29))
+    assert f"an update takes 100 packs and the data has {count}: sequences repeat within an update" in listener.text
 
 
 def test_bad_data_leaves_nothing_that_looks_finished(tmp_path) -> None:

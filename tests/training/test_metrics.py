@@ -1,4 +1,4 @@
-"""metrics.jsonl and TensorBoard: one value an update, whatever was stopped; figures from sums; windows."""
+"""metrics.jsonl and TensorBoard: one value per update, whatever was stopped; figures from sums; intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.logs.interval import Window
+from gaudi_bert.training.logs.interval import Interval
 from gaudi_bert.training.logs.metrics import MetricsWriter, figures_from_sums, progress_line, read_metrics
 
 BATCH = {"next_sentence_weights": np.array([[1, 1], [1, 0]]), "input_mask": np.array([[1, 1, 2], [1, 0, 0]])}
@@ -57,14 +57,14 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path) -> None:
         read_metrics(path)
 
 
-def test_a_window_counts_real_work_and_leaves_the_first_update_out_of_the_speed() -> None:
+def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_speed() -> None:
     times = iter([0.0, 100.0, 102.0])
-    window = Window(1, has_cold_start=True, clock=lambda: next(times))
+    interval = Interval(1, has_cold_start=True, clock=lambda: next(times))
     sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
     for batches in ([BATCH], [BATCH, BATCH]):
-        window.begin()
-        window.add(sums, batches)
-    report = window.close(Communicator())
+        interval.begin()
+        interval.add(sums, batches)
+    report = interval.close(Communicator())
     assert (report.sequences, report.tokens) == (9, 12)
     assert (report.sequences_per_second, report.tokens_per_second) == (3.0, 4.0)
     assert report.slots_per_second == BATCH["input_mask"].size
@@ -74,26 +74,26 @@ def test_a_window_counts_real_work_and_leaves_the_first_update_out_of_the_speed(
     assert report.figures.masked_lm_loss == 3.0
 
 
-def test_time_between_windows_is_nobodys() -> None:
+def test_time_between_intervals_is_nobodys() -> None:
     times = iter([7.0, 8.0])
-    window = Window(51, has_cold_start=False, clock=lambda: next(times))
+    interval = Interval(51, has_cold_start=False, clock=lambda: next(times))
     for _ in range(3):
-        window.begin()
-        window.add(tf.ones(9), [BATCH])
-    assert window.close(Communicator()).seconds_per_update == pytest.approx(1 / 3)
+        interval.begin()
+        interval.add(tf.ones(9), [BATCH])
+    assert interval.close(Communicator()).seconds_per_update == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
     ("slot", "value", "what"), [(0, np.nan, "the loss"), (2, np.inf, "the loss"), (8, np.nan, "the gradient")]
 )
 def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None:
-    window = Window(41, has_cold_start=False)
+    interval = Interval(41, has_cold_start=False)
     good, bad = np.ones(9, np.float32), np.ones(9, np.float32)
     bad[slot] = value
     for sums in (good, good, bad, bad):
-        window.add(tf.constant(sums), [BATCH])
+        interval.add(tf.constant(sums), [BATCH])
     with pytest.raises(FailedError, match=f"update 43: {what} is not finite"):
-        window.close(Communicator())
+        interval.close(Communicator())
 
 
 def test_the_line_for_people() -> None:
@@ -108,5 +108,5 @@ def test_the_line_for_people() -> None:
     }
     assert progress_line(50, 200, values, 95.0) == (
         "train: update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
-        "12,346 tokens/s, 321 sequences/s (2.35 a pack), 1 min 35 s left"
+        "12,346 tokens/s, 321 sequences/s (2.35 per pack), 1 min 35 s left"
     )

@@ -1,4 +1,4 @@
-"""The whole plan: what packing makes of the settings, and figures a process, a worker and in all."""
+"""The plan of a run: the published batches, the predecessor's zero, corrected betas, and figures for every share of it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,21 @@ def plan(settings: TrainingSettings, factor: float, processes: int = 8, packs: i
     return plan_run(settings, factor, processes=processes, processes_per_worker=8, slots_per_pack=512, packs=packs)
 
 
+def batch(sequences: int, packs: int, factor: float, processes: int = 1) -> RunPlan:
+    """How an update of `sequences` is put together of micro-batches of `packs`."""
+    settings = TrainingSettings(global_batch_sequences=sequences, micro_batch_packs=packs)
+    return plan(settings, factor, processes, packs=None)
+
+
 def test_the_batch_is_kept_and_so_is_all_else() -> None:
     made = plan(PHASE_2, 2.0)
     assert made.settings == PHASE_2
-    assert made.batches.accumulation_steps == 256
-    assert made.batches.sequences_per_update == 32_768
+    assert made.accumulation_steps == 256
+    assert made.sequences_per_update == 32_768
 
 
 def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
-    """Theorem D.1: beta 0.81 becomes 0.6561 at two sequences a pack."""
+    """Theorem D.1: beta 0.81 becomes 0.6561 at two sequences per pack."""
     settings = PHASE_2.model_copy(update={"packing_correction": "betas", "beta_1": 0.81})
     made = plan(settings, 2.0)
     changed = made.settings
@@ -44,10 +50,10 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     assert (changed.updates, changed.warmup_updates) == (782, 100)
     assert (changed.evaluate_every_updates, changed.save_every_updates, changed.log_every_updates) == (50, 50, 5)
     assert changed.learning_rate == settings.learning_rate
-    assert made.batches.accumulation_steps == 512
-    assert made.batches.packs_per_update == 32_768
-    assert made.batches.sequences_per_update == 65_536
-    assert abs(made.batches.change) < 0.02
+    assert made.accumulation_steps == 512
+    assert made.packs_per_update == 32_768
+    assert made.sequences_per_update == 65_536
+    assert abs(made.change) < 0.02
     assert "beta_1 0.81 -> 0.6561" in made.short_lines()[1]
     assert "updates 1,564 -> 782, of them warm-up 200 -> 100" in made.short_lines()[1]
 
@@ -65,7 +71,7 @@ def test_nothing_becomes_zero(factor: float, updates: int, warmup: int) -> None:
     assert changed.updates >= 1
     assert (changed.warmup_updates >= 1) == (warmup >= 1)
     assert min(changed.evaluate_every_updates, changed.save_every_updates, changed.log_every_updates) >= 1
-    assert made.batches.accumulation_steps >= 1
+    assert made.accumulation_steps >= 1
     assert 0 <= changed.beta_1 < 1
 
 
@@ -93,3 +99,63 @@ def test_a_batch_that_is_not_met_is_said() -> None:
 def test_the_number_of_epochs_is_told_where_the_data_is_counted() -> None:
     assert "times the data" in plan(PHASE_2, 2.0).short_lines()[-1]
     assert "times the data" not in plan(PHASE_2, 2.0, packs=None).short_lines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "packs", "factor", "processes", "steps"),
+    [
+        (65_536, 64, 1.0, 1, 1024),
+        (65_536, 64, 1.0, 8, 128),
+        (65_536, 64, 1.2, 8, 107),
+        (65_536, 64, 1.2, 32, 27),
+        (32_768, 8, 2.0, 8, 256),
+        (32_768, 16, 2.0, 8, 128),
+        (448, 28, 2.0, 8, 1),
+    ],
+)
+def test_the_published_runs(sequences: int, packs: int, factor: float, processes: int, steps: int) -> None:
+    made = batch(sequences, packs, factor, processes)
+    assert made.accumulation_steps == steps
+    assert abs(made.change) < 0.02
+    assert len(made.batch_lines()) == 1
+
+
+def test_one_accumulation_step_and_factor_two_is_not_zero_steps() -> None:
+    made = batch(64, 64, 2.0)
+    assert made.accumulation_steps == 1
+    assert made.sequences_per_update == 128
+    assert "100.0% more than global_batch_sequences = 64" in made.batch_lines()[1]
+    assert "training.micro_batch_packs = 32 " in made.batch_lines()[1]
+
+
+def test_a_change_that_no_number_of_packs_mends_is_said_without_a_remedy() -> None:
+    lines = batch(9, 8, 1.157).batch_lines()
+    assert lines[1] == "note: that is 2.8% more than global_batch_sequences = 9"
+
+
+def test_a_batch_that_rounding_makes_smaller_is_said() -> None:
+    made = batch(128, 64, 1.7)
+    assert made.accumulation_steps == 1
+    assert "15.0% fewer" in made.batch_lines()[1]
+
+
+@given(sequences=st.integers(1, 100_000), packs=st.integers(1, 200), factor=st.floats(1, 30), processes=st.integers(1, 64))
+def test_never_zero_and_as_near_as_whole_micro_batches_allow(sequences, packs, factor, processes) -> None:
+    made = batch(sequences, packs, factor, processes)
+    assert made.accumulation_steps >= 1
+    one = packs * factor * processes
+    assert made.accumulation_steps == 1 or abs(made.sequences_per_update - sequences) <= one / 2 * (1 + 1e-9)
+
+
+def test_a_batch_larger_than_the_data_is_said_with_the_remedy() -> None:
+    settings = TrainingSettings(global_batch_sequences=128, micro_batch_packs=16)
+    lines = plan(settings, 2.0, processes=2, packs=51).short_lines()
+    assert (
+        "note: an update takes 64 packs and the data has 51: sequences repeat within an update; "
+        "set training.global_batch_sequences = 64, or give more data" in lines
+    )
+    remedied = settings.model_copy(update={"global_batch_sequences": 64})
+    assert not any("repeat" in line for line in plan(remedied, 2.0, processes=2, packs=51).short_lines())
+    few = plan(settings, 2.0, processes=2, packs=9).short_lines()
+    assert any("global_batch_sequences = 16 and training.micro_batch_packs = 4, or" in line for line in few)
+    assert not any("repeat" in line for line in plan(settings, 2.0, processes=2, packs=64).short_lines())

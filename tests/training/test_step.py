@@ -51,11 +51,9 @@ def unpacked_batch(packs) -> dict[str, np.ndarray]:
 def one_update(micro_batches, loss="token", clip_norm=0.0, dropout=0.0, update=1):
     """Gradients of one update (from the first moments, which are (1 - beta_1) times them), and what `run` returned."""
     model = make_model(dropout)
-    settings = TrainingSettings(beta_1=0.5)
+    settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
     optimizer = Optimizer(model.variables_by_name, settings)
-    step = TrainingStep(
-        model, optimizer, Communicator(), loss=loss, clip_norm=clip_norm, accumulation_steps=len(micro_batches), seed=3
-    )
+    step = TrainingStep(model, optimizer, Communicator(), settings, accumulation_steps=len(micro_batches))
     sums = step.run(micro_batches, update, 1e-3).numpy()
     return {name: 2 * moment.numpy() for name, moment in optimizer.first_moments.items()}, sums
 
@@ -127,7 +125,7 @@ def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
 def test_the_wrong_number_of_micro_batches_is_a_defect() -> None:
     model = make_model()
     optimizer = Optimizer(model.variables_by_name, TrainingSettings())
-    step = TrainingStep(model, optimizer, Communicator(), loss="token", clip_norm=1.0, accumulation_steps=2, seed=3)
+    step = TrainingStep(model, optimizer, Communicator(), TrainingSettings(), accumulation_steps=2)
     with pytest.raises(ValueError, match="1 micro-batches given, 2 make an update"):
         step.run([packed_batch(PACKS)], 1, 1e-3)
 
@@ -136,7 +134,7 @@ def test_the_graph_has_no_sum_whose_order_may_vary() -> None:
     """`AddN` of three or more adds into whichever input's memory is free: its last bit differs from run to run."""
     model = make_model(0.1)
     optimizer = Optimizer(model.variables_by_name, TrainingSettings())
-    step = TrainingStep(model, optimizer, Communicator(), loss="token", clip_norm=1.0, accumulation_steps=1, seed=3)
+    step = TrainingStep(model, optimizer, Communicator(), TrainingSettings(), accumulation_steps=1)
     for update in (1, 2, 3):
         step.run([packed_batch(PACKS)], update, 1e-3)
     assert step.graphs_traced == 1

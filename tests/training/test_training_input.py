@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches
 from gaudi_bert.training.input.source import check_fits, open_source
-from gaudi_bert.training.input.value_limits import BatchLimits
+from gaudi_bert.training.input.value_limits import ValueLimits
 from tests.builders import training_data as data
 
 CONFIG = BertConfig(
@@ -26,7 +27,7 @@ CONFIG = BertConfig(
 
 
 def limits(source):
-    return BatchLimits.of(source, CONFIG)
+    return ValueLimits.of(source, CONFIG)
 
 
 def rows(batches) -> list[bytes]:
@@ -84,6 +85,17 @@ def test_unpacked_records_are_packs_of_one_sequence(tmp_path, compression) -> No
     assert batch["positions"].max() == batch["input_mask"].sum(axis=1).max() - 1
 
 
+def test_a_process_whose_only_file_is_an_empty_gzip_is_refused_by_name(tmp_path) -> None:
+    folder = data.write_unpacked(tmp_path / "train", data.make_packs(9), compression="GZIP")
+    (folder / "part-00001").write_bytes(gzip.compress(b""))
+    source = open_source(folder)
+    assert len(next(training_batches(source, limits(source), 2, TrainingOrder(1, 3, rank=0, size=2)))["input_ids"]) == 2
+    with pytest.raises(InputError, match=r"part-00001: no records in it, and process 1 of 2 has nothing else to read"):
+        next(training_batches(source, limits(source), 2, TrainingOrder(1, 3, rank=1, size=2)))
+    assert source.count_packs(5) == 5
+    assert source.count_packs(10_000) < 20
+
+
 def test_evaluation_reads_every_pack_once_and_fills_the_last_batch(packed) -> None:
     source = open_source(packed)
     batches = list(evaluation_batches(source, limits(source), 8))
@@ -103,7 +115,7 @@ def one_error(folder: Path, config: BertConfig = CONFIG) -> str:
         source = open_source(folder)
         check_fits(source, config)
         order = TrainingOrder(seed=1, shuffle_packs=5)
-        list(islice(training_batches(source, BatchLimits.of(source, config), 4, order), 10))
+        list(islice(training_batches(source, ValueLimits.of(source, config), 4, order), 10))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

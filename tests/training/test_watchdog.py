@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import queue
 import socket
-import threading
-import time
+import subprocess
+import sys
 
 import pytest
 
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.training.distributed.watch_ledger import Member, judge
-from gaudi_bert.training.distributed.watch_server import WatchServer
+from gaudi_bert.training.distributed.watch_server import Member, WatchServer, judge
 from gaudi_bert.training.distributed.watchdog import Watchdog, connect_to_server, own_addresses
+from tests.builders import orphan
 
 STALL = 10.0
 
@@ -78,37 +78,28 @@ class Group:
     """A server and its processes, all in this one; what would end a process is put into `ends`."""
 
     def __init__(self, size: int, stall_seconds: float = 60.0) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
-        self.server = WatchServer(listener, size, "secret", stall_seconds)
-        self.server.start()
+        self.server = WatchServer(("127.0.0.1", 0), size, "secret", stall_seconds)
+        self.port = self.server.server_address[1]
         self.ends: queue.Queue[tuple[int, str, int]] = queue.Queue()
         self.connections = [connect_to_server(["127.0.0.1"], self.port) for _ in range(size)]
         self.members = [
-            Watchdog(connection, "secret", rank, stall_seconds, end=self._end(rank))
+            Watchdog(connection, "secret", rank, stall_seconds, self.server if rank == 0 else None, end=self._end(rank))
             for rank, connection in enumerate(self.connections)
         ]
 
     def _end(self, rank: int):
-        def end(line: str, exit_code: int) -> None:
-            self.ends.put((rank, line, exit_code))
-            self.connections[rank].close()
-
-        return end
+        return lambda line, exit_code: self.ends.put((rank, line, exit_code))
 
     def ended(self, count: int) -> dict[int, tuple[str, int]]:
         found = [self.ends.get(timeout=20) for _ in range(count)]
         return {rank: (line, code) for rank, line, code in found}
 
 
-def test_those_who_are_done_leave_in_any_order_and_the_server_ends() -> None:
-    before = set(threading.enumerate())
+def test_those_who_are_done_leave_in_any_order() -> None:
     group = Group(3)
-    for rank in (1, 0, 2):
+    for rank in (1, 2, 0):
         group.members[rank].arrive()
         group.members[rank].leave()
-    group.server.wait(10)
-    assert "watch-server" not in {thread.name for thread in set(threading.enumerate()) - before}
     assert group.ends.empty()
 
 
@@ -126,13 +117,19 @@ def test_a_failure_ends_all_others_with_its_exit_code(failing: int) -> None:
 
 def test_a_broken_connection_ends_all_others_at_once() -> None:
     group = Group(3)
-    time.sleep(0.3)
     group.connections[2].shutdown(socket.SHUT_RDWR)
     ended = group.ended(3)
     for rank in (0, 1):
         assert "rank 2 (" in ended[rank][0]
         assert "is lost" in ended[rank][0]
         assert ended[rank][1] == 1
+
+
+def test_when_rank_0_is_lost_the_others_end() -> None:
+    group = Group(3)
+    for connection in group.connections:
+        connection.shutdown(socket.SHUT_RDWR)
+    assert group.ended(3)[1] == ("rank 1 ends with the run: rank 0 is lost: its process has ended or was killed", 1)
 
 
 def test_one_that_stands_still_is_named_to_itself_too() -> None:
@@ -144,6 +141,20 @@ def test_one_that_stands_still_is_named_to_itself_too() -> None:
         assert "in update 9: no sign of work for" in line
         assert "rank 1 (" in line
         assert code == 1
+
+
+@pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has ended")])
+def test_a_process_ends_with_its_launcher(kind: str, last_words: str) -> None:
+    """The launcher is killed; the pipe closes when the process that it started has ended too."""
+    command = [sys.executable, orphan.__file__, kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        assert launcher.stdout is not None
+        lines = iter(launcher.stdout)
+        assert any(line == "ready\n" for line in lines)
+        launcher.kill()
+        said = list(lines)
+    assert "asked to stop\n" in said
+    assert last_words in said[-1]
 
 
 def test_a_stranger_is_not_heard() -> None:

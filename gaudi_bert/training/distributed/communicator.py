@@ -2,7 +2,7 @@
 
 The training loop speaks to a `Communicator` only. With one process nothing travels, and Horovod is not needed. Gradients are
 summed, not averaged: the loss of every process is already divided by what belongs to the whole update (see
-`normalization.py`), so the sum is exact.
+`loss_denominators.py`), so the sum is exact.
 """
 
 from __future__ import annotations

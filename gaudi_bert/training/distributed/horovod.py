@@ -21,8 +21,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import Launch
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.watch_session import watch_session
-from gaudi_bert.training.distributed.watchdog import Watchdog
+from gaudi_bert.training.distributed.watchdog import Watchdog, watch
 
 __all__ = ["HorovodCommunicator", "connect_by_horovod"]
 
@@ -73,7 +72,7 @@ class HorovodCommunicator(Communicator):
 
         The communicator of the context is the one to work with. The device must be open.
         """
-        with watch_session(self, settings) as watchdog:
+        with watch(self, settings) as watchdog:
             yield replace(self, watchdog=watchdog)
 
 

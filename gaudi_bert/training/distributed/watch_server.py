@@ -1,116 +1,185 @@
-"""The watchdog's side in rank 0: it hears every process, rank 0 itself too, over TCP, and ends the run for all of them.
-
-Messages are JSON, one a line. A process first says `{"token", "rank", "name"}`, then, twice a second, `{"arrivals", "signs",
-"place", "slow"}`, which is answered by `{"noted"}`, and at last `{"bye"}` or `{"failed", "exit_code"}`, answered by
-`{"bye"}`. A verdict, `{"verdict", "exit_code"}`, goes to the other processes first and to rank 0 last, because this server
-ends with rank 0.
-"""
+"""The watchdog's side in rank 0: what it knows of every process, when that ends the run, and who has heard of it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
+import socketserver
 import threading
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from gaudi_bert.training.distributed.watch_ledger import Member, Verdict, judge
+__all__ = ["Member", "Verdict", "WatchServer", "judge"]
 
-__all__ = ["WatchServer"]
-
-LOOK_SECONDS = 0.2
-FAREWELL_SECONDS = 3.0
+# Work that is said to be slow (building a graph, writing a checkpoint) has so many times as long.
+SLOW_WORK_FACTOR = 3
 
 
-class WatchServer:
-    """Watches `size` processes until all have left, in a thread of its own.
+@dataclass
+class Member:
+    """One process as rank 0 knows it.
 
-    Args:
-        listener: a listening socket.
-        size: how many processes there are.
-        token: what they must know to be heard.
-        stall_seconds: see `watch_ledger`.
+    Attributes:
+        rank: its number.
+        name: its host and process id, for people.
+        heard: when its last message came, in seconds of a monotonic clock.
+        moved: when it last reached a meeting point or showed a sign of work.
+        arrivals: meeting points reached.
+        signs: signs of work shown.
+        place: what it is doing, for people.
+        slow: whether that may take longer than usual.
+        state: `left` once it is done, `failed` with `reason` and `exit_code`, `lost` once its connection broke.
+        told: whether it has heard the verdict.
     """
 
-    def __init__(self, listener: socket.socket, size: int, token: str, stall_seconds: float) -> None:
-        self._listener, self._size, self._token, self._stall_seconds = listener, size, token, stall_seconds
-        self._members: dict[int, Member] = {}
-        self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._gone: dict[int, asyncio.Event] = {}
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="watch-server", daemon=True)
+    rank: int
+    name: str
+    heard: float
+    moved: float
+    arrivals: int = 0
+    signs: int = 0
+    place: str = "starting"
+    slow: bool = True
+    state: Literal["here", "left", "failed", "lost"] = "here"
+    reason: str = ""
+    exit_code: int = 1
+    told: bool = False
 
-    def start(self) -> None:
-        """Begin to listen."""
-        self._thread.start()
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.name})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the run ends, as one line that names the rank, and the exit code of all processes."""
+
+    text: str
+    exit_code: int = 1
+
+
+def judge(members: Sequence[Member], now: float, stall_seconds: float) -> Verdict | None:
+    """The reason to end the run, or None.
+
+    Looked at in this order: a process that failed; one whose connection broke; one that has said nothing for
+    `stall_seconds`; one that has reached fewer meeting points than another and shown no sign of work for so long; all of
+    them at the same point for so long.
+
+    Args:
+        members: all processes, by rank.
+        now: seconds of the same clock as in `members`.
+        stall_seconds: how long a process may be silent or stand still.
+    """
+    for member in members:
+        if member.state == "failed":
+            return Verdict(f"{member} failed: {member.reason}", member.exit_code)
+    for member in members:
+        if member.state == "lost":
+            return Verdict(f"{member} is lost in {member.place}: its process has ended or was killed")
+    here = [member for member in members if member.state == "here"]
+    for member in here:
+        if now - member.heard > stall_seconds:
+            silence = f"{member} has said nothing for {now - member.heard:.0f} s in {member.place}"
+            return Verdict(f"{silence}: its process is stopped, or its host cannot be reached")
+    fewest = min((member.arrivals for member in here), default=0)
+    behind = [member for member in here if member.arrivals == fewest]
+    stuck = [m for m in behind if now - m.moved > stall_seconds * (SLOW_WORK_FACTOR if m.slow else 1)]
+    names = ", ".join(f"{member} in {member.place}" for member in stuck)
+    seconds = min((now - member.moved for member in stuck), default=0.0)
+    if stuck and len(behind) < len(here):
+        return Verdict(f"{names}: no sign of work for {seconds:.0f} s, and the other processes wait for it")
+    if stuck and len(stuck) == len(here):
+        return Verdict(f"no process has moved for {seconds:.0f} s: {names}; check the network between them")
+    return None
+
+
+class WatchServer(socketserver.ThreadingTCPServer):
+    """Hears every process, rank 0 itself too, and answers each message with the verdict, if there is one.
+
+    Messages and answers are JSON, one per line: `{"token", "rank", "name"}` first, then `{"arrivals", "signs", "place",
+    "slow"}` again and again, and at last `{"bye"}` or `{"failed", "exit_code"}`.
+
+    Args:
+        address: host and port to listen at; port 0 for any.
+        size: how many processes there are.
+        token: what they must know to be heard.
+        stall_seconds: see `judge`.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], size: int, token: str, stall_seconds: float) -> None:
+        super().__init__(address, _Connection)
+        self.token = token
+        self._size, self._stall_seconds = size, stall_seconds
+        self._members: dict[int, Member] = {}
+        self._verdict: Verdict | None = None
+        self._changed = threading.Condition()
+        threading.Thread(target=self.serve_forever, args=(0.1,), name="watch-server", daemon=True).start()
+
+    def enter(self, rank: int, name: str) -> Member:
+        """A process has said its first word."""
+        now = time.monotonic()
+        with self._changed:
+            self._members[rank] = Member(rank, name, now, now)
+            return self._members[rank]
+
+    def hear(self, member: Member, message: dict[str, Any]) -> dict[str, Any]:
+        """Take down what a process says; the answer to it."""
+        with self._changed:
+            member.heard = time.monotonic()
+            if "bye" in message:
+                member.state = "left"
+            elif "failed" in message:
+                member.state, member.reason, member.exit_code = "failed", message["failed"], message["exit_code"]
+            elif self._verdict is None:
+                if (message["arrivals"], message["signs"]) != (member.arrivals, member.signs):
+                    member.moved = member.heard
+                member.arrivals, member.signs = message["arrivals"], message["signs"]
+                member.place, member.slow = message["place"], message["slow"]
+                members = [self._members[rank] for rank in sorted(self._members)]
+                self._verdict = judge(members, member.heard, self._stall_seconds)
+            member.told = self._verdict is not None
+            self._changed.notify_all()
+            return {} if self._verdict is None else vars(self._verdict)
+
+    def lose(self, member: Member) -> None:
+        """The connection of a process has ended."""
+        with self._changed:
+            if member.state == "here" and not member.told:
+                member.state = "lost"
+            self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all processes have left, but no longer than `seconds`."""
-        self._thread.join(seconds)
+        """Wait until every process but rank 0 has left, failed, or heard the verdict, but no longer than `seconds`."""
+        with self._changed:
+            self._changed.wait_for(self._is_done, seconds)
 
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._hear, sock=self._listener)
-        verdict = None
-        while verdict is None and not self._all_left():
-            await asyncio.sleep(LOOK_SECONDS)
-            members = [self._members[rank] for rank in sorted(self._members)]
-            verdict = judge(members, time.monotonic(), self._stall_seconds)
-        if verdict is not None:
-            await self._announce(verdict)
-        server.close()
+    def _is_done(self) -> bool:
+        others = [member for rank, member in self._members.items() if rank]
+        return len(others) == self._size - 1 and all(member.told or member.state != "here" for member in others)
 
-    def _all_left(self) -> bool:
-        return len(self._members) == self._size and all(member.state == "left" for member in self._members.values())
 
-    async def _announce(self, verdict: Verdict) -> None:
-        """Tell all who are still here; rank 0 and who failed last, because their processes end with it."""
-        message = {"verdict": verdict.text, "exit_code": verdict.exit_code}
-        others = [rank for rank, member in self._members.items() if rank and member.state == "here"]
-        for rank in others:
-            self._send(rank, message)
-        if others:
-            await asyncio.wait([asyncio.ensure_future(self._gone[rank].wait()) for rank in others], timeout=FAREWELL_SECONDS)
-        for rank, member in self._members.items():
-            if member.state == "failed":
-                self._send(rank, {"bye": True})
-            elif rank == 0:
-                self._send(0, message)
-        await asyncio.sleep(LOOK_SECONDS)
+class _Connection(socketserver.StreamRequestHandler):
+    server: WatchServer
 
-    def _send(self, rank: int, message: dict[str, Any]) -> None:
-        writer = self._writers[rank]
-        if not writer.is_closing():
-            writer.write(json.dumps(message).encode() + b"\n")
-
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def handle(self) -> None:
         """Hear one process from its first word to its last."""
+        member = None
         try:
-            hello = json.loads(await reader.readline())
-            if hello.get("token") != self._token:
+            hello = json.loads(self.rfile.readline())
+            if hello["token"] != self.server.token:
                 return
-            rank, now = int(hello["rank"]), time.monotonic()
-            self._members[rank] = Member(rank, hello["name"], now, now)
-            self._writers[rank], self._gone[rank] = writer, asyncio.Event()
-            await self._listen(rank, reader)
-        except (OSError, ValueError, KeyError, AttributeError):
-            return  # not one of ours, or cut off in the middle of a word: `_listen` has taken down the loss
+            member = self.server.enter(int(hello["rank"]), str(hello["name"]))
+            self.wfile.write(b"{}\n")
+            for line in self.rfile:
+                self.wfile.write(json.dumps(self.server.hear(member, json.loads(line))).encode() + b"\n")
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # not one of ours, or cut off in the middle of a word
         finally:
-            writer.close()
-
-    async def _listen(self, rank: int, reader: asyncio.StreamReader) -> None:
-        member = self._members[rank]
-        try:
-            while line := await reader.readline():
-                message = json.loads(line)
-                if "bye" in message:
-                    member.state = "left"
-                    self._send(rank, {"bye": True})
-                elif "failed" in message:
-                    member.state, member.reason, member.exit_code = "failed", message["failed"], message["exit_code"]
-                else:
-                    member.beat(time.monotonic(), **message)
-                    self._send(rank, {"noted": True})
-        finally:
-            self._gone[rank].set()
-            if member.state == "here":
-                member.state = "lost"
+            if member is not None:
+                self.server.lose(member)

@@ -162,9 +162,7 @@ def _abstract_step(
             model,
             Optimizer(model.variables_by_name, settings),
             Communicator(),
-            loss=settings.loss,
-            clip_norm=settings.clip_norm,
+            settings,
             accumulation_steps=accumulation_steps,
-            seed=0,
         )
     return step, batch

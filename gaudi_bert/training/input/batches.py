@@ -5,7 +5,7 @@ in a shuffle buffer whose seed comes from the same key. Epochs follow one anothe
 packs of one and the first of the next, so nothing is dropped. A run that resumes after n packs starts at the epoch that
 holds pack n and skips, unparsed, what was read of it.
 
-Each record carries its file and number, so that an error can name it. Values are checked on the host (see `checks.py`).
+Each record carries its file and number, so that an error can name it. Values are checked on the host (`value_limits.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gaudi_bert.records.schema import PackedSchema, RecordError, check_features
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.training.input.source import DataSource, SourceFile
-from gaudi_bert.training.input.value_limits import BatchLimits, check_values
+from gaudi_bert.training.input.value_limits import ValueLimits, check_values
 
 __all__ = ["Batch", "TrainingOrder", "evaluation_batches", "training_batches"]
 
@@ -56,7 +56,7 @@ class TrainingOrder:
     skip_packs: int = 0
 
 
-def training_batches(source: DataSource, limits: BatchLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packed features without end, each int32 or float32 [batch_packs, ...].
 
     Raises:
@@ -68,6 +68,7 @@ def training_batches(source: DataSource, limits: BatchLimits, batch_packs: int, 
         return
     files = source.share(order.rank, order.size)
     first_epoch, skip_in_epoch = 0, 0
+    _check_not_empty(files, order)
     if order.skip_packs or source.packs is not None:
         epoch_packs = _count_packs(files)
         if epoch_packs == 0:
@@ -86,7 +87,19 @@ def training_batches(source: DataSource, limits: BatchLimits, batch_packs: int, 
         yield batch
 
 
-def _packed_on_the_fly(source: DataSource, limits: BatchLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
+def _check_not_empty(files: Sequence[SourceFile], order: TrainingOrder) -> None:
+    """Refuse a share without records: epochs of nothing would follow one another for ever."""
+    counted = all(file.packs is not None for file in files)
+    if counted or any(next(read_records(file.path), None) is not None for file in files):
+        return
+    more = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
+    raise InputError(
+        f"{files[0].path}{more}: no records in it, and process {order.rank} of {order.size} has nothing else to read; "
+        "remove what is empty, or use fewer processes"
+    )
+
+
+def _packed_on_the_fly(source: DataSource, limits: ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of unpacked records that are packed as they are read, with another pairing each epoch."""
     schema = cast(PackedSchema, source.schema)
     packing = OnTheFlyPacking(
@@ -104,7 +117,7 @@ def _packed_on_the_fly(source: DataSource, limits: BatchLimits, batch_packs: int
 
 
 def evaluation_batches(
-    source: DataSource, limits: BatchLimits, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
+    source: DataSource, limits: ValueLimits, batch_packs: int, rank: int = 0, size: int = 1, take_packs: int | None = None
 ) -> Iterator[Batch]:
     """Every record once, in the order of the files; the last batch is filled up with empty packs.
 
@@ -174,7 +187,7 @@ def _parsed(
 
 
 def _checked(
-    dataset: tf.data.Dataset, source: DataSource, files: Sequence[SourceFile], limits: BatchLimits
+    dataset: tf.data.Dataset, source: DataSource, files: Sequence[SourceFile], limits: ValueLimits
 ) -> Iterator[tuple[Batch, int]]:
     """Checked numpy batches, each with its number of packs; errors of TensorFlow become one line."""
     iterator = iter(dataset)

@@ -8,6 +8,7 @@ refused before anything is built.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +50,10 @@ class DataSource:
         path: the folder (or file) as it was given.
         schema: names, types and lengths of the features of a record.
         files: the shards, in the order of the metadata or by name.
-        packing_factor: sequences a record on average; 1 when unpacked.
+        packing_factor: sequences per record on average; 1 when unpacked.
         vocabulary_size: None where it is not recorded.
         identity: what distinguishes these records from others, for the settings of a run.
-        efficiency: real tokens a slot, on average; None where nothing says it.
+        efficiency: real tokens per slot, on average; None where nothing says it.
         on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
     """
 
@@ -82,6 +83,15 @@ class DataSource:
             return sum(group.packs for group in self.on_the_fly)
         counts = [file.packs for file in self.files if file.packs is not None]
         return sum(counts) if len(counts) == len(self.files) else None
+
+    def count_packs(self, limit: int) -> int:
+        """Records in all files, counted by reading them, but no further than `limit`.
+
+        Raises:
+            InputError: a record is damaged.
+        """
+        records = (record for file in self.files for record in read_records(file.path))
+        return sum(1 for _ in itertools.islice(records, limit))
 
     def share(self, rank: int, size: int) -> tuple[SourceFile, ...]:
         """The files that process `rank` of `size` trains on: those whose number mod `size` is `rank`.

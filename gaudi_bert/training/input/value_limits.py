@@ -17,17 +17,17 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.input.source import DataSource
 
-__all__ = ["BatchLimits", "check_values"]
+__all__ = ["ValueLimits", "check_values"]
 
 
 @dataclass(frozen=True)
-class BatchLimits:
+class ValueLimits:
     """The largest value of each feature; the smallest is 0."""
 
     largest: Mapping[str, int]
 
     @classmethod
-    def of(cls, source: DataSource, config: BertConfig) -> BatchLimits:
+    def of(cls, source: DataSource, config: BertConfig) -> ValueLimits:
         """The limits that the data's sizes and the model set."""
         last = source.schema.max_sequence_length - 1
         return cls(
@@ -46,7 +46,7 @@ class BatchLimits:
         )
 
 
-def check_values(batch: Mapping[str, np.ndarray], limits: BatchLimits, records: list[str]) -> None:
+def check_values(batch: Mapping[str, np.ndarray], limits: ValueLimits, records: list[str]) -> None:
     """Check one packed batch.
 
     Args:

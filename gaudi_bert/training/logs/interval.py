@@ -2,8 +2,8 @@
 
 The time is that of the clock, from the first update's wait for its data until the device is done with the last one, so it
 tells the same of a device that runs ahead of the host as of one that does not. Checkpoints, evaluations and what came before
-a resume lie between windows. The first update of a process builds the graph: the clock starts anew after it, unless it is
-alone in its window.
+a resume lie between intervals. The first update of a process builds the graph: the clock starts anew after it, unless it is
+alone in its interval.
 
 Sums stay where the device left them until the report, so that a device that runs ahead of the host is not waited for at
 every update. Then every update is looked at on its own: the first one whose loss or gradient is not finite is named.
@@ -23,23 +23,23 @@ from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
 
-__all__ = ["Window", "WindowReport"]
+__all__ = ["Interval", "IntervalReport"]
 
 
 @dataclass(frozen=True)
-class WindowReport:
+class IntervalReport:
     """One report over all processes.
 
     Attributes:
-        figures: losses and accuracies over the updates of the window.
+        figures: losses and accuracies over the updates of the interval.
         gradient_norm: mean over the updates, before clipping.
         sequences: real sequences trained on.
         tokens: real tokens trained on.
-        packing_factor: real sequences a pack, of this window.
+        packing_factor: real sequences per pack, of this interval.
         seconds_per_update: of the updates that count for the speed.
-        sequences_per_second: real sequences a second.
-        tokens_per_second: real tokens a second.
-        slots_per_second: slots a second, padding too.
+        sequences_per_second: real sequences per second.
+        tokens_per_second: real tokens per second.
+        slots_per_second: slots per second, padding too.
     """
 
     figures: Figures
@@ -53,13 +53,13 @@ class WindowReport:
     slots_per_second: float
 
     def speed(self) -> dict[str, float]:
-        """What was done a second, by name, as in `metrics.jsonl`."""
+        """What was done per second, by name, as in `metrics.jsonl`."""
         names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass
-class Window:
+class Interval:
     """The updates since the last report.
 
     Args:
@@ -94,8 +94,8 @@ class Window:
     def __len__(self) -> int:
         return len(self._sums)
 
-    def close(self, communicator: Communicator) -> WindowReport:
-        """Report; every process must close its window at the same time.
+    def close(self, communicator: Communicator) -> IntervalReport:
+        """Report; every process must close its interval at the same time.
 
         Raises:
             FailedError: the loss or the gradient of an update is not finite.
@@ -109,7 +109,7 @@ class Window:
         total = communicator.sum_array(local)
         sequences, tokens, packs, _ = total[8:12]
         speed = total[12:] / seconds
-        return WindowReport(
+        return IntervalReport(
             figures=figures_from_sums(total[:8]),
             gradient_norm=float(sums[:, 8].mean()),
             sequences=int(sequences),
@@ -129,5 +129,5 @@ class Window:
         what = "the loss" if not np.isfinite(sums[number, :8]).all() else "the gradient"
         raise FailedError(
             f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
-            "lower training.learning_rate or lengthen training.warmup_updates, then train again with --resume or --overwrite"
+            "lower training.learning_rate or lengthen training.warmup_updates, then train again with --overwrite"
         )

@@ -2,7 +2,7 @@
 
 Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work. One JSON line is
 written for each report, flushed at once. When a run is resumed at an update, later lines are dropped first, so that the
-curve has one value an update, whatever was stopped and when.
+curve has one value per update, whatever was stopped and when.
 """
 
 from __future__ import annotations
@@ -59,11 +59,15 @@ class MetricsWriter:
     Args:
         folder: the folder of the run.
         last_update: lines of later updates, left by a run that was stopped, are removed.
+
+    Attributes:
+        evaluated_updates: the updates whose evaluation was there already when this was opened.
     """
 
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
         kept = [line for line in read_metrics(self.path) if line["update"] <= last_update] if self.path.exists() else []
+        self.evaluated_updates = {line["update"] for line in kept if line["kind"] == "evaluation"}
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         with explained_os_errors(self.path, "write"):
             self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
@@ -113,6 +117,6 @@ def progress_line(update: int, updates: int, values: Mapping[str, float], second
         f"train: update {update}/{updates} ({update / updates:.0%}), masked-LM loss {values['masked_lm_loss']:.3f} "
         f"accuracy {values['masked_lm_accuracy']:.3f}, next-sentence loss {values['next_sentence_loss']:.3f} "
         f"accuracy {values['next_sentence_accuracy']:.3f}, {values['tokens_per_second']:,.0f} tokens/s, "
-        f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} a pack), "
+        f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} per pack), "
         f"{human_seconds(seconds_left)} left"
     )

@@ -94,12 +94,12 @@ class MlperfLog(RunEvents):
 
     def describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
         """Write what the run is a function of; the number of training sequences only where the data says it."""
-        settings, batches = plan.settings, plan.batches
+        settings = plan.settings
         keys = self._keys
         values: Mapping[str, Any] = {
             keys.SEED: settings.seed,
-            keys.GLOBAL_BATCH_SIZE: round(batches.sequences_per_update),
-            keys.GRADIENT_ACCUMULATION_STEPS: batches.accumulation_steps,
+            keys.GLOBAL_BATCH_SIZE: round(plan.sequences_per_update),
+            keys.GRADIENT_ACCUMULATION_STEPS: plan.accumulation_steps,
             keys.MAX_SEQUENCE_LENGTH: plan.slots_per_pack,
             keys.OPT_BASE_LR: settings.learning_rate,
             keys.OPT_LAMB_EPSILON: settings.epsilon,

@@ -1,0 +1,41 @@
+"""A launcher that starts one watched process and sleeps, for `test_watchdog.py`.
+
+usage: python orphan.py stops|hangs   the watched process heeds a request to stop, or does not
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+
+def launch(kind: str) -> None:
+    with subprocess.Popen([sys.executable, __file__, kind, "watched"]):
+        time.sleep(600)
+
+
+def be_watched(kind: str) -> None:
+    from gaudi_bert.training.distributed.watch_server import WatchServer
+    from gaudi_bert.training.distributed.watchdog import Watchdog, connect_to_server
+
+    def stop(number: int, frame: object) -> None:
+        print("asked to stop", flush=True)
+        if kind == "stops":
+            sys.exit(75)
+
+    signal.signal(signal.SIGTERM, stop)
+    server = WatchServer(("127.0.0.1", 0), 1, "secret", 60.0)
+    connection = connect_to_server(["127.0.0.1"], server.server_address[1])
+    Watchdog(connection, "secret", 0, 60.0, server)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    (launch if len(sys.argv) == 2 else be_watched)(sys.argv[1])
