@@ -39,10 +39,12 @@ class EvaluationFigures(LossFigures):
 
     Attributes:
         unigram_baseline: masked-LM accuracy of always answering the most frequent masked token.
+        next_sentence_baseline: next-sentence accuracy of always answering the more frequent label; None in older files.
         masked_tokens: masked positions that were evaluated.
     """
 
     unigram_baseline: Share
+    next_sentence_baseline: Share | None = None
     sequences: Count
     masked_tokens: Count
 

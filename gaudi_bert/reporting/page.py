@@ -113,9 +113,12 @@ def _learning_cards(inputs: ReportInputs) -> list[Card]:
     note = "on held-out documents"
     if baseline:
         note = f"{accuracy / baseline:.1f} times the unigram baseline, {percent(baseline)}"
+    next_sentence_note = "on held-out documents"
+    if evaluation.next_sentence_baseline is not None:
+        next_sentence_note = f"the more frequent answer alone: {percent(evaluation.next_sentence_baseline)}"
     return [
         Card("Masked-LM accuracy", percent(accuracy), note),
-        Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), "on held-out documents"),
+        Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), next_sentence_note),
     ]
 
 
@@ -172,6 +175,7 @@ def _results(inputs: ReportInputs) -> list[tuple[str, str, str]]:
         "unigram_baseline": "unigram baseline",
         "next_sentence_loss": "next-sentence loss",
         "next_sentence_accuracy": "next-sentence accuracy",
+        "next_sentence_baseline": "next-sentence baseline",
         "sequences_per_second": "sequences per second",
         "tokens_per_second": "real tokens per second",
     }

@@ -1,9 +1,10 @@
 """How good a model is on a whole set: exactly weighted, the same figures for packed and for unpacked records.
 
 Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero, nothing is
-dropped) and divided once. Beside the masked-LM accuracy stands the *unigram baseline*: the accuracy of the best constant
-answer on this very set, that is the share of its most frequent masked token among all its masked tokens. No constant learnt
-from training data can do better, so the bar is never too low, and it needs nothing but the set itself.
+dropped) and divided once. Beside each accuracy stands a baseline: the accuracy of the best constant answer on this very set.
+For masked tokens that is the *unigram baseline*, the share of the most frequent one among them; for next sentences, the share
+of the more frequent label. No constant learnt from training data can do better, so the bar is never too low, and it needs
+nothing but the set itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
@@ -24,7 +26,9 @@ from gaudi_bert.training.input.value_limits import ValueLimits
 from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
 from gaudi_bert.training.step import Loss
 
-__all__ = ["Evaluation", "Evaluator", "unigram_baseline"]
+__all__ = ["Evaluation", "Evaluator", "majority_share"]
+
+Counts = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -33,13 +37,15 @@ class Evaluation:
 
     Attributes:
         figures: losses and accuracies.
-        unigram_baseline: accuracy of always answering the set's most frequent masked token.
+        unigram_baseline: masked-LM accuracy of always answering the set's most frequent masked token.
+        next_sentence_baseline: next-sentence accuracy of always answering the set's more frequent label.
         sequences: sequences evaluated.
         masked_tokens: masked positions evaluated.
     """
 
     figures: Figures
     unigram_baseline: float
+    next_sentence_baseline: float
     sequences: int
     masked_tokens: int
 
@@ -48,6 +54,7 @@ class Evaluation:
         return {
             **self.figures.as_json(),
             "unigram_baseline": self.unigram_baseline,
+            "next_sentence_baseline": self.next_sentence_baseline,
             "sequences": self.sequences,
             "masked_tokens": self.masked_tokens,
         }
@@ -58,13 +65,13 @@ class Evaluation:
         times = f", {figures.masked_lm_accuracy / self.unigram_baseline:.2f} x" if self.unigram_baseline > 0 else ""
         return (
             f"masked-LM accuracy {figures.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
-            f"loss {figures.masked_lm_loss:.4f}; next-sentence accuracy {figures.next_sentence_accuracy:.4f}, "
-            f"loss {figures.next_sentence_loss:.4f}; over {self.sequences:,} sequences"
+            f"loss {figures.masked_lm_loss:.4f}; next-sentence accuracy {figures.next_sentence_accuracy:.4f} "
+            f"(baseline {self.next_sentence_baseline:.4f}), loss {figures.next_sentence_loss:.4f}; over {self.sequences:,} sequences"
         )
 
 
-def unigram_baseline(label_counts: np.ndarray) -> float:
-    """The share of the most frequent label; `label_counts` [vocabulary]."""
+def majority_share(label_counts: Counts) -> float:
+    """The share of the most frequent label, 0 where there is none: the accuracy of always giving that answer."""
     total = label_counts.sum()
     return float(label_counts.max() / total) if total else 0.0
 
@@ -104,23 +111,26 @@ class Evaluator:
         """
         vocabulary = self._model.config.vocab_size
         sums = np.zeros(8, np.float64)
-        label_counts = np.zeros(vocabulary, np.float64)
-        sequences = 0
+        token_counts = np.zeros(vocabulary, np.float64)
+        next_counts = np.zeros(2, np.float64)
         for number, batch in enumerate(self._batches()):
             self._communicator.note("an evaluation", slow=number == 0)
             inputs = {name: tf.constant(values) for name, values in batch.items()}
             sums += self._sums(inputs).numpy().astype(np.float64)
-            labels = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
-            label_counts += np.bincount(labels, minlength=vocabulary)
-            sequences += np.count_nonzero(batch["next_sentence_weights"])
-        totals = self._communicator.sum_array(np.concatenate([sums, [sequences], label_counts]))
-        if totals[8] == 0:
+            tokens = batch["masked_lm_ids"][batch["masked_lm_weights"] > 0]
+            token_counts += np.bincount(tokens, minlength=vocabulary)
+            labels = batch["next_sentence_labels"][batch["next_sentence_weights"] > 0]
+            next_counts += np.bincount(labels, minlength=2)
+        totals = self._communicator.sum_array(np.concatenate([sums, next_counts, token_counts]))
+        sums, next_counts, token_counts = np.split(totals, [8, 10])
+        if not next_counts.any():
             raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")
         return Evaluation(
-            figures=figures_from_sums(totals[:8]),
-            unigram_baseline=unigram_baseline(totals[9:]),
-            sequences=int(totals[8]),
-            masked_tokens=int(totals[9:].sum()),
+            figures=figures_from_sums(sums),
+            unigram_baseline=majority_share(token_counts),
+            next_sentence_baseline=majority_share(next_counts),
+            sequences=int(next_counts.sum()),
+            masked_tokens=int(token_counts.sum()),
         )
 
     def _batches(self) -> Iterable[Batch]:

@@ -56,7 +56,8 @@ def contents() -> dict[str, Any]:
         for update in (1, 2, 3)
         for kind in ("train", "evaluation")
     ]
-    evaluation = {"update": 3, "loss_per": "token", **figures, "unigram_baseline": 0.05, "sequences": 7, "masked_tokens": 20}
+    evaluation = {"update": 3, "loss_per": "token", **figures, "unigram_baseline": 0.05, "next_sentence_baseline": 0.52}
+    evaluation |= {"sequences": 7, "masked_tokens": 20}
     return {
         "examples/examples.json": {
             "format_version": 1,

@@ -1,4 +1,4 @@
-"""Evaluation: exact over the whole set, the same packed and unpacked; the unigram baseline."""
+"""Evaluation: exact over the whole set, the same packed and unpacked; the baselines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.evaluate import Evaluator, unigram_baseline
+from gaudi_bert.training.evaluate import Evaluator, majority_share
 from gaudi_bert.training.input.source import open_source
 from tests.builders import training_data as data
 
@@ -51,9 +51,14 @@ def test_the_size_of_the_batch_changes_nothing(model, tmp_path) -> None:
         assert other == pytest.approx(figures[0], abs=1e-5)
 
 
-def test_the_baseline_is_the_best_constant_answer(model, tmp_path) -> None:
+def test_the_baselines_are_the_best_constant_answer(model, tmp_path) -> None:
     labels = np.concatenate([sequence.masked_ids for pack in PACKS for sequence in pack])
     best = max((labels == token).mean() for token in range(data.VOCABULARY))
-    assert run(model, data.write_packed(tmp_path / "packed", PACKS)).unigram_baseline == pytest.approx(best)
-    assert unigram_baseline(np.array([1, 3, 0])) == 0.75
-    assert unigram_baseline(np.zeros(3)) == 0.0
+    found = run(model, data.write_packed(tmp_path / "packed", PACKS))
+    assert found.unigram_baseline == pytest.approx(best)
+    share_of_ones = np.mean([sequence.next_sentence_label for pack in PACKS for sequence in pack])
+    assert found.next_sentence_baseline == pytest.approx(max(share_of_ones, 1 - share_of_ones))
+    assert found.as_json()["next_sentence_baseline"] == found.next_sentence_baseline
+    assert f"(baseline {found.next_sentence_baseline:.4f})" in found.line()
+    assert majority_share(np.array([1.0, 3.0, 0.0])) == 0.75
+    assert majority_share(np.zeros(3)) == 0.0
