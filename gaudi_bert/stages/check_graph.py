@@ -29,7 +29,7 @@ class _DataSizes:
         max_sequence_length: L.
         masked_slots: Q.
         depth: S.
-        packing_factor: sequences a pack.
+        packing_factor: sequences per pack.
         vocabulary_size: None where it is not known.
     """
 
@@ -116,8 +116,8 @@ def describe_graph(result: Mapping[str, Any]) -> list[str]:
         f"{result['pipeline']}: micro-batches of {sizes['packs']} packs x {sizes['positions']} positions, "
         f"{sizes['masked_slots']} masked slots, depth {sizes['depth']}, vocabulary {sizes['vocabulary']:,} "
         f"(from {result['sizes_from']})",
-        f"matrix products: {result['flops_per_micro_batch'] / 1e9:,.1f} GFLOP a micro-batch, "
-        f"{result['flops_per_update'] / 1e9:,.1f} GFLOP an update ({result['accumulation_steps']:,} micro-batches a card)",
+        f"matrix products: {result['flops_per_micro_batch'] / 1e9:,.1f} GFLOP per micro-batch, "
+        f"{result['flops_per_update'] / 1e9:,.1f} GFLOP per update ({result['accumulation_steps']:,} micro-batches per card)",
         f"memory of a card: {result['parameters']:,} parameters {human_bytes(result['parameter_bytes'])}, "
         f"optimizer {human_bytes(result['optimizer_bytes'])}, gradient {human_bytes(result['gradient_bytes'])}, "
         f"kept for the backward pass "
@@ -136,7 +136,7 @@ def _card_line(card: Mapping[str, Any], packs: int) -> str:
     if most == 0:
         return f"{card['card']}: not even one pack fits"
     room = "fits" if packs <= most else "does not fit"
-    return f"{card['card']}: up to about {most:,} packs a micro-batch; {packs} {room}"
+    return f"{card['card']}: up to about {most:,} packs per micro-batch; {packs} {room}"
 
 
 def _problem_line(problem: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 - `huggingface`: `config.json` and `model.safetensors` in the layout of `BertForPreTraining`.
 - `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
-- `savedmodel`: a TensorFlow SavedModel for serving (see `training/saved_model.py`).
+- `savedmodel`: a TensorFlow SavedModel for serving (see `training/weights/saved_model.py`).
 
 With the vocabulary, where it is known, as `vocab.txt`. The folder is made under a hidden name and renamed when it is whole.
 """

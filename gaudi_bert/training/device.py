@@ -3,7 +3,7 @@
 On Gaudi the order of calls is fixed by its documentation: first the processes are connected (`distributed.connect`),
 then `habana_frameworks.tensorflow.load_habana_module()` registers the device, and only then may a graph or a variable
 be made. Each process sees one card, always as `/device:HPU:0`, which the runtime prefers for all that it can run.
-bfloat16 is switched by the runtime on Gaudi (`gaudi.py`), never together with a compute type of our own, and by the
+bfloat16 is switched by the runtime on Gaudi (`gaudi/runtime.py`), never together with a compute type of our own, and by the
 model's compute type on a CPU.
 """
 
@@ -59,7 +59,7 @@ def open_device(
     Args:
         kind: "auto" takes a Gaudi card if its software and a card are there, else the CPU.
         precision: of matrix products.
-        threads: CPU threads of one operation; None for one a core.
+        threads: CPU threads of one operation; None for one per core.
         gaudi: settings of the Gaudi runtime; None for the defaults.
 
     Raises:

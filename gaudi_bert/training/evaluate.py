@@ -2,9 +2,9 @@
 
 Sums and weights are added in float64 over every record (the last batch is filled up with packs of weight zero, nothing is
 dropped) and divided once. Beside each accuracy stands a baseline: the accuracy of the best constant answer on this very set.
-For masked tokens that is the *unigram baseline*, the share of the most frequent one among them; for next sentences, the share
-of the more frequent label. No constant learnt from training data can do better, so the bar is never too low, and it needs
-nothing but the set itself.
+For masked tokens that is the *unigram baseline*, the share of the most frequent one among them; for next sentences, the
+share of the more frequent label. No constant learnt from training data can do better, so the bar is never too low, and it
+needs nothing but the set itself.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Evaluation:
         return (
             f"masked-LM accuracy {figures.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
             f"loss {figures.masked_lm_loss:.4f}; next-sentence accuracy {figures.next_sentence_accuracy:.4f} "
-            f"(baseline {self.next_sentence_baseline:.4f}), loss {figures.next_sentence_loss:.4f}; over {self.sequences:,} sequences"
+            f"(baseline {self.next_sentence_baseline:.4f}), loss {figures.next_sentence_loss:.4f}; "
+            f"over {self.sequences:,} sequences"
         )
 
 

@@ -1,4 +1,4 @@
-"""A launcher that starts one watched process and sleeps, for `test_watchdog.py`.
+"""A launcher that starts one watched process and sleeps, for `training/distributed/test_watchdog.py`.
 
 usage: python orphan.py stops|hangs   the watched process heeds a request to stop, or does not
 """

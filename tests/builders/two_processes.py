@@ -1,4 +1,4 @@
-"""What each of two real Horovod processes does for `test_distributed_processes.py`; started by horovodrun.
+"""What each of two real Horovod processes does for `training/distributed/test_two_processes.py`; started by horovodrun.
 
 usage: python -m tests.builders.two_processes DATA OUT   writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
 """

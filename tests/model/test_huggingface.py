@@ -76,10 +76,10 @@ def test_trained_hidden_states_equal_those_of_transformers(trained_folder, engli
     for placed in split_packs(batch):
         hidden, pooled = theirs_alone(theirs, placed.sequence)
         assert np.abs(hidden).max() > 1
-        mine = outputs.sequence_output_BLH[placed.pack].numpy()[placed.positions]
-        np.testing.assert_allclose(mine, hidden, rtol=0, atol=BOUND)
-        mine = outputs.pooled_output_BSH[placed.pack, placed.number - 1].numpy()
-        np.testing.assert_allclose(mine, pooled, rtol=0, atol=BOUND)
+        ours = outputs.sequence_output_BLH[placed.pack].numpy()[placed.positions]
+        np.testing.assert_allclose(ours, hidden, rtol=0, atol=BOUND)
+        ours = outputs.pooled_output_BSH[placed.pack, placed.number - 1].numpy()
+        np.testing.assert_allclose(ours, pooled, rtol=0, atol=BOUND)
 
 
 def test_pretraining_heads_equal_those_of_transformers():
@@ -103,8 +103,8 @@ def test_pretraining_heads_equal_those_of_transformers():
                 token_type_ids=torch.tensor(placed.sequence.segment_ids[np.newaxis], dtype=torch.long),
             )
         words = expected.prediction_logits[0].numpy()[placed.sequence.masked_positions]
-        mine = outputs.masked_lm_logits_BQV[0].numpy()[placed.masked_slots]
-        np.testing.assert_allclose(mine, words, rtol=0, atol=1e-5)
+        ours = outputs.masked_lm_logits_BQV[0].numpy()[placed.masked_slots]
+        np.testing.assert_allclose(ours, words, rtol=0, atol=1e-5)
         sentence = expected.seq_relationship_logits[0].numpy()
         np.testing.assert_allclose(outputs.next_sentence_logits_BS2[0, placed.number - 1], sentence, rtol=0, atol=1e-5)
 

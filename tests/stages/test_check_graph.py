@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_shown_and_too_much_is_cut_short() -> None:
     assert lines[-2] == "... and 5 more"
     assert lines[-3] == "mend     string: AsString a in update: a:0 is a string"
     assert "Gaudi: not even one pack fits" in lines
-    assert "Gaudi2: up to about 8 packs a micro-batch; 9 does not fit" in lines
+    assert "Gaudi2: up to about 8 packs per micro-batch; 9 does not fit" in lines
 
 
 def test_the_command_prints_json_and_refuses_an_impossible_model(tmp_path) -> None:

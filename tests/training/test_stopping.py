@@ -1,4 +1,4 @@
-"""The wish to stop: the first signal is remembered, a second Ctrl-C interrupts, handlers are put back."""
+"""Requests to stop: the first signal is remembered, a second Ctrl-C interrupts, handlers are put back."""
 
 from __future__ import annotations
 

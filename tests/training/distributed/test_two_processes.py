@@ -22,7 +22,7 @@ from tests.builders import two_processes as script
 
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {
     **os.environ,
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
