@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.attention import attention_bias
 from gaudi_bert.model.config import BertConfig
@@ -104,7 +105,7 @@ class BertForPretraining(tf.Module):
             next_sentence_logits_BS2=tf.reshape(sentences_P2, [packs, sizes.depth, 2]),
         )
 
-    def load_values(self, values: Mapping[str, np.ndarray]) -> None:
+    def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold.
 
         Raises:

@@ -10,13 +10,14 @@ Letters: B packs, L positions, Q masked slots, S depth, V vocabulary, H hidden s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.model.bert import BertForPretraining, PretrainingOutputs
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.sequences import PlacedSequence, join_sequences, split_packs
@@ -50,9 +51,7 @@ class LeakReport:
     own_outputs_moved: bool
 
 
-def compare_packed_with_unpacked(
-    model: BertForPretraining, packed: Mapping[str, np.ndarray], loss: Loss = "token"
-) -> Differences:
+def compare_packed_with_unpacked(model: BertForPretraining, packed: BatchArrays, loss: Loss = "token") -> Differences:
     """Run `packed` (packed features as arrays) and the same sequences one to a row, and compare.
 
     Raises:
@@ -81,8 +80,8 @@ def compare_packed_with_unpacked(
 
 
 def gradients_of(
-    model: BertForPretraining, batch: Mapping[str, np.ndarray], loss: Loss
-) -> tuple[PretrainingOutputs, dict[str, float], dict[str, np.ndarray]]:
+    model: BertForPretraining, batch: BatchArrays, loss: Loss
+) -> tuple[PretrainingOutputs, dict[str, float], dict[str, Float32Array]]:
     """Outputs (as arrays), both losses, and the gradient of their sum for every variable; no dropout."""
     tensors = {name: tf.constant(value) for name, value in batch.items()}
     names, variables = zip(*model.variables_by_name.items(), strict=True)
@@ -98,7 +97,7 @@ def gradients_of(
     return arrays, losses, {name: gradient.numpy() for name, gradient in zip(names, gradients, strict=True)}
 
 
-def probe_leaks(model: BertForPretraining, packed: Mapping[str, np.ndarray], chosen: int = 0) -> LeakReport:
+def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0) -> LeakReport:
     """Change every token of one sequence in each pack; compare all outputs of all others, bit for bit.
 
     Args:
@@ -131,7 +130,7 @@ def probe_leaks(model: BertForPretraining, packed: Mapping[str, np.ndarray], cho
     return LeakReport(sum(is_chosen), len(placed) - sum(is_chosen), leaks, moved)
 
 
-def _outputs_of(outputs: PretrainingOutputs, placed: PlacedSequence) -> Iterator[tuple[str, np.ndarray]]:
+def _outputs_of(outputs: PretrainingOutputs, placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
     """The outputs that belong to one sequence."""
     yield "hidden_states", outputs.sequence_output_BLH[placed.pack, placed.positions]
     yield "pooled_output", outputs.pooled_output_BSH[placed.pack, placed.number - 1]
@@ -139,9 +138,9 @@ def _outputs_of(outputs: PretrainingOutputs, placed: PlacedSequence) -> Iterator
     yield "next_sentence_logits", outputs.next_sentence_logits_BS2[placed.pack, placed.number - 1]
 
 
-def _largest(values: np.ndarray) -> float:
+def _largest(values: Float32Array) -> float:
     return float(np.max(np.abs(values), initial=0.0))
 
 
-def _norm(values: np.ndarray) -> float:
+def _norm(values: Float32Array) -> float:
     return float(np.linalg.norm(values.astype(np.float64).ravel()))

@@ -6,10 +6,9 @@ word embeddings, its bias exists under two names; both are written once and acce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
+from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.parameters import parameter_specs
@@ -43,7 +42,7 @@ def hugging_face_name(name: str) -> str:
     return ".".join([*scope, _LAST_PARTS.get(last, last)])
 
 
-def to_hugging_face(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
     """Our variables (by name) as the state of `BertForPreTraining`; tied tensors are left out, as their own files do."""
     return {
         hugging_face_name(name): np.ascontiguousarray(value.T if name.endswith("/kernel") else value)
@@ -51,7 +50,7 @@ def to_hugging_face(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def from_hugging_face(tensors: Mapping[str, np.ndarray], config: BertConfig) -> dict[str, np.ndarray]:
+def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
     """The state of `BertForPreTraining`, or of a bare `BertModel`, as our variables.
 
     Args:
@@ -65,7 +64,7 @@ def from_hugging_face(tensors: Mapping[str, np.ndarray], config: BertConfig) -> 
         InputError: a tensor is missing, unknown, of another shape, or not tied where it must be.
     """
     state = {_full_name(name): value for name, value in tensors.items()}
-    ours: dict[str, np.ndarray] = {}
+    ours: dict[str, Float32Array] = {}
     for name, spec in parameter_specs(config).items():
         value = state.pop(hugging_face_name(name), None)
         if value is None:
@@ -90,7 +89,7 @@ def _full_name(name: str) -> str:
     return name if name.startswith(("bert.", "cls.")) else f"bert.{name}"
 
 
-def _check_leftovers(state: Mapping[str, np.ndarray], tensors: Mapping[str, np.ndarray]) -> None:
+def _check_leftovers(state: WeightArrays, tensors: WeightArrays) -> None:
     """What was not read may only be the tied tensors, equal to what they are tied to, and counters."""
     everything = {_full_name(name): value for name, value in tensors.items()}
     for name, value in state.items():

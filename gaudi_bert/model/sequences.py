@@ -6,12 +6,12 @@ Letters: B packs, L positions, Q masked slots, S depth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
 
 __all__ = ["PlacedSequence", "Sequence", "join_sequences", "split_packs"]
@@ -21,10 +21,10 @@ __all__ = ["PlacedSequence", "Sequence", "join_sequences", "split_packs"]
 class Sequence:
     """One sequence as it stands alone; arrays are int32, `masked_positions` count from its own start."""
 
-    input_ids: np.ndarray
-    segment_ids: np.ndarray
-    masked_positions: np.ndarray
-    masked_ids: np.ndarray
+    input_ids: Int32Array
+    segment_ids: Int32Array
+    masked_positions: Int32Array
+    masked_ids: Int32Array
     next_sentence_label: int
 
     @property
@@ -41,7 +41,7 @@ class PlacedSequence:
     pack: int
     number: int
     start: int
-    masked_slots: np.ndarray
+    masked_slots: Int32Array
 
     @property
     def positions(self) -> slice:
@@ -49,7 +49,7 @@ class PlacedSequence:
         return slice(self.start, self.start + self.sequence.length)
 
 
-def split_packs(batch: Mapping[str, np.ndarray]) -> list[PlacedSequence]:
+def split_packs(batch: BatchArrays) -> list[PlacedSequence]:
     """Every sequence of a batch of packs (packed features as arrays), pack by pack.
 
     Raises:
@@ -62,7 +62,7 @@ def split_packs(batch: Mapping[str, np.ndarray]) -> list[PlacedSequence]:
     ]
 
 
-def _placed(batch: Mapping[str, np.ndarray], pack: int, number: int) -> PlacedSequence:
+def _placed(batch: BatchArrays, pack: int, number: int) -> PlacedSequence:
     places = np.flatnonzero(batch["input_mask"][pack] == number)
     if not len(places) or places[-1] - places[0] + 1 != len(places):
         raise InputError(f"pack {pack}: the sequence number {number} in input_mask is missing or split; repack the data")
@@ -80,7 +80,7 @@ def _placed(batch: Mapping[str, np.ndarray], pack: int, number: int) -> PlacedSe
 
 def join_sequences(
     packs: SequenceOf[SequenceOf[Sequence]], length: int, masked_slots: int, depth: int
-) -> dict[str, np.ndarray]:
+) -> dict[str, Int32Array | Float32Array]:
     """A batch of packs, one for each list of sequences, as the packed features (int32 and float32 arrays).
 
     Args:

@@ -117,7 +117,8 @@ def describe_graph(result: Mapping[str, Any]) -> list[str]:
         f"{sizes['masked_slots']} masked slots, depth {sizes['depth']}, vocabulary {sizes['vocabulary']:,} "
         f"(from {result['sizes_from']})",
         f"matrix products: {result['flops_per_micro_batch'] / 1e9:,.1f} GFLOP per micro-batch, "
-        f"{result['flops_per_update'] / 1e9:,.1f} GFLOP per update ({result['accumulation_steps']:,} micro-batches per card)",
+        f"{result['flops_per_update'] / 1e9:,.1f} GFLOP per update "
+        f"({result['accumulation_steps']:,} micro-batches per card)",
         f"memory of a card: {result['parameters']:,} parameters {human_bytes(result['parameter_bytes'])}, "
         f"optimizer {human_bytes(result['optimizer_bytes'])}, gradient {human_bytes(result['gradient_bytes'])}, "
         f"kept for the backward pass "

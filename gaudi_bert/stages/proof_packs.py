@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import random_words
 
@@ -22,9 +23,9 @@ MOST_JOINED = 8
 # Packs looked at for some that hold several sequences.
 SEARCHED = 256
 
-Batch = dict[str, np.ndarray]
+Batch = dict[str, Int32Array | Float32Array]
 # What to call a record in an error, and its features.
-PlacedRecord = tuple[str, dict[str, np.ndarray]]
+PlacedRecord = tuple[str, dict[str, IntArray | Float32Array]]
 
 _KINDS = {"int64": "int32", "float32": "float32"}
 

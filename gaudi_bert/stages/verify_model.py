@@ -11,8 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from gaudi_bert.common.arrays import Float32Array, Int32Array
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 
@@ -30,8 +29,8 @@ ZERO_GRADIENT_BOUND = 1e-9
 PACKS = 8
 RANDOM_LENGTH, RANDOM_VOCABULARY = 128, 997
 
-Batch = dict[str, np.ndarray]
-Values = dict[str, np.ndarray] | None
+Batch = dict[str, Int32Array | Float32Array]
+Values = dict[str, Float32Array] | None
 Loss = Literal["token", "sequence"]
 LOSSES: tuple[Loss, ...] = ("token", "sequence")
 Dtype = Literal["float32", "float64"]
@@ -145,7 +144,7 @@ def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> dict[
     return {"leaks": 0, "leak_comparisons": compared}
 
 
-def _read_weights(checkpoint: Path) -> tuple[BertConfig, dict[str, np.ndarray]]:
+def _read_weights(checkpoint: Path) -> tuple[BertConfig, dict[str, Float32Array]]:
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 

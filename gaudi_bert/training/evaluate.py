@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
@@ -27,8 +27,6 @@ from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
 from gaudi_bert.training.step import Loss
 
 __all__ = ["Evaluation", "Evaluator", "majority_share"]
-
-Counts = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Evaluation:
         )
 
 
-def majority_share(label_counts: Counts) -> float:
+def majority_share(label_counts: FloatArray) -> float:
     """The share of the most frequent label, 0 where there is none: the accuracy of always giving that answer."""
     total = label_counts.sum()
     return float(label_counts.max() / total) if total else 0.0

@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
@@ -44,7 +45,7 @@ class LossDenominators:
     kind: Literal["global", "balanced", "local"] = "global"
     expected_weights: tuple[float, float] = (1.0, 1.0)
 
-    def factors(self, weights_M2: np.ndarray, packs: int, communicator: Communicator) -> np.ndarray:
+    def factors(self, weights_M2: FloatArray, packs: int, communicator: Communicator) -> FloatArray:
         """What the loss sums of each micro-batch of this process are multiplied by, float64 [M, 2].
 
         Args:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.training.checkpoint import read_newest
@@ -63,7 +64,7 @@ def share_state(progress: Progress, model: BertForPretraining, optimizer: Optimi
     return Progress(*(int(value) for value in shared))
 
 
-def _assign(variables: Mapping[str, tf.Variable], values: Mapping[str, np.ndarray], path: Path) -> None:
+def _assign(variables: Mapping[str, tf.Variable], values: WeightArrays, path: Path) -> None:
     for name in [*variables, *(name for name in values if name not in variables)]:
         found = list(values[name].shape) if name in values else "absent"
         wanted = list(variables[name].shape) if name in variables else "absent"

@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array
 from gaudi_bert.common.permutation import random_words
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
@@ -36,7 +37,7 @@ SUMS_NAME = "loss_sums"
 Loss = Literal["token", "sequence"]
 
 
-def loss_weights(batch: Mapping[str, np.ndarray], loss: Loss) -> np.ndarray:
+def loss_weights(batch: BatchArrays, loss: Loss) -> FloatArray:
     """What the masked-LM and the next-sentence sums of one batch are divided by, float64 [2].
 
     Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences.
@@ -50,7 +51,7 @@ def loss_weights(batch: Mapping[str, np.ndarray], loss: Loss) -> np.ndarray:
     return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
 
-def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> np.ndarray:
+def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Array:
     """Seed of one forward pass, int32 [2]."""
     return random_words(1, seed, "dropout", update, micro_batch, rank).view(np.int32)
 
@@ -92,7 +93,7 @@ class TrainingStep:
         self._next = _as_graph(self._trace_next)
         self._finish = _as_graph(self._trace_finish)
 
-    def run(self, micro_batches: Sequence[Mapping[str, np.ndarray]], update: int, learning_rate: float) -> tf.Tensor:
+    def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> tf.Tensor:
         """Do update number `update` (from 1).
 
         Args:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.config import TrainingSettings
 
 __all__ = ["Communicator"]
@@ -42,7 +45,7 @@ class Communicator:
         """The sums over all processes, inside a graph."""
         return list(tensors)
 
-    def sum_array(self, values: np.ndarray) -> np.ndarray:
+    def sum_array(self, values: NDArray[Any]) -> FloatArray:
         """The sum over all processes of a small host array (float64)."""
         return np.asarray(values, np.float64)
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import Launch
 from gaudi_bert.config import TrainingSettings
@@ -43,7 +45,7 @@ class HorovodCommunicator(Communicator):
         hvd = self.horovod
         return [hvd.allreduce(tensor, op=hvd.Sum, name=f"gradient_{index}") for index, tensor in enumerate(tensors)]
 
-    def sum_array(self, values: np.ndarray) -> np.ndarray:
+    def sum_array(self, values: NDArray[Any]) -> FloatArray:
         """The sum over all processes of a small host array (float64)."""
         self.arrive()
         with tf.device("/CPU:0"):

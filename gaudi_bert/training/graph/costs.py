@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.training.graph.check import HANDLES, operations_of
 
 __all__ = ["MemoryModel", "activation_bytes", "live_bytes", "matrix_flops", "memory_model"]
@@ -59,7 +60,7 @@ def activation_bytes(graph: tf.Graph, sums: tf.Operation) -> int:
     return sum(kept.values())
 
 
-def live_bytes(graph: tf.Graph) -> np.ndarray:
+def live_bytes(graph: tf.Graph) -> IntArray:
     """Bytes of all tensors that are alive while each operation runs, int64 [operations], in the order of tracing.
 
     Inputs, constants and variables are not counted.
@@ -108,8 +109,8 @@ def _bytes(tensor: tf.Tensor) -> int:
 class MemoryModel:
     """Bytes alive at each moment of a pass over B packs: `fixed + per_pack * B`, int64 [moments]."""
 
-    fixed: np.ndarray
-    per_pack: np.ndarray
+    fixed: IntArray
+    per_pack: IntArray
 
     def peak(self, packs: int) -> int:
         """The most bytes alive at any moment of a pass over `packs` packs."""

@@ -18,6 +18,7 @@ from typing import cast
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation, random_words
 from gaudi_bert.model.inputs import as_packed
@@ -30,7 +31,7 @@ from gaudi_bert.training.input.value_limits import ValueLimits, check_values
 
 __all__ = ["Batch", "TrainingOrder", "evaluation_batches", "training_batches"]
 
-Batch = dict[str, np.ndarray]
+Batch = dict[str, Int32Array | Float32Array]
 Tensors = dict[str, tf.Tensor]
 
 READ_BUFFER_BYTES = 2**20
@@ -141,10 +142,10 @@ def evaluation_batches(
             yield batch
         else:
             missing = batch_packs - packs
-            yield {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()}
+            yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
 
 
-def _epoch_key(files: int, order: TrainingOrder, epoch: int) -> np.ndarray:
+def _epoch_key(files: int, order: TrainingOrder, epoch: int) -> IntArray:
     """The seed of the shuffle buffer, then the order of the files: int64 [1 + files]."""
     seed = int(random_words(1, order.seed, "shuffle buffer", epoch, order.rank)[0] >> np.uint64(1))
     return np.concatenate([[seed], permutation(files, order.seed, "file order", epoch, order.rank)]).astype(np.int64)

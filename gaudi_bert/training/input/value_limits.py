@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.input.source import DataSource
@@ -46,7 +47,7 @@ class ValueLimits:
         )
 
 
-def check_values(batch: Mapping[str, np.ndarray], limits: ValueLimits, records: list[str]) -> None:
+def check_values(batch: BatchArrays, limits: ValueLimits, records: list[str]) -> None:
     """Check one packed batch.
 
     Args:
@@ -68,7 +69,7 @@ def check_values(batch: Mapping[str, np.ndarray], limits: ValueLimits, records: 
     _check_sequence_numbers(batch["input_mask"], records)
 
 
-def _check_sequence_numbers(mask_BL: np.ndarray, records: list[str]) -> None:
+def _check_sequence_numbers(mask_BL: Int32Array | Float32Array, records: list[str]) -> None:
     before, after = mask_BL[:, :-1], mask_BL[:, 1:]
     allowed = (after == before) | (after == 0) | ((after == before + 1) & (before > 0))
     allowed[:, 0] &= mask_BL[:, 0] == 1

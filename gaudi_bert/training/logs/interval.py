@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch
@@ -121,7 +122,7 @@ class Interval:
             slots_per_second=float(speed[3]),
         )
 
-    def _check_finite(self, sums: np.ndarray) -> None:
+    def _check_finite(self, sums: FloatArray) -> None:
         finite = np.isfinite(sums).all(axis=1)
         if finite.all():
             return

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
@@ -39,7 +39,7 @@ class Figures:
         return {name: float(value) for name, value in vars(self).items()}
 
 
-def figures_from_sums(sums: np.ndarray) -> Figures:
+def figures_from_sums(sums: FloatArray) -> Figures:
     """Figures from the eight sums of `gaudi_bert.model.losses.LossSums`, in its order, float64 [8]."""
     masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = sums
     masked_lm_loss = masked_sum / max(masked_weight, 1.0)

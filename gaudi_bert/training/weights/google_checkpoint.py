@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
 
 __all__ = ["find_google_checkpoint", "read_google_checkpoint", "write_google_checkpoint"]
@@ -36,7 +37,7 @@ def find_google_checkpoint(path: Path) -> Path | None:
     return found[0].with_suffix("") if found else None
 
 
-def read_google_checkpoint(prefix: Path) -> dict[str, np.ndarray]:
+def read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
     """The variables of BERT in a TF1 checkpoint, by name.
 
     Raises:
@@ -61,7 +62,7 @@ def _is_weight(name: str, names: Mapping[str, object]) -> bool:
     return name.startswith(SCOPES) and name.rpartition("/")[0] not in names
 
 
-def write_google_checkpoint(prefix: Path, variables: Mapping[str, np.ndarray]) -> None:
+def write_google_checkpoint(prefix: Path, variables: WeightArrays) -> None:
     """Write `variables` as a TF1 checkpoint, which `tf.compat.v1.train.Saver` and `tf.train.load_checkpoint` read.
 
     Raises:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
@@ -49,7 +49,7 @@ class ServingSizes:
         }
 
 
-def write_saved_model(folder: Path, config: BertConfig, variables: Mapping[str, np.ndarray], sizes: ServingSizes) -> None:
+def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays, sizes: ServingSizes) -> None:
     """Write the model into `folder`.
 
     Args:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
+from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.model.bert import BertForPretraining
@@ -61,7 +60,7 @@ class Weights:
     path: Path
     kind: Literal["gaudi-bert", "huggingface", "google"]
     config: BertConfig | None
-    variables: Mapping[str, np.ndarray]
+    variables: WeightArrays
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -171,7 +170,7 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
     config = _config_beside(files[0].parent)
     if config is None:
         raise InputError(f"{files[0]}: there is no config.json beside it; copy the whole folder of the model")
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, Float32Array] = {}
     for file in files:
         try:
             tensors.update(load_file(file))
