@@ -204,9 +204,9 @@ def test_a_dry_run_plans_the_published_update(
     factor, folders = packed
     settings, data = recipe(repository, name, cards), folders[name]
     done = train(settings, data, data, tmp_path / "out", reporter=Reporter(quiet=True), dry_run=True)
-    assert done["packing_factor"] == pytest.approx(factor)
-    assert done["workers"] == cards
-    assert done["sequences_per_update"] == pytest.approx(plan(settings, factor).sequences_per_update)
+    assert done.plan.packing_factor == pytest.approx(factor)
+    assert done.plan.processes == cards
+    assert done.plan.sequences_per_update == pytest.approx(plan(settings, factor).sequences_per_update)
     if name != "mlperf" or factor == 2.0:
-        assert done["sequences_per_update"] == pytest.approx(PUBLISHED[name][0], rel=0.02)
+        assert done.plan.sequences_per_update == pytest.approx(PUBLISHED[name][0], rel=0.02)
     assert not (tmp_path / "out").exists()

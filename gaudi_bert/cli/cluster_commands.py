@@ -127,8 +127,8 @@ def _examine_graph(pipeline: Path, work: Path, overrides: list[str] | None, json
 
     settings = arguments.pipeline_settings(pipeline, overrides)
     result = check_graph(settings, WorkFolder.of(settings, work, pipeline.parent))
-    output.print_result(result, json, describe_graph)
-    if not result["fit"]:
-        first = result["problems"][0]
-        problems = f"{len(result['problems'])} problems"
-        raise FailedError(f"{pipeline}: not fit for Gaudi: {problems}, the first: {first['type']}, {first['kind']}")
+    output.print_result(result, json, lambda _: describe_graph(result))
+    problems = result.report.problems
+    if problems:
+        first = f"{problems[0].type}, {problems[0].kind}"
+        raise FailedError(f"{pipeline}: not fit for Gaudi: {len(problems)} problems, the first: {first}")

@@ -50,7 +50,8 @@ def train(
         dry_run=dry_run,
         on_the_fly=on_the_fly,
     )
-    output.print_result(result, json, output.describe_any)
+    if result is not None:  # all processes but the first have nothing to print
+        output.print_result(result, json, output.describe_any)
 
 
 def evaluate(
@@ -64,7 +65,8 @@ def evaluate(
     from gaudi_bert.stages.evaluate import evaluate as run
 
     result = run(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
-    output.print_result(result, json, output.describe_any)
+    if result is not None:
+        output.print_result(result, json, output.describe_any)
 
 
 def verify_model(

@@ -12,6 +12,7 @@ from functools import singledispatch
 from typing import Any
 
 from gaudi_bert.artefacts.model import Artefact
+from gaudi_bert.stages.model_results import EvaluateResult, GraphResult, TrainDryRun, TrainResult
 from gaudi_bert.stages.results import PackResult, PlanResult, ReportResult, VerifyResult
 
 __all__ = ["to_json"]
@@ -60,6 +61,31 @@ def _(result: PackResult) -> dict[str, Any]:
 @to_json.register
 def _(result: ReportResult) -> dict[str, Any]:
     return {**_fields(result, "figures"), **result.figures}
+
+
+@to_json.register
+def _(result: TrainResult) -> dict[str, Any]:
+    return {**_stored(result.training), **_fields(result, "training")}
+
+
+@to_json.register
+def _(result: TrainDryRun) -> dict[str, Any]:
+    return {"dry_run": True, **result.plan.as_json()}
+
+
+@to_json.register
+def _(result: EvaluateResult) -> dict[str, Any]:
+    return {**_stored(result.evaluation), **_fields(result, "evaluation")}
+
+
+@to_json.register
+def _(result: GraphResult) -> dict[str, Any]:
+    return {**_fields(result, "report"), "fit": result.report.is_fit, **_fields(result.report)}
+
+
+def _stored(content: Artefact) -> dict[str, Any]:
+    """The content of a file from which what was not measured is left out."""
+    return content.model_dump(mode="json", exclude_defaults=True)
 
 
 def _fields(result: Any, *others: str) -> dict[str, Any]:

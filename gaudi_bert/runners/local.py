@@ -16,13 +16,15 @@ from typing import Any
 import yaml
 
 from gaudi_bert.artefacts.histogram import histogram_part, histogram_parts
+from gaudi_bert.artefacts.training import read_training
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json, write_text
+from gaudi_bert.common.files import write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, select_stages
+from gaudi_bert.stages.model_results import TrainResult
 
 __all__ = ["LocalRun", "run_stages"]
 
@@ -196,7 +198,7 @@ def _train_together(run: LocalRun, data: Path, evaluation_data: Path | None) -> 
         command += ["--evaluation-data", str(evaluation_data)] if evaluation_data is not None else []
         command += ["--out", str(run.folder.train), "--overwrite" if run.overwrite else "--resume"]
         run_training_processes(run.settings, command)
-    return read_json(run.folder.training_result)
+    return TrainResult(read_training(run.folder.training_result))
 
 
 def _evaluate(run: LocalRun) -> Summary:

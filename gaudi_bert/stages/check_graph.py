@@ -5,15 +5,19 @@ Sizes come from the packed data where it has been written, else from the setting
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config import PipelineSettings
+from gaudi_bert.stages.model_results import GraphResult, GraphSizes
 from gaudi_bert.stages.train_job import model_config
+
+if TYPE_CHECKING:
+    from gaudi_bert.training.graph.check import GraphProblem
+    from gaudi_bert.training.graph.report import CardFit
 
 __all__ = ["check_graph", "describe_graph"]
 
@@ -41,15 +45,12 @@ class _DataSizes:
     vocabulary_size: int | None
 
 
-def check_graph(settings: PipelineSettings, folder: WorkFolder) -> dict[str, Any]:
+def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
     """Trace the training step of a pipeline, check it, and say what it costs.
 
     Args:
         settings: the pipeline.
         folder: its work folder; the packed data there, if any, gives the sizes.
-
-    Returns:
-        `sizes`, `accumulation_steps`, and the figures of `GraphReport`; `fit` is False where there are `problems`.
 
     Raises:
         InputError: the metadata of the packed data is damaged, or the model's settings are not possible.
@@ -73,14 +74,14 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> dict[str, Any
     packs = settings.training.micro_batch_packs
     sizes = BatchSizes(packs, data.max_sequence_length, data.masked_slots, data.depth)
     report = report_on_step(config, plan.settings, sizes, steps, settings.gaudi.hccl_memory_MB)
-    return {
-        "pipeline": settings.name,
-        "sizes_from": data.origin,
-        "sizes": {**sizes._asdict(), "vocabulary": config.vocab_size},
-        "precision": settings.training.precision,
-        "accumulation_steps": steps,
-        **report.as_json(),
-    }
+    return GraphResult(
+        pipeline=settings.name,
+        sizes_from=data.origin,
+        sizes=GraphSizes(**sizes._asdict(), vocabulary=config.vocab_size),
+        precision=settings.training.precision,
+        accumulation_steps=steps,
+        report=report,
+    )
 
 
 def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
@@ -109,36 +110,38 @@ def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
     )
 
 
-def describe_graph(result: Mapping[str, Any]) -> list[str]:
+def describe_graph(result: GraphResult) -> list[str]:
     """The result for people."""
-    sizes, problems = result["sizes"], result["problems"]
+    sizes, report = result.sizes, result.report
     lines = [
-        f"{result['pipeline']}: micro-batches of {sizes['packs']} packs x {sizes['positions']} positions, "
-        f"{sizes['masked_slots']} masked slots, depth {sizes['depth']}, vocabulary {sizes['vocabulary']:,} "
-        f"(from {result['sizes_from']})",
-        f"matrix products: {result['flops_per_micro_batch'] / 1e9:,.1f} GFLOP per micro-batch, "
-        f"{result['flops_per_update'] / 1e9:,.1f} GFLOP per update "
-        f"({result['accumulation_steps']:,} micro-batches per card)",
-        f"memory of a card: {result['parameters']:,} parameters {human_bytes(result['parameter_bytes'])}, "
-        f"optimizer {human_bytes(result['optimizer_bytes'])}, gradient {human_bytes(result['gradient_bytes'])}, "
-        f"kept for the backward pass "
-        f"{human_bytes(result['activation_bytes'])}, at its peak {human_bytes(result['peak_bytes'])} "
-        f"({result['precision']}, estimated)",
-        *(_card_line(card, sizes["packs"]) for card in result["cards"]),
+        f"{result.pipeline}: micro-batches of {sizes.packs} packs x {sizes.positions} positions, "
+        f"{sizes.masked_slots} masked slots, depth {sizes.depth}, vocabulary {sizes.vocabulary:,} "
+        f"(from {result.sizes_from})",
+        f"matrix products: {report.flops_per_micro_batch / 1e9:,.1f} GFLOP per micro-batch, "
+        f"{report.flops_per_update / 1e9:,.1f} GFLOP per update ({result.accumulation_steps:,} micro-batches per card)",
+        f"memory of a card: {report.parameters:,} parameters {human_bytes(report.parameter_bytes)}, "
+        f"optimizer {human_bytes(report.optimizer_bytes)}, gradient {human_bytes(report.gradient_bytes)}, "
+        f"kept for the backward pass {human_bytes(report.activation_bytes)}, "
+        f"at its peak {human_bytes(report.peak_bytes)} ({result.precision}, estimated)",
+        *(_card_line(card, sizes.packs) for card in report.cards),
     ]
-    shown = [f"mend     {kind}" for kind in map(_problem_line, problems[:PROBLEMS_SHOWN])]
-    hidden = len(problems) - len(shown)
-    verdict = "not fit for Gaudi" if problems else "fit for Gaudi: static shapes, no host calls, no 64-bit data, no strings"
-    return [*lines, *shown, *([f"... and {hidden:,} more"] if hidden > 0 else []), verdict]
+    shown = [f"mend     {_problem_line(problem)}" for problem in report.problems[:PROBLEMS_SHOWN]]
+    hidden = len(report.problems) - len(shown)
+    fit = "fit for Gaudi: static shapes, no host calls, no 64-bit data, no strings"
+    return [
+        *lines,
+        *shown,
+        *([f"... and {hidden:,} more"] if hidden > 0 else []),
+        "not fit for Gaudi" if report.problems else fit,
+    ]
 
 
-def _card_line(card: Mapping[str, Any], packs: int) -> str:
-    most = card["most_packs"]
-    if most == 0:
-        return f"{card['card']}: not even one pack fits"
-    room = "fits" if packs <= most else "does not fit"
-    return f"{card['card']}: up to about {most:,} packs per micro-batch; {packs} {room}"
+def _card_line(fit: CardFit, packs: int) -> str:
+    if fit.most_packs == 0:
+        return f"{fit.card}: not even one pack fits"
+    room = "fits" if packs <= fit.most_packs else "does not fit"
+    return f"{fit.card}: up to about {fit.most_packs:,} packs per micro-batch; {packs} {room}"
 
 
-def _problem_line(problem: Mapping[str, str]) -> str:
-    return f"{problem['kind']}: {problem['type']} {problem['operation']} in {problem['graph']}: {problem['found']}"
+def _problem_line(problem: GraphProblem) -> str:
+    return f"{problem.kind}: {problem.type} {problem.operation} in {problem.graph}: {problem.found}"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.training import EvaluationResult, read_evaluation, write_evaluation
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TrainingSettings
+from gaudi_bert.stages.model_results import EvaluateResult
 
 if TYPE_CHECKING:
     from gaudi_bert.training.checkpoint import Checkpoint
@@ -34,7 +35,7 @@ def evaluate(
     reporter: Reporter,
     unpacked: str | Path | None = None,
     out: Path | None = None,
-) -> dict[str, Any]:
+) -> EvaluateResult | None:
     """Evaluate a checkpoint.
 
     Args:
@@ -45,8 +46,7 @@ def evaluate(
         out: a JSON file to write the figures to.
 
     Returns:
-        `update`, the figures of `Evaluation.as_json`, and with `unpacked` its figures and the largest difference; with
-        `skipped` true where `out` holds them already.
+        What was found, and whether `out` held it already; None in all processes but the first.
 
     Raises:
         InputError: no whole checkpoint is there, or the data does not fit the model.
@@ -72,11 +72,11 @@ def evaluate(
         finished = file_out is not None and begin_artefact(file_out, file_out, signature, overwrite=True)
         if watched.any_true(finished):
             reporter.say(f"{out}: already evaluated, nothing to do")
-            return {**read_json(file_out), "skipped": True} if file_out is not None else {}
+            return EvaluateResult(read_evaluation(file_out), skipped=True) if file_out is not None else None
         result = _evaluate(stored, settings, sources, watched, reporter)
         if file_out is not None:
-            write_json(file_out, result)
-    return result if communicator.is_first else {}
+            write_evaluation(file_out, result)
+    return EvaluateResult(result) if communicator.is_first else None
 
 
 def _read(file: Path) -> Checkpoint:
@@ -94,19 +94,26 @@ def _evaluate(
     sources: list[DataSource],
     communicator: Communicator,
     reporter: Reporter,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     """The figures of a checkpoint on one source, or on two that must agree."""
     measure = _measure_with(stored, settings, communicator)
     evaluations = []
     for source in sources:
         evaluations.append(measure(source))
         reporter.say(f"evaluate: {source.path}: {evaluations[-1].line()}")
-    result: dict[str, Any] = {"update": stored.update, "loss_per": settings.loss, **evaluations[0].as_json()}
+    figures = [evaluation.as_figures() for evaluation in evaluations]
+    unpacked, difference = None, None
     if len(evaluations) > 1:
+        unpacked = figures[1]
         difference = _compare(evaluations[0], evaluations[1], f"{sources[0].path} and {sources[1].path}")
         reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
-        result.update(unpacked=evaluations[1].as_json(), largest_difference=difference)
-    return result
+    return EvaluationResult(
+        update=stored.update,
+        loss_per=settings.loss,
+        **dict(figures[0]),
+        unpacked=unpacked,
+        largest_difference=difference,
+    )
 
 
 def _measure_with(

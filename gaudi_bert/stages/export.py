@@ -13,12 +13,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import load_pipeline
+from gaudi_bert.stages.model_results import ExportResult
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
@@ -43,7 +44,7 @@ def export(
     rows: int = 1,
     reporter: Reporter,
     overwrite: bool = False,
-) -> dict[str, Any]:
+) -> ExportResult:
     """Write a model in another format.
 
     Args:
@@ -54,9 +55,6 @@ def export(
         rows: `savedmodel`: rows of a batch, fixed.
         reporter: where progress goes.
         overwrite: replace what is in `out`.
-
-    Returns:
-        `format`, `files`, `parameters`, `vocabulary` and, for a SavedModel, its sizes.
 
     Raises:
         InputError: the weights cannot be read or lack their heads, the format cannot hold the model, or `out` is not empty.
@@ -82,10 +80,15 @@ def export(
         if found is not None:
             target = folder / "assets" if kind == "savedmodel" else folder
             shutil.copyfile(found, target / "vocab.txt")
-    files = sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file())
+    files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
     reporter.say(f"export: {weights.path} ({weights.kind}) as {kind}: {', '.join(files)}")
-    result = {"format": kind, "files": files, "parameters": parameter_count(config), "vocabulary": str(found or "") or None}
-    return {**result, **({"sizes": sizes.letters} if kind == "savedmodel" else {})}
+    return ExportResult(
+        format=kind,
+        files=files,
+        parameters=parameter_count(config),
+        vocabulary=str(found) if found is not None else None,
+        sizes=sizes.letters if kind == "savedmodel" else None,
+    )
 
 
 def _whole_config(weights: Weights, kind: str) -> BertConfig:

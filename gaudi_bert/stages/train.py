@@ -10,14 +10,16 @@ import os
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gaudi_bert.artefacts.training import LossFigures, TrainingResult, read_training, write_training
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import exclusive_lock, read_json, write_json
+from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
+from gaudi_bert.stages.model_results import TrainDryRun, TrainResult
 from gaudi_bert.stages.train_folder import RESULT_NAME, prepare_folder
 from gaudi_bert.stages.train_job import TrainingJob, describe_job, plan_job
 
@@ -43,7 +45,7 @@ def train(
     overwrite: bool = False,
     dry_run: bool = False,
     on_the_fly: Path | None = None,
-) -> dict[str, Any]:
+) -> TrainResult | TrainDryRun | None:
     """Train a model.
 
     Args:
@@ -58,7 +60,7 @@ def train(
         on_the_fly: the plan.json by which `data`, unpacked records, is packed while training.
 
     Returns:
-        How the run ended, as in `training.json`; with `skipped` true where it was finished already.
+        How the run ended, or what it would be; None in all processes but the first.
 
     Raises:
         InputError: data and model do not fit, or `out` holds another run.
@@ -76,31 +78,31 @@ def train(
     for line in describe_job(job, dry_run):
         reporter.say(line)
     if dry_run:
-        return {"dry_run": True, **job.plan.as_json()} if communicator.is_first else {}
+        return TrainDryRun(job.plan) if communicator.is_first else None
     asked = settings.training
     device = open_device(asked.device, asked.precision, _threads(job), settings.gaudi)
     with communicator.watched(asked) as watched:
-        summary = _run(replace(job, communicator=watched), device, reporter, resume, overwrite)
-    return summary if communicator.is_first else {}
+        return _run(replace(job, communicator=watched), device, reporter, resume, overwrite)
 
 
-def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> dict[str, Any]:
+def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> TrainResult | None:
     """Train where there is anything to do; only the first process writes files."""
     first = job.communicator.is_first
     with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
         if job.communicator.any_true(first and prepare_folder(job, reporter, resume=resume, overwrite=overwrite)):
             reporter.say(f"{job.out}: already trained with these settings, nothing to do")
-            return {**read_json(job.out / RESULT_NAME), "skipped": True} if first else {}
+            return TrainResult(read_training(job.out / RESULT_NAME), skipped=True) if first else None
         others = f", {job.communicator.size} processes" if job.communicator.size > 1 else ""
         reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
         run = _set_up(job, device, reporter)
-        measured = _measure_speedup(run) if run.plan.settings.measure_speedup and job.source.is_packed else {}
-        summary = {**_summary(_train(run), job.plan), **measured}
+        measures = run.plan.settings.measure_speedup and job.source.is_packed
+        realized_speedup = _measure_speedup(run) if measures else None
+        result = _result(_train(run), job.plan, realized_speedup)
         if first:
-            write_json(job.out / RESULT_NAME, summary)
-    return summary
+            write_training(job.out / RESULT_NAME, result)
+    return TrainResult(result) if first else None
 
 
 def _threads(job: TrainingJob) -> int | None:
@@ -174,8 +176,8 @@ def _compiles_kernels(job: TrainingJob, device: Device, reporter: Reporter) -> b
     return bool(was_compiled)
 
 
-def _measure_speedup(run: TrainingRun) -> dict[str, Any]:
-    """What packing brings on this device, measured on the first micro-batch."""
+def _measure_speedup(run: TrainingRun) -> float:
+    """How many times as many sequences packing trains on per second, measured on the first micro-batch."""
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches
     from gaudi_bert.training.input.value_limits import ValueLimits
     from gaudi_bert.training.speedup import measure_speedup
@@ -187,7 +189,7 @@ def _measure_speedup(run: TrainingRun) -> dict[str, Any]:
     batch = next(training_batches(source, limits, settings.micro_batch_packs, order))
     speedup = measure_speedup(run.model, settings.loss, batch, source.schema.max_predictions, source.packing_factor)
     run.reporter.say(f"train: {speedup.line()}")
-    return {"realized_speedup": speedup.realized}
+    return speedup.realized
 
 
 def _train(run: TrainingRun) -> Outcome:
@@ -208,17 +210,20 @@ def _train(run: TrainingRun) -> Outcome:
     return TrainingLoop(run, progress).run()
 
 
-def _summary(outcome: Outcome, plan: RunPlan) -> dict[str, Any]:
+def _result(outcome: Outcome, plan: RunPlan, realized_speedup: float | None) -> TrainingResult:
     report, evaluation = outcome.report, outcome.evaluation
-    return {
-        "updates": outcome.progress.update,
-        "sequences": outcome.progress.sequences,
-        "tokens": outcome.progress.tokens,
-        "processes": plan.processes,
-        **(report.speed() if report is not None else {}),
-        "packing_factor": plan.packing_factor,
-        "sequences_per_update": plan.sequences_per_update,
-        "reached_target": outcome.reached_target,
-        "training": report.figures.as_json() if report is not None else None,
-        "evaluation": evaluation.as_json() if evaluation is not None else None,
-    }
+    return TrainingResult(
+        updates=outcome.progress.update,
+        sequences=outcome.progress.sequences,
+        tokens=outcome.progress.tokens,
+        processes=plan.processes,
+        sequences_per_second=report.sequences_per_second if report is not None else None,
+        tokens_per_second=report.tokens_per_second if report is not None else None,
+        slots_per_second=report.slots_per_second if report is not None else None,
+        packing_factor=plan.packing_factor,
+        sequences_per_update=plan.sequences_per_update,
+        reached_target=outcome.reached_target,
+        training=LossFigures(**report.figures.as_json()) if report is not None else None,
+        evaluation=evaluation.as_figures() if evaluation is not None else None,
+        realized_speedup=realized_speedup,
+    )

@@ -8,12 +8,14 @@ random ones; without data, so are the sequences.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from gaudi_bert.common.arrays import Float32Array, Int32Array
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.model_results import VerifyModelResult
 
 if TYPE_CHECKING:
     from gaudi_bert.model.bert import BertForPretraining
@@ -38,7 +40,7 @@ Dtype = Literal["float32", "float64"]
 
 def verify_model(
     *, checkpoint: Path | None, data: Path | None, reporter: Reporter, packs: int = PACKS, seed: int = 12345
-) -> dict[str, Any]:
+) -> VerifyModelResult:
     """Prove that packed equals unpacked.
 
     Args:
@@ -47,9 +49,6 @@ def verify_model(
         reporter: where the differences are said.
         packs: how many of the data's first packs are used.
         seed: of random weights and sequences.
-
-    Returns:
-        Packs, sequences, the largest differences, and what the leak probe compared.
 
     Raises:
         InputError: the checkpoint or the data cannot be read, or do not belong together.
@@ -66,31 +65,47 @@ def verify_model(
     else:
         batch = random_packs(config, seed)
     model = _build(config, values, seed, "float32")
-    found = [_compare(model, batch, values, seed, reporter, loss) for loss in LOSSES]
-    return {
-        "weights": "random" if checkpoint is None else str(checkpoint),
-        "data": "random" if data is None else str(data),
-        **found[0],
-        "per_sequence_loss_difference": found[1]["masked_lm_loss"],
-        **_probe(model, batch, reporter),
-    }
+    found, per_sequence = (_compare(model, batch, values, seed, reporter, loss) for loss in LOSSES)
+    return VerifyModelResult(
+        weights="random" if checkpoint is None else str(checkpoint),
+        data="random" if data is None else str(data),
+        packs=found.packs,
+        sequences=found.sequences,
+        **found.differences,
+        gradient=found.gradient,
+        gradient_of=found.gradient_of,
+        per_sequence_loss_difference=per_sequence.differences["masked_lm_loss"],
+        leaks=0,
+        leak_comparisons=_probe(model, batch, reporter),
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The largest difference of each output and loss, by name, and of the gradients, with the variable's name."""
+
+    packs: int
+    sequences: int
+    differences: dict[str, float]
+    gradient: float
+    gradient_of: str
 
 
 def _compare(
     model: BertForPretraining, batch: Batch, values: Values, seed: int, reporter: Reporter, loss: Loss
-) -> dict[str, Any]:
+) -> _Comparison:
     """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
     from gaudi_bert.model.equivalence import compare_packed_with_unpacked
 
     found = compare_packed_with_unpacked(model, batch, loss)
     reporter.say(f"verify-model: {found.sequences} sequences in {found.packs} packs, masked-LM loss per {loss}")
-    result: dict[str, Any] = {"packs": found.packs, "sequences": found.sequences}
+    differences = {}
     for name, (difference, largest) in {**found.outputs, **found.losses}.items():
         bound = OUTPUT_BOUND * max(1.0, largest)
         reporter.say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
         if not difference <= bound:
             raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
-        result[name] = difference
+        differences[name] = difference
     ratios = _gradient_ratios(found)
     unclear = [name for name, ratio in ratios.items() if not ratio <= GRADIENT_BOUND]
     if unclear:
@@ -112,7 +127,7 @@ def _compare(
             f"gradient of {worst}: packed and unpacked differ by {ratios[worst]:.1e} of its norm, "
             f"allowed is {GRADIENT_BOUND:.0e}"
         )
-    return {**result, "gradient": ratios[worst], "gradient_of": worst}
+    return _Comparison(found.packs, found.sequences, differences, ratios[worst], worst)
 
 
 def _gradient_ratios(found: Differences) -> dict[str, float]:
@@ -123,8 +138,8 @@ def _gradient_ratios(found: Differences) -> dict[str, float]:
     }
 
 
-def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> dict[str, int]:
-    """Every sequence is changed once."""
+def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> int:
+    """Change every sequence once; how many others were compared."""
     from gaudi_bert.model.equivalence import probe_leaks
 
     compared = 0
@@ -141,7 +156,7 @@ def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> dict[
         reporter.say(f"verify-model:   leak probe: {compared} sequences beside a changed one, none differs by a bit")
     else:
         reporter.say("verify-model:   leak probe: nothing to compare, no pack that was looked at holds two sequences")
-    return {"leaks": 0, "leak_comparisons": compared}
+    return compared
 
 
 def _read_weights(checkpoint: Path) -> tuple[BertConfig, dict[str, Float32Array]]:

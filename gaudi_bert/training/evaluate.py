@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.artefacts.training import EvaluationFigures
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
@@ -47,15 +48,19 @@ class Evaluation:
     sequences: int
     masked_tokens: int
 
+    def as_figures(self) -> EvaluationFigures:
+        """As they are stored."""
+        return EvaluationFigures(
+            **self.figures.as_json(),
+            unigram_baseline=self.unigram_baseline,
+            next_sentence_baseline=self.next_sentence_baseline,
+            sequences=self.sequences,
+            masked_tokens=self.masked_tokens,
+        )
+
     def as_json(self) -> dict[str, float]:
         """By name, as in `evaluation.json`."""
-        return {
-            **self.figures.as_json(),
-            "unigram_baseline": self.unigram_baseline,
-            "next_sentence_baseline": self.next_sentence_baseline,
-            "sequences": self.sequences,
-            "masked_tokens": self.masked_tokens,
-        }
+        return self.as_figures().as_json()
 
     def line(self) -> str:
         """For people."""

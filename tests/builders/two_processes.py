@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, TrainingSettings, pipeline_from_mapping
@@ -112,8 +113,8 @@ def main() -> None:
         out / "trained",
         reporter=Reporter(quiet=True),
     )
-    facts["trained"] = trained
-    facts["evaluated"] = evaluate(data / "evaluation", out / "trained", reporter=Reporter(quiet=True))
+    facts["trained"] = to_json(trained)
+    facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=Reporter(quiet=True)))
     (out / f"rank-{connected.rank}.json").write_text(json.dumps(facts))
 
 

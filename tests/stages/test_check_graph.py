@@ -10,8 +10,12 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.artefacts.work_folder import WorkFolder
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.stages.check_graph import check_graph, describe_graph
+from gaudi_bert.stages.model_results import GraphResult, GraphSizes
+from gaudi_bert.training.graph.check import GraphProblem
+from gaudi_bert.training.graph.report import CardFit, GraphReport
 from tests.builders import training_data
 
 SMALL = ["model.num_hidden_layers=1", "model.hidden_size=8", "model.intermediate_size=6", "training.micro_batch_packs=2"]
@@ -20,9 +24,12 @@ SMALL = ["model.num_hidden_layers=1", "model.hidden_size=8", "model.intermediate
 def test_before_packing_the_settings_give_the_sizes(tmp_path) -> None:
     settings = load_pipeline(None, [*SMALL, "packing.depth=5", "training.global_batch_sequences=10"])
     result = check_graph(settings, WorkFolder.of(settings, tmp_path, tmp_path))
-    assert result["sizes"] == {"packs": 2, "positions": 128, "masked_slots": 25, "depth": 5, "vocabulary": 8192}
-    assert (result["fit"], result["accumulation_steps"]) == (True, 5)
-    json.dumps(result)
+    assert result.sizes == GraphSizes(packs=2, positions=128, masked_slots=25, depth=5, vocabulary=8192)
+    assert (result.report.is_fit, result.accumulation_steps) == (True, 5)
+    printed = to_json(result)
+    assert json.loads(json.dumps(printed)) == printed
+    assert printed["fit"] is True
+    assert {"sizes", "problems", "cards", "peak_bytes", "sizes_from"} <= printed.keys()
     lines = describe_graph(result)
     assert lines[-1].startswith("fit for Gaudi")
     assert any(line.startswith("Gaudi2: up to about ") and line.endswith("2 fits") for line in lines)
@@ -33,34 +40,30 @@ def test_after_packing_the_metadata_gives_them(tmp_path) -> None:
     folder = WorkFolder.of(settings, tmp_path, tmp_path)
     training_data.write_packed(folder.split("train").packed, training_data.make_packs(8))
     result = check_graph(settings, folder)
-    assert result["sizes"] == {
-        "packs": 2,
-        "positions": training_data.LENGTH,
-        "masked_slots": training_data.MASKED_SLOTS,
-        "depth": training_data.DEPTH,
-        "vocabulary": training_data.VOCABULARY,
-    }
-    assert result["accumulation_steps"] == 2
+    assert result.sizes == GraphSizes(
+        packs=2,
+        positions=training_data.LENGTH,
+        masked_slots=training_data.MASKED_SLOTS,
+        depth=training_data.DEPTH,
+        vocabulary=training_data.VOCABULARY,
+    )
+    assert result.accumulation_steps == 2
 
 
 def test_what_does_not_fit_is_shown_and_too_much_is_cut_short() -> None:
-    problem = {"kind": "string", "graph": "update", "operation": "a", "type": "AsString", "found": "a:0 is a string"}
-    result = {
-        "pipeline": "demo",
-        "sizes_from": "x",
-        "sizes": {"packs": 9, "positions": 1, "masked_slots": 1, "depth": 1, "vocabulary": 1},
-        "precision": "float32",
-        "accumulation_steps": 1,
+    report = GraphReport(
+        problems=(GraphProblem(kind="string", graph="update", operation="a", type="AsString", found="a:0 is a string"),)
+        * 25,
         **dict.fromkeys(
             [
-                *("flops_per_micro_batch", "flops_per_update", "parameters", "parameter_bytes"),
+                *("operations", "flops_per_micro_batch", "flops_per_update", "parameters", "parameter_bytes"),
                 *("optimizer_bytes", "gradient_bytes", "activation_bytes", "peak_bytes"),
             ],
             1,
         ),
-        "cards": [{"card": "Gaudi", "most_packs": 0}, {"card": "Gaudi2", "most_packs": 8}],
-        "problems": [problem] * 25,
-    }
+        cards=(CardFit("Gaudi", 0), CardFit("Gaudi2", 8)),
+    )
+    result = GraphResult("demo", "x", GraphSizes(9, 1, 1, 1, 1), "float32", 1, report)
     lines = describe_graph(result)
     assert lines[-1] == "not fit for Gaudi"
     assert lines[-2] == "... and 5 more"

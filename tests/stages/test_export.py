@@ -63,8 +63,8 @@ def expected(run: Path, packs) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", ["huggingface", "google"])
 def test_there_and_back_again_to_the_bit(run, tmp_path, kind) -> None:
     result = export(run, tmp_path / "out", kind=kind, reporter=QUIET)
-    assert result["vocabulary"].endswith("examples/vocab.txt")
-    assert "vocab.txt" in result["files"]
+    assert result.vocabulary.endswith("examples/vocab.txt")
+    assert "vocab.txt" in result.files
     ours, theirs = read_weights(run), read_weights(tmp_path / "out")
     assert (theirs.kind, theirs.config) == (kind, ours.config)
     assert ours.variables.keys() == theirs.variables.keys()
@@ -124,7 +124,7 @@ def served(folder: Path, batch: dict[str, np.ndarray], names, signature: str, tm
 def test_a_saved_model_serves_packs_and_single_sequences(run, tmp_path) -> None:
     folder = tmp_path / "out"
     result = export(run, folder, kind="savedmodel", rows=2, reporter=QUIET)
-    assert result["sizes"] == {"B": 2, "L": data.LENGTH, "P": data.PREDICTIONS, "Q": data.MASKED_SLOTS, "S": data.DEPTH}
+    assert result.sizes == {"B": 2, "L": data.LENGTH, "P": data.PREDICTIONS, "Q": data.MASKED_SLOTS, "S": data.DEPTH}
     assert (folder / "assets" / "vocab.txt").is_file()
     packs = data.make_packs(3)[1:]
     batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS, data.DEPTH)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import yaml
 
+from gaudi_bert.artefacts.training import read_training
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
@@ -141,7 +143,7 @@ def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_
     shutil.copytree(whole_run, out)
     (out / "training.json").unlink()
     summary = train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
-    assert summary["evaluation"] == json.loads((whole_run / "training.json").read_text())["evaluation"]
+    assert summary.training.evaluation == read_training(whole_run / "training.json").evaluation
     assert lines_of(out) == lines_of(whole_run)
 
 
@@ -192,7 +194,7 @@ def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole_run.rglob("*") if not path.name.startswith(".")}
     listener = Listener()
     for resume in (False, True):
-        assert train(settings(), packed, held_out, whole_run, reporter=listener, resume=resume)["skipped"] is True
+        assert train(settings(), packed, held_out, whole_run, reporter=listener, resume=resume).skipped
     assert listener.text.count("nothing to do") == 2
     with pytest.raises(InputError, match=r"made with another settings.training.learning_rate: 0.001 there, 0.5 asked for"):
         train(settings(learning_rate=0.5), packed, held_out, whole_run, reporter=listener, resume=True)
@@ -204,9 +206,9 @@ def test_overwrite_starts_anew(packed, tmp_path) -> None:
     with pytest.raises(StoppedError):
         train(settings(), packed, None, out, reporter=StopAfter(5))
     first = train(settings(updates=3), packed, None, out, reporter=Reporter(quiet=True), overwrite=True)
-    assert first["updates"] == 3
+    assert first.training.updates == 3
     again = train(settings(updates=3), packed, None, out, reporter=Reporter(quiet=True), overwrite=True)
-    assert "skipped" not in again
+    assert not again.skipped
     assert list(checkpoint_digests(out)) == ["update-00000003.safetensors"]
     with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
         train(settings(), packed, None, out, reporter=Reporter(quiet=True), overwrite=True, resume=True)
@@ -239,7 +241,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed,
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path) -> None:
     listener = Listener()
-    plan = train(settings(), packed, held_out, tmp_path / "train", reporter=listener, dry_run=True)
+    plan = to_json(train(settings(), packed, held_out, tmp_path / "train", reporter=listener, dry_run=True))
+    assert plan["dry_run"] is True
     assert plan["accumulation_steps"] == 2
     assert plan["sequences_per_update"] == pytest.approx(8 * plan["packing_factor"])
     assert "2 x 4 packs" in listener.text
@@ -250,7 +253,8 @@ def test_the_realized_speedup_is_measured_and_changes_no_bit(packed, held_out, w
     listener = Listener()
     out = tmp_path / "train"
     summary = train(settings(measure_speedup=True), packed, held_out, out, reporter=listener)
-    assert summary["realized_speedup"] > 0
+    assert summary.training.realized_speedup > 0
+    assert to_json(summary) == json.loads((out / "training.json").read_text())
     assert "train: realized speed-up " in listener.text
     ends = [read_checkpoint(find_checkpoint(folder)).variables for folder in (out, whole_run)]
     assert all((value == ends[1][name]).all() for name, value in ends[0].items())
@@ -262,9 +266,9 @@ def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) ->
     easy = settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=6)
     listener = Listener()
     summary = train(easy, packed, held_out, tmp_path / "two", reporter=listener)
-    assert (summary["updates"], summary["reached_target"]) == (6, True)
+    assert (summary.training.updates, summary.training.reached_target) == (6, True)
     assert "target_masked_lm_accuracy = 0.001 is reached, the run ends" in listener.text
-    assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True)["skipped"]
+    assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True).skipped
 
 
 def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_path) -> None:
@@ -276,8 +280,8 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     (tmp_path / "examples" / "vocab.txt").write_text("word\n" * data.VOCABULARY)
     summary = train(start, unpacked, packed, tmp_path / "two", reporter=listener)
     assert "starts from the weights" in listener.text
-    assert summary["packing_factor"] == 1.0
-    assert summary["sequences"] == 2 * 16
+    assert summary.training.packing_factor == 1.0
+    assert summary.training.sequences == 2 * 16
     assert "sequences repeat" not in listener.text
     large = settings(global_batch_sequences=100, micro_batch_packs=10)
     train(large, unpacked, None, tmp_path / "three", reporter=listener, dry_run=True)

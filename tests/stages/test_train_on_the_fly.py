@@ -42,11 +42,11 @@ def test_a_stopped_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None
     case = make_case(tmp_path, seed=5)
     plan = {"data": case.records, "evaluation_data": None, "on_the_fly": case.plan}
     whole = train(SETTINGS, out=tmp_path / "whole", reporter=QUIET, **plan)
-    assert whole["sequences"] > len(case.sequences)
+    assert whole.training.sequences > len(case.sequences)
     with pytest.raises(StoppedError):
         train(SETTINGS, out=tmp_path / "stopped", reporter=StopAfter(6), **plan)
     resumed = train(SETTINGS, out=tmp_path / "stopped", reporter=QUIET, resume=True, **plan)
-    assert resumed["sequences"] == whole["sequences"]
+    assert resumed.training.sequences == whole.training.sequences
     assert last_checkpoint(tmp_path / "stopped") == last_checkpoint(tmp_path / "whole")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.model import bert
@@ -42,11 +43,13 @@ def checkpoint(tmp_path):
 def test_random_weights_on_random_sequences():
     stream = io.StringIO()
     result = verify_model(checkpoint=None, data=None, reporter=Reporter(stream))
-    assert result["sequences"] > result["packs"]
-    assert result["leak_comparisons"] > result["sequences"]
-    assert result["hidden_states"] < 1e-5
-    assert result["gradient"] < 1e-5
-    assert json.loads(json.dumps(result)) == result
+    assert result.sequences > result.packs
+    assert result.leak_comparisons > result.sequences
+    assert result.hidden_states < 1e-5
+    assert result.gradient < 1e-5
+    printed = to_json(result)
+    assert json.loads(json.dumps(printed)) == printed
+    assert printed["leaks"] == 0
     assert "leak probe" in stream.getvalue()
     assert verify_model(checkpoint=None, data=None, reporter=QUIET) == result
 
@@ -56,18 +59,18 @@ def test_checkpoint_on_data(tmp_path, checkpoint, kind):
     write = training_data.write_packed if kind == "packed" else training_data.write_unpacked
     data = write(tmp_path / "data", training_data.make_packs(13))
     result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=6)
-    assert result["sequences"] > result["packs"] > 1
-    assert result["masked_lm_logits"] < 1e-4
-    assert result["gradient"] < 1e-5
-    assert result["leaks"] == 0
+    assert result.sequences > result.packs > 1
+    assert result.masked_lm_logits < 1e-4
+    assert result.gradient < 1e-5
+    assert result.leaks == 0
 
 
 def test_packs_of_several_sequences_are_looked_for(tmp_path, checkpoint):
     packs = [pack for pack in training_data.make_packs(60) if len(pack) == 1] + training_data.make_packs(7)
     data = training_data.write_packed(tmp_path / "data", packs, shards=1)
     result = verify_model(checkpoint=checkpoint, data=data, reporter=QUIET, packs=4)
-    assert result["packs"] == 4
-    assert result["leak_comparisons"] > 0
+    assert result.packs == 4
+    assert result.leak_comparisons > 0
 
 
 def test_where_no_pack_holds_two_sequences_the_probe_says_so(tmp_path, checkpoint):
@@ -75,7 +78,7 @@ def test_where_no_pack_holds_two_sequences_the_probe_says_so(tmp_path, checkpoin
     stream = io.StringIO()
     data = training_data.write_packed(tmp_path / "data", packs, shards=1)
     result = verify_model(checkpoint=checkpoint, data=data, reporter=Reporter(stream), packs=4)
-    assert result["leak_comparisons"] == 0
+    assert result.leak_comparisons == 0
     assert "leak probe: nothing to compare" in stream.getvalue()
 
 

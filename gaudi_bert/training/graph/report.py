@@ -6,8 +6,8 @@ machine: the graphs are those that `TrainingStep.run` builds, with Gaudi's plain
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import tensorflow as tf
 
@@ -73,9 +73,10 @@ class GraphReport:
     peak_bytes: int
     cards: tuple[CardFit, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {"fit": not self.problems, **asdict(self)}
+    @property
+    def is_fit(self) -> bool:
+        """Whether nothing speaks against the graph."""
+        return not self.problems
 
 
 def report_on_step(

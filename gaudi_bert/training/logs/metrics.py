@@ -47,9 +47,9 @@ def figures_from_sums(sums: FloatArray) -> Figures:
     return Figures(
         loss=masked_lm_loss + next_sentence_loss,
         masked_lm_loss=masked_lm_loss,
-        masked_lm_accuracy=masked_correct / max(masked_count, 1.0),
+        masked_lm_accuracy=min(masked_correct / max(masked_count, 1.0), 1.0),
         next_sentence_loss=next_sentence_loss,
-        next_sentence_accuracy=next_correct / max(next_count, 1.0),
+        next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.evaluate import evaluate
 from gaudi_bert.stages.train import train
@@ -132,7 +133,7 @@ def test_one_process_goes_on_from_two_and_says_so(records, results, tmp_path, ca
     (stopped / "settings.json").write_text(json.dumps(saved))
     short = long_run.model_copy(update={"training": long_run.training.model_copy(update={"updates": 9})})
     summary = train(short, records / "train", None, stopped, reporter=Reporter(), resume=True)
-    assert (summary["updates"], summary["processes"]) == (9, 1)
+    assert (summary.training.updates, summary.training.processes) == (9, 1)
     assert "2 processes wrote the checkpoint, 1 go on" in capsys.readouterr().err
 
 
@@ -140,9 +141,9 @@ def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, 
     file = checkpoint_files(results / "trained" / "checkpoints")[-1]
     stored = read_checkpoint(file)
     stored.settings["training"]["threads"] = None  # this process has its threads
-    alone = evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=Reporter(quiet=True))
+    alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=Reporter(quiet=True)))
     together = ranks[0]["evaluated"]
-    assert ranks[1]["evaluated"] == {}
+    assert ranks[1]["evaluated"] is None
     assert together.keys() == alone.keys()
     for name, value in alone.items():
         assert together[name] == pytest.approx(value, abs=1e-9) if isinstance(value, float) else together[name] == value, (
@@ -153,7 +154,7 @@ def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, 
 def test_the_target_stops_the_run_for_both(ranks, results) -> None:
     assert ranks[0]["trained"]["reached_target"]
     assert ranks[0]["trained"]["updates"] < 12
-    assert (ranks[0]["trained"]["processes"], ranks[1]["trained"]) == (2, {})
+    assert (ranks[0]["trained"]["processes"], ranks[1]["trained"]) == (2, None)
     update = ranks[0]["trained"]["updates"]
     assert [file.name for file in checkpoint_files(results / "trained" / "checkpoints")] == [
         f"update-{update:08d}.safetensors"
