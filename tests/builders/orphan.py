@@ -1,6 +1,6 @@
 """A launcher that starts one watched process and sleeps, for `training/distributed/test_watchdog.py`.
 
-usage: python orphan.py stops|hangs   the watched process heeds a request to stop, or does not
+usage: python -m tests.builders.orphan stops|hangs   the watched process heeds a request to stop, or does not
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from gaudi_bert.training.distributed.watch_server import WatchServer
+from gaudi_bert.training.distributed.watchdog import Watchdog, connect_to_server
 
 
 def launch(kind: str) -> None:
-    with subprocess.Popen([sys.executable, __file__, kind, "watched"]):
+    with subprocess.Popen([sys.executable, "-m", "tests.builders.orphan", kind, "watched"]):
         time.sleep(600)
 
 
 def be_watched(kind: str) -> None:
-    from gaudi_bert.training.distributed.watch_server import WatchServer
-    from gaudi_bert.training.distributed.watchdog import Watchdog, connect_to_server
-
     def stop(number: int, frame: object) -> None:
         print("asked to stop", flush=True)
         if kind == "stops":

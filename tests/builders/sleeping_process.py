@@ -37,4 +37,4 @@ def sums_after_a_pause(*arguments):
 if __name__ == "__main__":
     step.pretraining_sums = sums_after_a_pause
     data, out = Path(sys.argv[1]), Path(sys.argv[2])
-    train(settings(stall_seconds=3), data / "train", None, out, reporter=Reporter(quiet=True))
+    train(settings(stall_seconds=10), data / "train", None, out, reporter=Reporter(quiet=True))

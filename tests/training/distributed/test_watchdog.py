@@ -6,15 +6,16 @@ import queue
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.training.distributed.watch_server import Member, WatchServer, judge
 from gaudi_bert.training.distributed.watchdog import Watchdog, connect_to_server, own_addresses
-from tests.builders import orphan
 
 STALL = 10.0
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def member(rank: int, *, heard: float = 100.0, moved: float = 100.0, arrivals: int = 7, **changes) -> Member:
@@ -146,8 +147,8 @@ def test_one_that_stands_still_is_named_to_itself_too() -> None:
 @pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has ended")])
 def test_a_process_ends_with_its_launcher(kind: str, last_words: str) -> None:
     """The launcher is killed; the pipe closes when the process that it started has ended too."""
-    command = [sys.executable, orphan.__file__, kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+    command = [sys.executable, "-m", "tests.builders.orphan", kind]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
         assert launcher.stdout is not None
         lines = iter(launcher.stdout)
         assert any(line == "ready\n" for line in lines)
