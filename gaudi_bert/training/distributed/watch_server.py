@@ -14,6 +14,9 @@ __all__ = ["Member", "Verdict", "WatchServer", "judge"]
 
 # Work that is said to be slow (building a graph, writing a checkpoint) has so many times as long.
 SLOW_WORK_FACTOR = 3
+# A process that has not spoken for so long (it does so twice a second) is not waited for when the run ends.
+SILENT_SECONDS = 3.0
+SENDING_SECONDS = 0.2
 
 
 @dataclass
@@ -155,13 +158,16 @@ class WatchServer(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until every process but rank 0 has left, failed, or heard the verdict, but no longer than `seconds`."""
+        """Wait until every process but rank 0 has left, failed, heard the verdict or fallen silent; at most `seconds`."""
         with self._changed:
             self._changed.wait_for(self._is_done, seconds)
+        time.sleep(SENDING_SECONDS)  # what was answered last is still on its way out
 
     def _is_done(self) -> bool:
         others = [member for rank, member in self._members.items() if rank]
-        return len(others) == self._size - 1 and all(member.told or member.state != "here" for member in others)
+        silent = time.monotonic() - SILENT_SECONDS
+        awaited = [each for each in others if each.state == "here" and not each.told and each.heard > silent]
+        return len(others) == self._size - 1 and not awaited
 
 
 class _Connection(socketserver.StreamRequestHandler):
