@@ -1,0 +1,113 @@
+"""The pages keep their promises: links lead somewhere, commands exist, and what exists is on a page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from gaudi_bert.cli.main import app
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PROSE = {page: re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S) for page in PAGES}
+LONGEST_LINE = 125
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its full name (`k8s status`), without `gaudi-bert`."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, prefix: tuple[str, ...]) -> None:
+        if hasattr(command, "commands"):
+            for inner, child in command.commands.items():
+                walk(child, (*prefix, inner))
+        else:
+            found[" ".join(prefix)] = command
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+COMMANDS = commands()
+
+
+def quoted_commands() -> Iterator[tuple[str, str]]:
+    """(page, command line) of each `gaudi-bert ...` line in a block of code."""
+    for page in PAGES:
+        for block in re.findall(r"```\w*\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S):
+            for line in block.splitlines():
+                match = re.match(r"(?:\.venv/bin/)?gaudi-bert (.*)", line.strip())
+                if match is not None:
+                    yield name(page), match[1]
+
+
+QUOTED = tuple(quoted_commands())
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", PROSE[page]):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{name(page)} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{name(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_line_is_too_long(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    long = [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE and not line.startswith("|")]
+    assert long == []
+
+
+@pytest.mark.parametrize(("page", "line"), QUOTED)
+def test_quoted_commands_exist(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)
+    parts = 2 if words[0] == "k8s" else 1
+    command = COMMANDS[" ".join(words[:parts])]
+    assert command.make_context(" ".join(words[:parts]), list(words[parts:])).params
+
+
+def test_commands_are_quoted_in_places() -> None:
+    assert len(QUOTED) > 30
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_on_a_page(command: str) -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    options = {
+        option
+        for parameter in COMMANDS[command].params
+        if parameter.param_type_name == "option"
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    first, *others = command.split()
+    reference = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in reference if re.search(rf"`gaudi-bert {first}\b", line)]
+    assert any(all(word in line for word in others) for line in lines)
+    assert {option for option in options if not re.search(rf"{option}\b", pages)} == set()
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()
