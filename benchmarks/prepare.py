@@ -25,6 +25,7 @@ from pathlib import Path
 
 from measuring import show
 
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PrepareSettings
 from gaudi_bert.stages.prepare import prepare
@@ -83,7 +84,7 @@ def ours(folder: Path, duplicates: int, google: str) -> Callable[[str], int]:
         )
         out = Path(tempfile.mkdtemp(dir=folder))
         made = prepare(settings, out, pipeline_folder=folder, reporter=QUIET, workers=1)
-        return int(made["splits"]["train"]["sequences"])
+        return int(to_json(made)["splits"]["train"]["sequences"])
 
     return run
 

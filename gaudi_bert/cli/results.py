@@ -13,7 +13,7 @@ from typing import Any
 
 from gaudi_bert.artefacts.model import Artefact
 from gaudi_bert.stages.model_results import EvaluateResult, GraphResult, TrainDryRun, TrainResult
-from gaudi_bert.stages.results import PackResult, PlanResult, ReportResult, VerifyResult
+from gaudi_bert.stages.results import PackResult, PlanResult, PreparedShard, PrepareResult, ReportResult, VerifyResult
 
 __all__ = ["to_json"]
 
@@ -40,6 +40,16 @@ def _(result: Any) -> list[Any]:
 @to_json.register
 def _(result: Artefact) -> dict[str, Any]:
     return result.as_json()
+
+
+@to_json.register
+def _(result: PrepareResult) -> dict[str, Any]:
+    return {**to_json(result.examples), **_fields(result, "examples")}
+
+
+@to_json.register
+def _(result: PreparedShard) -> dict[str, Any]:
+    return {"finished": False, **_fields(result)}
 
 
 @to_json.register

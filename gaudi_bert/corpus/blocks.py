@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.permutation import permutation
@@ -23,6 +25,7 @@ __all__ = [
     "Block",
     "Section",
     "SourceScan",
+    "Split",
     "choose_evaluation",
     "form_blocks",
     "form_sections",
@@ -32,6 +35,10 @@ __all__ = [
 
 BLOCK_CHARACTERS = 2 << 20
 PARTS_OF_SECTION = 4
+
+Split: TypeAlias = Literal["train", "evaluation"]
+Counts: TypeAlias = NDArray[np.int64]
+Chosen: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class SourceScan:
 
     source: Source
     text_format: TextFormat
-    document_characters: np.ndarray
+    document_characters: Counts
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Block:
 class Section:
     """Consecutive blocks and the output files (by number) that their examples go to."""
 
-    split: str
+    split: Split
     number: int
     blocks: tuple[Block, ...]
     parts: range
@@ -82,7 +89,7 @@ def scan_source(source: Source) -> SourceScan:
     return SourceScan(source, text_format, np.array(characters, dtype=np.int64))
 
 
-def choose_evaluation(documents: int, fraction: float, seed: int) -> np.ndarray:
+def choose_evaluation(documents: int, fraction: float, seed: int) -> Chosen:
     """bool [documents]: which are held out: `fraction` of them, at least one and not all; none where `fraction` is 0.
 
     Raises:
@@ -101,7 +108,7 @@ def choose_evaluation(documents: int, fraction: float, seed: int) -> np.ndarray:
     return held_out
 
 
-def form_blocks(characters: np.ndarray, chosen: np.ndarray) -> list[Block]:
+def form_blocks(characters: Counts, chosen: Chosen) -> list[Block]:
     """The blocks of the `chosen` documents (bool [documents]), each of at least two documents where there are so many."""
     blocks: list[Block] = []
     first, size, count = -1, 0, 0
@@ -119,7 +126,7 @@ def form_blocks(characters: np.ndarray, chosen: np.ndarray) -> list[Block]:
     return blocks
 
 
-def form_sections(split: str, blocks: Sequence[Block], parts: int) -> list[Section]:
+def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Section]:
     """Deal consecutive blocks to sections of about `PARTS_OF_SECTION` output files, by their share of the characters."""
     count = min(-(-parts // PARTS_OF_SECTION), len(blocks))
     borders = [section * parts // count for section in range(count + 1)]
@@ -138,7 +145,7 @@ def form_sections(split: str, blocks: Sequence[Block], parts: int) -> list[Secti
 
 
 def read_blocks(
-    scans: Sequence[SourceScan], chosen: np.ndarray, blocks: Sequence[Block]
+    scans: Sequence[SourceScan], chosen: Chosen, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, list[list[str]]]]:
     """The documents of consecutive `blocks`, reading only the sources that hold some of them.
 

@@ -9,9 +9,12 @@ Letters of shapes: N sequences, L slots, P masked positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.common.permutation import philox
 from gaudi_bert.corpus.masking import mask_sequences, prediction_counts
@@ -21,7 +24,19 @@ from gaudi_bert.corpus.tokens import TokenBlock, tokenize_documents
 from gaudi_bert.corpus.vocabulary import Vocabulary
 from gaudi_bert.records.write.rows import encode_rows
 
-__all__ = ["BlockExamples", "BlockJob", "ExampleColumns", "ExampleSettings", "assemble_columns", "make_examples"]
+__all__ = [
+    "BlockExamples",
+    "BlockJob",
+    "ExampleColumns",
+    "ExampleCounts",
+    "ExampleSettings",
+    "assemble_columns",
+    "make_examples",
+]
+
+Integers: TypeAlias = NDArray[np.int64]
+Slots: TypeAlias = NDArray[np.int32]
+Flags: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -43,13 +58,30 @@ class ExampleSettings:
 class ExampleColumns:
     """N examples as matrices: int32 [N, L] and [N, P]; lengths, counts and labels int64 [N]."""
 
-    input_ids: np.ndarray
-    segment_ids: np.ndarray
-    lengths: np.ndarray
-    masked_lm_positions: np.ndarray
-    masked_lm_ids: np.ndarray
-    masked_counts: np.ndarray
-    next_sentence_labels: np.ndarray
+    input_ids: Slots
+    segment_ids: Slots
+    lengths: Integers
+    masked_lm_positions: Slots
+    masked_lm_ids: Slots
+    masked_counts: Integers
+    next_sentence_labels: Integers
+
+
+@dataclass(frozen=True)
+class ExampleCounts:
+    """What was counted on the way from text to examples; counts of several blocks are added with `+`."""
+
+    text_documents: int = 0
+    text_sentences: int = 0
+    text_tokens: int = 0
+    unknown_tokens: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    random_next: int = 0
+    masked: int = 0
+
+    def __add__(self, other: ExampleCounts) -> ExampleCounts:
+        return ExampleCounts(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -59,12 +91,12 @@ class BlockExamples:
     Args:
         frames: the bytes.
         lengths: int64 [records], bytes of each.
-        figures: what was counted on the way, to be added up.
+        counts: what was counted on the way.
     """
 
     frames: bytes
-    lengths: np.ndarray
-    figures: dict[str, int]
+    lengths: Integers
+    counts: ExampleCounts
 
 
 @dataclass(frozen=True)
@@ -82,8 +114,7 @@ def make_examples(job: BlockJob) -> BlockExamples:
     settings = job.settings
     block = tokenize_documents(job.documents, settings.vocabulary, settings.lower_case)
     unknown = int(np.count_nonzero(block.tokens == settings.vocabulary.number("[UNK]")))
-    figures = {"text_documents": block.documents, "text_sentences": block.sentences, "text_tokens": len(block.tokens)}
-    figures |= {"unknown_tokens": unknown, "sequences": 0, "tokens": 0, "random_next": 0, "masked": 0}
+    counts = ExampleCounts(block.documents, block.sentences, len(block.tokens), unknown)
     frames = [np.zeros(0, dtype=np.uint8)]
     lengths = [np.zeros(0, dtype=np.int64)]
     for duplicate in range(settings.duplicates if block.documents else 0):
@@ -91,11 +122,13 @@ def make_examples(job: BlockJob) -> BlockExamples:
         records, record_lengths = _encode(columns)
         frames.append(records)
         lengths.append(record_lengths)
-        figures["sequences"] += len(columns.lengths)
-        figures["tokens"] += int(columns.lengths.sum())
-        figures["random_next"] += int(columns.next_sentence_labels.sum())
-        figures["masked"] += int(columns.masked_counts.sum())
-    return BlockExamples(np.concatenate(frames).tobytes(), np.concatenate(lengths), figures)
+        counts += ExampleCounts(
+            sequences=len(columns.lengths),
+            tokens=int(columns.lengths.sum()),
+            random_next=int(columns.next_sentence_labels.sum()),
+            masked=int(columns.masked_counts.sum()),
+        )
+    return BlockExamples(np.concatenate(frames).tobytes(), np.concatenate(lengths), counts)
 
 
 def _columns_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> ExampleColumns:
@@ -151,12 +184,12 @@ def assemble_columns(
 
 
 def _copy_runs(
-    tokens: np.ndarray,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    input_ids_NL: np.ndarray,
-    candidates_NL: np.ndarray,
-    columns: np.ndarray,
+    tokens: Slots,
+    starts: Integers,
+    lengths: Integers,
+    input_ids_NL: Slots,
+    candidates_NL: Flags,
+    columns: Integers,
 ) -> None:
     """Copy `tokens[starts[n] : starts[n] + lengths[n]]` into row n from `columns[n]` on."""
     rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -166,7 +199,7 @@ def _copy_runs(
     candidates_NL[rows, places] = True
 
 
-def _encode(columns: ExampleColumns) -> tuple[np.ndarray, np.ndarray]:
+def _encode(columns: ExampleColumns) -> tuple[NDArray[np.uint8], Integers]:
     """The framed records, and the bytes of each."""
     slots, predictions = columns.input_ids.shape[1], columns.masked_lm_ids.shape[1]
     return encode_rows(

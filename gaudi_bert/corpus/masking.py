@@ -12,10 +12,17 @@ Letters of shapes: N sequences, L slots, P masked positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["MaskedSequences", "mask_sequences", "prediction_counts"]
+
+Integers: TypeAlias = NDArray[np.int64]
+Slots: TypeAlias = NDArray[np.int32]
+Flags: TypeAlias = NDArray[np.bool_]
+Keys: TypeAlias = NDArray[np.uint64]
 
 _NEVER = np.uint64(2**64 - 1)
 _MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
@@ -32,13 +39,13 @@ class MaskedSequences:
         counts: int64 [N], how many positions are used.
     """
 
-    input_ids: np.ndarray
-    positions: np.ndarray
-    ids: np.ndarray
-    counts: np.ndarray
+    input_ids: Slots
+    positions: Slots
+    ids: Slots
+    counts: Integers
 
 
-def prediction_counts(lengths: np.ndarray, probability: float, max_predictions: int) -> np.ndarray:
+def prediction_counts(lengths: Integers, probability: float, max_predictions: int) -> Integers:
     """How many tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
     rounded = np.rint(lengths * probability).astype(np.int64)
     candidates = np.maximum(lengths - 3, 0)
@@ -46,14 +53,14 @@ def prediction_counts(lengths: np.ndarray, probability: float, max_predictions: 
 
 
 def mask_sequences(
-    input_ids_NL: np.ndarray,
-    candidates_NL: np.ndarray,
-    counts: np.ndarray,
+    input_ids_NL: Slots,
+    candidates_NL: Flags,
+    counts: Integers,
     max_predictions: int,
     mask_id: int,
     vocabulary_size: int,
     generator: np.random.Philox,
-    word_starts_NL: np.ndarray | None = None,
+    word_starts_NL: Flags | None = None,
 ) -> MaskedSequences:
     """Choose and replace tokens.
 
@@ -85,7 +92,7 @@ def mask_sequences(
     return MaskedSequences(masked_NL, positions_NP, ids_NP, used)
 
 
-def _smallest_keys(keys_NL: np.ndarray, counts: np.ndarray, max_predictions: int) -> np.ndarray:
+def _smallest_keys(keys_NL: Keys, counts: Integers, max_predictions: int) -> Flags:
     """bool [N, L]: the `counts[n]` smallest keys of each row."""
     most = min(max_predictions, keys_NL.shape[1])
     smallest_NP = np.sort(np.partition(keys_NL, most - 1, axis=1)[:, :most], axis=1)
@@ -93,7 +100,7 @@ def _smallest_keys(keys_NL: np.ndarray, counts: np.ndarray, max_predictions: int
     return (keys_NL <= last_N) & (counts > 0)[:, None] & (keys_NL != _NEVER)
 
 
-def _whole_words(keys_NL: np.ndarray, starts_NL: np.ndarray, candidates_NL: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _whole_words(keys_NL: Keys, starts_NL: Flags, candidates_NL: Flags, counts: Integers) -> Flags:
     """bool [N, L]: whole words in the order of the keys of their first tokens; one that does not fit is passed over."""
     chosen_NL = np.zeros(keys_NL.shape, dtype=bool)
     for row in range(len(counts)):
@@ -112,7 +119,7 @@ def _whole_words(keys_NL: np.ndarray, starts_NL: np.ndarray, candidates_NL: np.n
     return chosen_NL
 
 
-def _replacements(original: np.ndarray, mask_id: int, vocabulary_size: int, generator: np.random.Philox) -> np.ndarray:
+def _replacements(original: Slots, mask_id: int, vocabulary_size: int, generator: np.random.Philox) -> Slots:
     """What stands in the place of each chosen token."""
     choice = (generator.random_raw(len(original)) >> np.uint64(11)) * 2.0**-53
     drawn = ((generator.random_raw(len(original)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)

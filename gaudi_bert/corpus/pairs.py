@@ -14,13 +14,17 @@ were in front is a sum of fair coins.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.corpus.randomness import RandomStream
 from gaudi_bert.corpus.tokens import TokenBlock
 
 __all__ = ["SPECIAL_TOKENS_IN_PAIR", "SegmentPairs", "choose_pairs", "kept_tokens"]
+
+Integers: TypeAlias = NDArray[np.int64]
 
 SPECIAL_TOKENS_IN_PAIR = 3
 _SHORTEST_PAIR = 2
@@ -37,11 +41,11 @@ class SegmentPairs:
         labels: 0 = B really follows A, 1 = B is from another document.
     """
 
-    first_start: np.ndarray
-    first_stop: np.ndarray
-    second_start: np.ndarray
-    second_stop: np.ndarray
-    labels: np.ndarray
+    first_start: Integers
+    first_stop: Integers
+    second_start: Integers
+    second_stop: Integers
+    labels: Integers
 
     def __len__(self) -> int:
         return len(self.labels)

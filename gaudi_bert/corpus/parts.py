@@ -6,23 +6,41 @@ one to the files of the section. So the examples of one document lie in several 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.permutation import permutation
 from gaudi_bert.corpus.blocks import Section
-from gaudi_bert.corpus.examples import BlockExamples
+from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
 
-__all__ = ["SHUFFLE_BYTES", "part_name", "write_section"]
+__all__ = ["SHUFFLE_BYTES", "WrittenPart", "WrittenSection", "part_name", "write_section"]
 
 SHUFFLE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """An output file."""
+
+    name: str
+    sequences: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class WrittenSection:
+    """What became of the text of a section, and its files."""
+
+    counts: ExampleCounts
+    files: tuple[WrittenPart, ...]
 
 
 def part_name(part: int, parts: int) -> str:
@@ -32,7 +50,7 @@ def part_name(part: int, parts: int) -> str:
 
 def write_section(
     section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
-) -> dict[str, Any]:
+) -> WrittenSection:
     """Write the output files of `section` into `folder`; each appears whole or not at all.
 
     Args:
@@ -42,14 +60,11 @@ def write_section(
         parts: how many files the whole split has.
         seed: fixes the order.
 
-    Returns:
-        What was counted, and the `files` with their sequences and bytes.
-
     Raises:
         InputError: there are fewer examples than files.
         FailedError: a file cannot be written.
     """
-    figures: Counter[str] = Counter()
+    counts = ExampleCounts()
     names = [part_name(part, parts) for part in section.parts]
     dealt = np.zeros((len(names), 2), dtype=np.int64)
     with ExitStack() as stack:
@@ -57,7 +72,7 @@ def write_section(
         buffer: list[BlockExamples] = []
         flushes = 0
         for block in examples:
-            figures.update(block.figures)
+            counts += block.counts
             buffer.append(block)
             if sum(len(held.frames) for held in buffer) >= SHUFFLE_BYTES:
                 _deal(buffer, handles, dealt, seed, section, flushes)
@@ -68,15 +83,19 @@ def write_section(
                 f"prepare.shards = {parts}: the text of {section.split} gives only {dealt[:, 0].sum()} examples for "
                 f"{len(names)} files; ask for fewer shards, or give more text"
             )
-    files = [
-        {"name": name, "sequences": int(count), "bytes": int(size)} for name, (count, size) in zip(names, dealt, strict=True)
-    ]
-    return {**figures, "files": files}
+    files = tuple(WrittenPart(name, int(count), int(size)) for name, (count, size) in zip(names, dealt, strict=True))
+    return WrittenSection(counts, files)
 
 
 def _deal(
-    buffer: list[BlockExamples], handles: list[Any], dealt: np.ndarray, seed: int, section: Section, flush: int
+    buffer: Sequence[BlockExamples],
+    handles: Sequence[BinaryIO],
+    dealt: NDArray[np.int64],
+    seed: int,
+    section: Section,
+    flush: int,
 ) -> None:
+    """Deal the examples of `buffer`; `dealt` [files, 2] counts the examples and bytes that each file has."""
     if not buffer:
         return
     views = [memoryview(held.frames) for held in buffer]

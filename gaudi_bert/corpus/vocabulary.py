@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.common.errors import InputError
 
@@ -52,7 +53,7 @@ class Vocabulary:
         """The SHA-256 of vocab.txt."""
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
-    def continuations(self) -> np.ndarray:
+    def continuations(self) -> NDArray[np.bool_]:
         """bool [vocabulary]: which tokens continue a word (`##...`)."""
         return np.array([token.startswith("##") for token in self.tokens], dtype=bool)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
 from gaudi_bert.reporting.figures import percent
@@ -149,7 +150,7 @@ _CURVES = {
 }
 
 
-def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> np.ndarray | None:
+def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray[np.int64] | None:
     """int64 [L]: packs that hold 1, 2, ..., L tokens; None where there is no plan."""
     if mixture is None:
         return None

@@ -16,28 +16,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
+from gaudi_bert.artefacts.examples import (
+    EXAMPLES_NAME,
+    PreparedExamples,
+    PreparedFile,
+    PreparedSection,
+    PreparedVocabulary,
+    TextSource,
+    read_prepared_examples,
+    read_section,
+    section_path,
+    write_examples,
+)
 from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import exclusive_lock, read_json, write_json, write_text
+from gaudi_bert.common.files import exclusive_lock, write_json, write_text
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config import PrepareSettings
+from gaudi_bert.stages.results import PreparedShard, PrepareResult
 
 if TYPE_CHECKING:
-    from gaudi_bert.corpus.blocks import Block, Section, SourceScan
+    from gaudi_bert.corpus.blocks import Block, Section, SourceScan, Split
     from gaudi_bert.corpus.examples import BlockExamples, ExampleSettings
     from gaudi_bert.corpus.sources import Source
     from gaudi_bert.corpus.vocabulary import Vocabulary
 
 __all__ = ["prepare"]
 
-FORMAT_VERSION = 1
 # A vocabulary is trained on about this much of the training text, taken evenly over all of it.
 VOCABULARY_CHARACTERS = 256 << 20
 
@@ -47,12 +60,12 @@ class _Corpus:
     """The scanned text and how it is divided."""
 
     scans: Sequence[SourceScan]
-    held_out: np.ndarray
-    blocks: dict[str, list[Block]]
-    parts: dict[str, int]
+    held_out: NDArray[np.bool_]
+    blocks: dict[Split, list[Block]]
+    parts: dict[Split, int]
     sections: list[Section]
 
-    def chosen(self, split: str) -> np.ndarray:
+    def chosen(self, split: str) -> NDArray[np.bool_]:
         """bool [documents]: those of `split`."""
         return self.held_out if split == "evaluation" else ~self.held_out
 
@@ -66,7 +79,7 @@ def prepare(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
-) -> dict[str, Any]:
+) -> PrepareResult | PreparedShard:
     """Make the examples.
 
     Args:
@@ -93,11 +106,10 @@ def prepare(
     texts = [settings.text] if isinstance(settings.text, str) else list(settings.text)
     sources = find_sources(texts, pipeline_folder)
     given = _given_vocabulary(settings, pipeline_folder)
-    final = out / "examples.json"
     is_new = not settings_path(out).exists()
-    if begin_artefact(out, final, _signature(settings, sources, given), overwrite):
+    if begin_artefact(out, out / EXAMPLES_NAME, _signature(settings, sources, given), overwrite):
         reporter.say(f"{out}: already made from this text and these settings, nothing to do")
-        return {**read_json(final), "skipped": True}
+        return PrepareResult(read_prepared_examples(out), skipped=True)
     workers = workers or default_workers()
     try:
         corpus = _scan(settings, sources, reporter, workers)
@@ -149,7 +161,10 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Report
         reporter.say(f"{count} {'source' if count == 1 else 'sources'}: {text_format}")
     characters = np.concatenate([scan.document_characters for scan in scans])
     held_out = choose_evaluation(len(characters), settings.evaluation_fraction, settings.seed)
-    blocks = {"train": form_blocks(characters, ~held_out), "evaluation": form_blocks(characters, held_out)}
+    blocks: dict[Split, list[Block]] = {
+        "train": form_blocks(characters, ~held_out),
+        "evaluation": form_blocks(characters, held_out),
+    }
     wanted = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
     documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
     # Every document gives at least one example for each duplicate, so that no file stays empty.
@@ -202,17 +217,13 @@ def _example_settings(settings: PrepareSettings, vocabulary: Vocabulary) -> Exam
     )
 
 
-def _section_path(section: Section, out: Path) -> Path:
-    return out / "sections" / f"{section.split}-{section.number:05d}.json"
-
-
 def _make_section(
     section: Section, corpus: _Corpus, settings: ExampleSettings, out: Path, reporter: Reporter, workers: int
 ) -> None:
     """Make the files of `section`, unless an earlier run did; its summary is written last."""
     from gaudi_bert.corpus.parts import write_section
 
-    path = _section_path(section, out)
+    path = section_path(out, section.split, section.number)
     what = f"{section.split} section {section.number}"
     if path.exists():
         reporter.say(f"{what}: already made")
@@ -220,8 +231,9 @@ def _make_section(
     characters = sum(block.characters for block in section.blocks)
     with exclusive_lock(path, what), reporter.task(what, characters, "characters") as task:
         examples = _examples(section, corpus, settings, task, workers)
-        figures = write_section(section, examples, out / section.split, corpus.parts[section.split], settings.seed)
-    write_json(path, figures)
+        written = write_section(section, examples, out / section.split, corpus.parts[section.split], settings.seed)
+    files = tuple(PreparedFile(**asdict(file)) for file in written.files)
+    write_json(path, PreparedSection(**asdict(written.counts), files=files).as_json())
 
 
 def _examples(
@@ -239,37 +251,35 @@ def _examples(
         yield examples
 
 
-def _finish(corpus: _Corpus, vocabulary: Vocabulary, trained: bool, out: Path, reporter: Reporter) -> dict[str, Any]:
+def _finish(
+    corpus: _Corpus, vocabulary: Vocabulary, trained: bool, out: Path, reporter: Reporter
+) -> PrepareResult | PreparedShard:
     """Write examples.json when all sections are there."""
-    missing = [section for section in corpus.sections if not _section_path(section, out).exists()]
+    paths = {section: section_path(out, section.split, section.number) for section in corpus.sections}
+    missing = [section for section, path in paths.items() if not path.exists()]
     if missing:
-        names = [f"{section.split} {section.number}" for section in missing]
         reporter.say(f"{out}: {len(missing)} of {len(corpus.sections)} sections are left to other shards")
-        return {"finished": False, "missing_sections": names}
-    splits = {split: _split_summary(split, corpus, out) for split in corpus.blocks if corpus.blocks[split]}
-    summary = {
-        "format_version": FORMAT_VERSION,
-        "vocabulary": {"size": len(vocabulary), "sha256": vocabulary.sha256, "trained": trained},
-        "sources": [
-            {"name": scan.source.name, "format": str(scan.text_format), "documents": len(scan.document_characters)}
-            for scan in corpus.scans
-        ],
-        "splits": splits,
+        return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
+    made = {
+        split: [read_section(path) for section, path in paths.items() if section.split == split] for split in corpus.blocks
     }
-    write_json(out / "examples.json", summary)
-    for split, figures in splits.items():
-        reporter.say(
-            f"{split}: {figures['sequences']:,} sequences, {figures['tokens']:,} tokens, {len(figures['files'])} files"
-        )
-    return {**summary, "skipped": False}
+    content = PreparedExamples(
+        vocabulary=PreparedVocabulary(size=len(vocabulary), sha256=vocabulary.sha256, trained=trained),
+        sources=tuple(
+            TextSource(name=scan.source.name, format=str(scan.text_format), documents=len(scan.document_characters))
+            for scan in corpus.scans
+        ),
+        splits={split: _sum_of(sections) for split, sections in made.items() if sections},
+    )
+    write_examples(out, content)
+    for split, figures in content.splits.items():
+        reporter.say(f"{split}: {figures.sequences:,} sequences, {figures.tokens:,} tokens, {len(figures.files)} files")
+    return PrepareResult(content, skipped=False)
 
 
-def _split_summary(split: str, corpus: _Corpus, out: Path) -> dict[str, Any]:
+def _sum_of(sections: Sequence[PreparedSection]) -> PreparedSection:
+    """The figures of a whole split."""
     figures: Counter[str] = Counter()
-    files: list[dict[str, Any]] = []
-    for section in corpus.sections:
-        if section.split == split:
-            made = read_json(_section_path(section, out))
-            files.extend(made.pop("files"))
-            figures.update(made)
-    return {**figures, "files": files}
+    for section in sections:
+        figures.update(section.model_dump(exclude={"files"}))
+    return PreparedSection(**figures, files=tuple(file for section in sections for file in section.files))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.plan import PlanTotals
 from gaudi_bert.artefacts.verification import Verification
 
@@ -17,10 +18,27 @@ __all__ = [
     "HistogramResult",
     "PackResult",
     "PlanResult",
+    "PrepareResult",
+    "PreparedShard",
     "ReportResult",
     "VerifyResult",
     "WriteResult",
 ]
+
+
+@dataclass(frozen=True)
+class PrepareResult:
+    """Finished examples."""
+
+    examples: PreparedExamples
+    skipped: bool
+
+
+@dataclass(frozen=True)
+class PreparedShard:
+    """One shard of examples that are not finished: the sections that are left to other shards."""
+
+    missing_sections: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -105,10 +106,10 @@ def test_records_are_what_tensorflow_writes() -> None:
 def test_figures_add_up() -> None:
     made = make_examples(BlockJob(documents_of(2), "train", 0, settings_of()))
     examples = [decode_example(payload) for payload in payloads(made)]
-    assert made.figures == {
+    assert asdict(made.counts) == {
         "text_documents": 7,
         "text_sentences": sum(map(len, documents_of(2))),
-        "text_tokens": made.figures["text_tokens"],
+        "text_tokens": made.counts.text_tokens,
         "unknown_tokens": 0,
         "sequences": len(examples),
         "tokens": sum(int(example["input_mask"].sum()) for example in examples),
@@ -130,7 +131,7 @@ def test_duplicates_differ_and_all_depends_on_seed_split_and_block() -> None:
 
 def test_text_that_leaves_no_token_makes_nothing() -> None:
     nothing = make_examples(BlockJob([["\u200b", " "], ["\x07"]], "train", 0, settings_of()))
-    assert (nothing.frames, len(nothing.lengths), nothing.figures["sequences"]) == (b"", 0, 0)
+    assert (nothing.frames, len(nothing.lengths), nothing.counts.sequences) == (b"", 0, 0)
     some = tokenize_documents([["\u200b"], ["w1", "\x07", "w2"], [], ["w39"]], VOCABULARY, True)
     assert some.document_starts.tolist() == [0, 2, 3]
     assert some.sentence_starts.tolist() == [0, 1, 2, 4]
@@ -154,7 +155,7 @@ def test_on_real_text_statistics_are_those_of_the_published_script(shared_data: 
     sources = find_sources([str(Path(str(shared_data)) / "wiki-sample" / "text-*.txt")], Path())
     documents = [document for source in sources for document in read_documents(source, detect_format(source))]
     chosen = settings_of(vocabulary=vocabulary, max_sequence_length=128, max_predictions=20, seed=12345)
-    figures = make_examples(BlockJob(documents, "train", 0, chosen)).figures
+    figures = asdict(make_examples(BlockJob(documents, "train", 0, chosen)).counts)
     assert figures["text_documents"] == 78, json.dumps(figures)
     assert figures["text_sentences"] == 15065
     # Short targets are drawn once a document, so few documents spread widely: three standard deviations are allowed.

@@ -8,7 +8,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.corpus import parts as module
 from gaudi_bert.corpus.blocks import Block, Section
-from gaudi_bert.corpus.examples import BlockExamples
+from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
 from gaudi_bert.corpus.parts import part_name, write_section
 from gaudi_bert.records.wire.framing import frame, read_records
 
@@ -18,7 +18,7 @@ SECTION = Section("train", 1, (Block(3, 0, 5, 100),), range(4, 7))
 def block(*payloads: bytes) -> BlockExamples:
     frames = [frame(payload) for payload in payloads]
     return BlockExamples(
-        b"".join(frames), np.array([len(record) for record in frames], dtype=np.int64), {"sequences": len(frames)}
+        b"".join(frames), np.array([len(record) for record in frames], dtype=np.int64), ExampleCounts(sequences=len(frames))
     )
 
 
@@ -37,7 +37,7 @@ def test_every_example_is_in_one_file_and_files_are_even(
 ) -> None:
     monkeypatch.setattr(module, "SHUFFLE_BYTES", shuffle_bytes)
     given = blocks((7, 0, 13, 1, 11))
-    figures = write_section(SECTION, iter(given), tmp_path, 9, seed=5)
+    section = write_section(SECTION, iter(given), tmp_path, 9, seed=5)
     found = written(tmp_path)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [part_name(part, 9) for part in (4, 5, 6)]
     assert [len(records) for records in found] == [11, 11, 10]
@@ -47,8 +47,8 @@ def test_every_example_is_in_one_file_and_files_are_even(
         for payload in (f"{number}-{place}".encode() * (1 + place % 3) for place in range(size))
     ]
     assert sorted(payload for records in found for payload in records) == sorted(expected)
-    assert figures["sequences"] == 32
-    assert [(file["name"], file["sequences"], file["bytes"]) for file in figures["files"]] == [
+    assert section.counts.sequences == 32
+    assert [(file.name, file.sequences, file.bytes) for file in section.files] == [
         (path.name, len(records), path.stat().st_size)
         for path, records in zip(sorted(tmp_path.iterdir()), found, strict=True)
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PrepareSettings
@@ -54,7 +55,7 @@ def run(
     **changes: Any,
 ) -> dict[str, Any]:
     settings = PrepareSettings(**{**SMALL, **changes})
-    return prepare(
+    result = prepare(
         settings,
         folder / out,
         pipeline_folder=folder,
@@ -63,6 +64,8 @@ def run(
         overwrite=overwrite,
         workers=workers,
     )
+    printed: dict[str, Any] = to_json(result)
+    return printed
 
 
 def content(folder: Path) -> dict[str, bytes]:
