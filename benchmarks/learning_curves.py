@@ -41,6 +41,7 @@ from learning_curves_summary import print_summary
 
 from gaudi_bert.common.files import write_json, write_text
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from gaudi_bert.config import PackingSettings, PrepareSettings, TrainingSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -209,7 +210,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep data and finished runs here; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=DOCS, help="where the picture and the numbers go")
     arguments = parser.parse_args()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    prepare_tensorflow()
     numbers, picture = arguments.out / "learning-curves.json", arguments.out / "learning-curves.svg"
     if not arguments.redraw:
         with tempfile.TemporaryDirectory() as temporary:

@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from measuring import show, timed
 
+from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+
 SECTIONS = ("speed-up", "transformers", "utilisation", "input", "scaling")
 MATRIX = 4096
 BASE_ROWS, SMALL_ROWS = 4, 8
@@ -61,7 +63,7 @@ def ratio(above: Times, below: Times, factor: float = 1.0) -> Times:
 
 def measure_speed_up(records: Any, rounds: int) -> None:
     """What of the packing factor arrives."""
-    from tests.builders.training_data import BASE_LIKE, Trainer
+    from training_data import BASE_LIKE, Trainer
 
     print(f"\nrealized speed-up, {BASE_LIKE.num_hidden_layers} layers of BERT-base, {BASE_ROWS} rows an update")
     trainers = {
@@ -80,9 +82,8 @@ def measure_speed_up(records: Any, rounds: int) -> None:
 def measure_transformers(records: Any, rounds: int) -> None:
     """Real tokens a second beside PyTorch's."""
     import torch
+    from training_data import SMALL, Trainer, unpacked_batches
     from training_pytorch import TransformersTrainer
-
-    from tests.builders.training_data import SMALL, Trainer, unpacked_batches
 
     torch.set_num_threads(os.cpu_count() or 1)
     batches = unpacked_batches(records.unpacked, SMALL_ROWS, 8)
@@ -108,7 +109,7 @@ def measure_transformers(records: Any, rounds: int) -> None:
 
 def measure_utilisation(records: Any, rounds: int) -> None:
     """How much of the processor's matrix peak a step uses, in float32 and in bfloat16."""
-    from tests.builders.training_data import BASE_LIKE, Trainer, training_flops_a_row
+    from training_data import BASE_LIKE, Trainer, training_flops_a_row
 
     has_bfloat16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     kinds = ("float32", "bfloat16") if has_bfloat16 else ("float32",)
@@ -150,7 +151,7 @@ def matrix_product(kind: str) -> Callable[[], Any]:
 
 def measure_input(records: Any, rounds: int) -> None:
     """The share of the time that a step waits for its batch."""
-    from tests.builders.training_data import SMALL, TINY, Trainer
+    from training_data import SMALL, TINY, Trainer
 
     print("\ninput: share of the time spent waiting for the next batch (reading, parsing, checking)")
     for name, config, updates in (("2 layers, hidden 128", TINY, 20), ("4 layers, hidden 256", SMALL, 5)):
@@ -179,8 +180,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tests.builders.training_data import make_records
+    prepare_tensorflow()
+    from training_data import make_records
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

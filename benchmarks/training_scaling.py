@@ -52,11 +52,12 @@ def run_processes(folder: Path, processes: int, threads: int) -> float:
 
 def work(folder: Path, threads: int) -> None:
     """Be one of the processes."""
+    from training_data import SMALL, Trainer
+
     from gaudi_bert.config import TrainingSettings
     from gaudi_bert.training.device import open_device
     from gaudi_bert.training.distributed.connect import connect
     from gaudi_bert.training.input.source import open_source
-    from tests.builders.training_data import SMALL, Trainer
 
     settings = TrainingSettings(device="cpu", threads=threads)
     communicator = connect(settings)

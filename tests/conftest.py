@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from tests.builders.properties import register_profiles
 
 register_profiles()
+prepare_tensorflow()  # tests that import TensorFlow themselves run as the product does
 
 ROOT = Path(__file__).resolve().parent.parent
 

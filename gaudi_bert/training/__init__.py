@@ -1,6 +1,5 @@
 """Training: input, optimisers, the update, the loop, checkpoints, metrics, evaluation. TensorFlow."""
 
-import os
+from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 
-# TensorFlow reports every step of its graph optimisers, and quotes damaged records; our own errors say it in one line.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+prepare_tensorflow()
