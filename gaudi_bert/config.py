@@ -12,10 +12,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.yaml_text import parse_yaml
 
 __all__ = [
     "ALGORITHMS",
@@ -61,18 +70,36 @@ def parse_quantity(value: object) -> object:
     return text
 
 
+def parse_depth(value: object) -> object:
+    """A whole number in its range, as it is or as text, or `max`; all else is refused in one piece."""
+    number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
+    if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
+        raise ValueError(f"give a whole number from 1 to {MOST_DEPTH:,}, or `max` for no limit")
+    return number
+
+
 Quantity = Annotated[str, BeforeValidator(parse_quantity)]
 KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 ImageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]*[a-z0-9]$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
-Depth = Annotated[int, Field(ge=1, le=1024)] | Literal["max"]
+MOST_DEPTH = 1024
+Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
 
 
 class Settings(BaseModel):
     """Base of all settings: frozen, no unknown keys, finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """`true` is no 1: pydantic would take it for one."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
+            raise ValueError("give a value, not true or false")
+        return value
 
 
 class PrepareSettings(Settings):
@@ -101,7 +128,7 @@ class PackingSettings(Settings):
     """How sequences are packed into rows."""
 
     algorithm: Algorithm = "nnls"
-    depth: Depth = Field(3, description="most sequences a pack, or `max`")
+    depth: Depth = Field(3, description="most sequences per pack, at most 1,024; or `max` for no limit")
     leftovers: Literal["best-fit", "complement"] = Field(
         "best-fit", description="nnls only: what the loop leaves over is packed by best fit, or padded as published"
     )
@@ -428,11 +455,11 @@ def load_pipeline(path: Path | str | None, overrides: Iterable[str] = ()) -> Pip
     mapping: Any = {}
     if path is not None:
         try:
-            mapping = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            mapping = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
         except OSError as error:
             raise InputError(f"{path}: cannot read the pipeline file: {error.strerror}; check the path") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a YAML file: {error}") from error
         if mapping is None:
             mapping = {}
         if not isinstance(mapping, dict):
@@ -457,37 +484,34 @@ def pipeline_from_mapping(mapping: Mapping[str, Any], source: str) -> PipelineSe
 def _apply_override(mapping: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
-        raise InputError(f"--set {override}: write it as key.path=value, for example packing.depth=4")
+        raise InputError(f"--set {shortened(override)}: write it as key.path=value, for example packing.depth=4")
     *parents, last = key.strip().split(".")
     for parent in parents:
         if mapping.get(parent) is None:
             mapping[parent] = {}
         mapping = mapping[parent]
         if not isinstance(mapping, dict):
-            raise InputError(f"--set {override}: {parent} is a single value, it has no keys below it")
-    try:
-        mapping[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(f"--set {override}: the value is not YAML: {' '.join(str(error).split())}") from error
+            raise InputError(f"--set {shortened(override)}: {shortened(parent)} is a single value, it has no keys below it")
+    mapping[last] = parse_yaml(text, f"--set {shortened(override)}")
 
 
 def _first_problem(error: ValidationError) -> str:
     """One line for the first problem, with the nearest right key for an unknown one."""
     problem = error.errors()[0]
     location = [str(part) for part in problem["loc"]]
-    shown = ".".join(part for part in location if not part.startswith("literal[") and part not in ("constrained-int",))
+    place = shortened(".".join(part for part in location if part != "constrained-int" and not part.startswith("literal[")))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if problem["type"] == "extra_forbidden":
         known = _keys_at(location[:-1])
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(location[-1][:80], known, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-        return f"unknown key `{shown}`; {hint}{more}"
+        return f"unknown key `{place}`; {hint}{more}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         choices = [choice.strip("' ") for choice in re.findall(r"'[^']*'", problem["ctx"]["expected"])]
-        near = difflib.get_close_matches(problem["input"], choices, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(problem["input"][:80], choices, n=1, cutoff=0.5)
         message += f"; did you mean `{near[0]}`?" if near else ""
-    return f"`{shown}` = {problem['input']!r}: {message}{more}"
+    return f"`{place}` = {shown(problem['input'])}: {message}{more}"
 
 
 def _keys_at(location: list[str]) -> list[str]:

@@ -95,3 +95,23 @@ def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
 def test_settings_survive_yaml() -> None:
     settings = load_pipeline(None, ["packing.depth=max"])
     assert PipelineSettings.model_validate(yaml.safe_load(yaml.safe_dump(settings.model_dump(mode="json")))) == settings
+
+
+@pytest.mark.parametrize("value", ["0", "1025", "true", "3.5", "-1", "'3 '", "minimum", "[3]", "0x" + "f" * 6000])
+def test_a_depth_that_is_none_is_refused_in_one_piece(value: str) -> None:
+    with pytest.raises(InputError, match=r"`packing\.depth` = .*") as caught:
+        load_pipeline(None, [f"packing.depth={value}"])
+    assert "more)" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(("value", "depth"), [("1", 1), ("1024", 1024), ("'7'", 7), ("max", "max")])
+def test_depths_within_the_limits(value: str, depth: int | str) -> None:
+    assert load_pipeline(None, [f"packing.depth={value}"]).packing.depth == depth
+
+
+@pytest.mark.parametrize("key", ["packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"])
+def test_true_is_no_number(key: str) -> None:
+    with pytest.raises(InputError, match=rf"`{key}` = True: give a value, not true or false"):
+        load_pipeline(None, [f"{key}=true"])
+    assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors, read_json, write_json
+from gaudi_bert.common.files import check_name, explained_os_errors, read_json, write_json
 
 __all__ = ["Signature", "begin_artefact", "is_finished", "read_signature", "remove_artefact", "settings_path"]
 
@@ -35,7 +35,8 @@ class Signature:
     def as_json(self) -> dict[str, Any]:
         """The signature as it is stored (and as it reads back: tuples as lists)."""
         value = {"stage": self.stage, "settings": dict(self.settings), "inputs": dict(self.inputs)}
-        return json.loads(json.dumps(value, allow_nan=False))
+        stored: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+        return stored
 
 
 _STORED = TypeAdapter(Signature)
@@ -88,8 +89,10 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
         has then been written).
 
     Raises:
-        InputError: the artefact was made from other settings or inputs, or is not ours, and `overwrite` is False.
+        InputError: the artefact was made from other settings or inputs, or is not ours, and `overwrite` is False; or it
+            has no name of its own.
     """
+    check_name(artefact)
     kept = settings_path(artefact)
     wanted = signature.as_json()
     if kept.exists():

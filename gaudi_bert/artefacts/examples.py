@@ -11,10 +11,10 @@ from typing import Literal
 
 from gaudi_bert.artefacts.metadata import VocabularyInfo
 from gaudi_bert.artefacts.model import Artefact, Count, Figures, Positive, read_artefact
+from gaudi_bert.artefacts.names import EXAMPLES_NAME
 from gaudi_bert.common.files import write_json
 
 __all__ = [
-    "EXAMPLES_NAME",
     "ImportedExamples",
     "ImportedTable",
     "PreparedExamples",
@@ -24,11 +24,9 @@ __all__ = [
     "TextSource",
     "read_prepared_examples",
     "read_section",
-    "section_path",
     "write_examples",
 ]
 
-EXAMPLES_NAME = "examples.json"
 REMEDY = "prepare the examples again"
 
 
@@ -111,11 +109,6 @@ def read_prepared_examples(folder: Path) -> PreparedExamples:
 def write_examples(folder: Path, content: PreparedExamples | ImportedExamples) -> None:
     """Write examples.json, whole or not at all."""
     write_json(folder / EXAMPLES_NAME, content.as_json())
-
-
-def section_path(folder: Path, split: str, number: int) -> Path:
-    """Where the figures of a finished section of `prepare` lie."""
-    return folder / "sections" / f"{split}-{number:05d}.json"
 
 
 def read_section(path: Path) -> PreparedSection:

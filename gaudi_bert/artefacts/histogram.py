@@ -1,13 +1,11 @@
-"""histogram.json: how many sequences of each length there are, in all and file by file; and the names of its parts.
+"""histogram.json: how many sequences of each length there are, in all and file by file.
 
-Machine K of N counts the files K, K + N, ... into `histogram-KKKKK-of-NNNNN.json`; `plan` takes all parts together. At the
-least such a file has `max_sequence_length` and `counts`, which is enough to plan and to estimate.
+At the least such a file has `max_sequence_length` and `counts`, which is enough to plan and to estimate.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,8 +21,6 @@ from gaudi_bert.common.files import write_text
 __all__ = [
     "CountedFile",
     "HistogramFile",
-    "histogram_part",
-    "histogram_parts",
     "read_histogram",
     "write_histogram",
 ]
@@ -39,7 +35,8 @@ def _rows(value: Any) -> NDArray[np.int64]:
         rows = np.zeros(0)
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
         raise ValueError("must be rows of whole numbers: [length, masked positions, sequences]")
-    return rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
+    ordered: NDArray[np.int64] = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
+    return ordered
 
 
 CountRows = Annotated[NDArray[np.int64], PlainValidator(_rows), PlainSerializer(lambda rows: rows.tolist())]
@@ -130,24 +127,6 @@ def read_histogram(path: Path) -> HistogramFile:
 def write_histogram(path: Path, content: HistogramFile) -> None:
     """Write histogram.json, whole or not at all."""
     write_text(path, as_lines(content, ["files"]))
-
-
-def histogram_part(histogram: Path, shard: tuple[int, int]) -> Path:
-    """Where part K of N of `histogram` lies."""
-    return histogram.with_name(f"{histogram.stem}-{shard[0]:05d}-of-{shard[1]:05d}.json")
-
-
-def histogram_parts(histogram: Path) -> list[Path]:
-    """The files that make up a histogram: the whole one, or all its parts; empty where it is not complete."""
-    if histogram.exists():
-        return [histogram]
-    found: dict[int, list[Path]] = {}
-    for path in sorted(histogram.parent.glob(f"{histogram.stem}-*-of-*.json")):
-        match = re.fullmatch(re.escape(histogram.stem) + r"-(\d{5})-of-(\d{5})", path.stem)
-        if match is not None:
-            found.setdefault(int(match[2]), []).append(path)
-    complete = [paths for parts, paths in sorted(found.items()) if len(paths) == parts]
-    return complete[0] if complete else []
 
 
 def _exact_sum(values: NDArray[np.int64]) -> int:

@@ -7,9 +7,10 @@ from typing import Literal
 
 from gaudi_bert.artefacts.metadata import Shard
 from gaudi_bert.artefacts.model import Artefact, Count, Positive, Sha256, read_artefact
+from gaudi_bert.artefacts.names import manifest_path
 from gaudi_bert.common.files import write_json
 
-__all__ = ["GroupManifest", "manifest_path", "read_manifest", "write_manifest"]
+__all__ = ["GroupManifest", "read_manifest", "write_manifest"]
 
 
 class GroupManifest(Artefact):
@@ -28,11 +29,6 @@ class GroupManifest(Artefact):
     tokens: Positive
     counts: tuple[Count, ...]
     shards: tuple[Shard, ...]
-
-
-def manifest_path(folder: Path, group: int) -> Path:
-    """Where the manifest of `group` lies in a packed folder."""
-    return folder / f"group-{group:05d}.json"
 
 
 def read_manifest(folder: Path, group: int) -> GroupManifest:

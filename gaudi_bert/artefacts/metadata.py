@@ -6,18 +6,18 @@ The trainer takes every size from here. `records.packed_folder` also reads the f
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from gaudi_bert.artefacts.model import Artefact, Count, Crc32c, Length, Positive, Share, read_artefact
+from gaudi_bert.artefacts.names import METADATA_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_json
 
-__all__ = ["METADATA_NAME", "InputFile", "Metadata", "Shard", "VocabularyInfo", "read_own_metadata", "write_metadata"]
-
-METADATA_NAME = "metadata.json"
+__all__ = ["InputFile", "Metadata", "Shard", "VocabularyInfo", "read_own_metadata", "write_metadata"]
 
 
 class InputFile(Artefact):
@@ -42,6 +42,20 @@ class VocabularyInfo(Artefact):
 
     size: Positive
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> VocabularyInfo:
+        """Of a vocab.txt: one token per line, and only a newline ends it.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
+        # Tokens may hold other characters that Unicode counts as line breaks.
+        return cls(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())
 
 
 class Metadata(Artefact):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shortened, shown
 
 __all__ = [
     "LARGEST_COUNT",
@@ -96,14 +96,14 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "json_invalid":
         return f"not a JSON file ({shortened(message.removeprefix('Invalid JSON: '))})"
     if place == "format_version":
-        return f"format_version {shortened(repr(problem['input']))}, this version reads 1"
+        return f"format_version {shown(problem['input'])}, this version reads 1"
     if problem["type"] == "value_error":
         return f"`{place}`: {message}" if place else message
     if problem["type"] == "missing":
         return f"is not as this version writes it: `{place}` is missing"
     if problem["type"] == "extra_forbidden":
         return f"is not as this version writes it: unknown key `{place}`"
-    return f"is not as this version writes it: `{place or 'its content'}` = {shortened(repr(problem['input']))}: {message}"
+    return f"is not as this version writes it: `{place or 'its content'}` = {shown(problem['input'])}: {message}"
 
 
 def as_lines(content: Artefact, listed: Collection[str]) -> str:

@@ -10,9 +10,7 @@ from pydantic import Field
 from gaudi_bert.artefacts.model import Count, Figures, Positive, read_artefact
 from gaudi_bert.common.files import write_json
 
-__all__ = ["VERIFICATION_NAME", "Verification", "read_verification", "write_verification"]
-
-VERIFICATION_NAME = "verification.json"
+__all__ = ["Verification", "read_verification", "write_verification"]
 
 
 class Verification(Figures):

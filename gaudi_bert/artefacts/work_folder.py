@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.examples import EXAMPLES_NAME
-from gaudi_bert.artefacts.manifest import manifest_path
-from gaudi_bert.artefacts.metadata import METADATA_NAME
-from gaudi_bert.artefacts.verification import VERIFICATION_NAME
+from gaudi_bert.artefacts.names import EXAMPLES_NAME, METADATA_NAME, VERIFICATION_NAME, manifest_path
 from gaudi_bert.config import PipelineSettings
 
 __all__ = ["SPLITS", "SplitPaths", "WorkFolder"]

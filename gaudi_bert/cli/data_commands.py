@@ -12,7 +12,6 @@ import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate
-from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
@@ -132,6 +131,7 @@ def write(
     json: arguments.Json = False,
 ) -> None:
     """Write the packed TFRecords of a plan."""
+    from gaudi_bert.cli.results import to_json
     from gaudi_bert.stages.packed_copies import packed_copies
     from gaudi_bert.stages.write import write as run
     from gaudi_bert.stages.write import write_shard
@@ -214,11 +214,11 @@ def inspect(
     json: arguments.Json = False,
 ) -> None:
     """Show one record so that a person can read it."""
+    from gaudi_bert.cli.record_view import show_record
     from gaudi_bert.stages.inspect import inspect as run
-    from gaudi_bert.stages.inspect import show
 
     result = run(file, record=record, vocabulary=vocab)
     if json:
         output.print_result(result, json, output.describe_any)
     else:
-        show(result, sys.stdout)
+        show_record(result, sys.stdout)

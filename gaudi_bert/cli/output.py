@@ -8,7 +8,6 @@ from typing import Any
 
 import typer
 
-from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import human_bytes
 
 __all__ = [
@@ -26,6 +25,8 @@ Describe = Callable[[Mapping[str, Any]], list[str]]
 
 def print_result(result: object, as_json: bool, describe: Describe) -> None:
     """Print a result of a stage or a runner as one JSON object, or as the lines that `describe` makes of that object."""
+    from gaudi_bert.cli.results import to_json
+
     content = to_json(result)
     if as_json:
         typer.echo(json.dumps(content, allow_nan=False, default=str))

@@ -6,7 +6,9 @@ is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
-__all__ = ["FailedError", "GaudiBertError", "InputError", "StoppedError", "shortened"]
+import reprlib
+
+__all__ = ["FailedError", "GaudiBertError", "InputError", "StoppedError", "shortened", "shown"]
 
 
 class GaudiBertError(Exception):
@@ -40,3 +42,16 @@ def shortened(text: str, most: int = 80) -> str:
     line = " ".join(text.split())
     half = (most - 3) // 2
     return line if len(line) <= most else f"{line[:half]}...{line[-half:]}"
+
+
+class _ShortRepr(reprlib.Repr):
+    """Python's notation of a value, a few entries of each list and a few levels deep, however large the value is."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        """As Python's; it refuses to write very large numbers."""
+        return repr(x) if x.bit_length() < 256 else f"a number of {x.bit_length():,} bits"
+
+
+def shown(value: object) -> str:
+    """`value` in Python's notation, for an error: short, and soon written, whatever it is."""
+    return shortened(_ShortRepr().repr(value))

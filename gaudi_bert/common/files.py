@@ -16,9 +16,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
 
-__all__ = ["atomic_file", "exclusive_lock", "explained_os_errors", "read_json", "write_json", "write_text"]
+__all__ = [
+    "BAD_PATH",
+    "atomic_file",
+    "check_name",
+    "exclusive_lock",
+    "explained_os_errors",
+    "hidden_beside",
+    "read_json",
+    "write_json",
+    "write_text",
+]
+
+BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+"""What the operating system says of a path that is wrong, not of a machine that cannot."""
 
 
 @contextmanager
@@ -26,7 +39,7 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
     """Turn an `OSError` while doing `action` on `path` into one line with its remedy.
 
     Raises:
-        InputError: `path` does not exist.
+        InputError: `path` does not exist, or cannot.
         FailedError: disk full, no permission, read-only folder, or any other refusal by the operating system.
     """
     remedies = {
@@ -35,28 +48,49 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
         errno.EACCES: "check the permissions, or choose another folder",
         errno.EROFS: "the file system is read-only: choose another folder",
         errno.ENOENT: "it does not exist or has vanished: check the path",
+        errno.ENAMETOOLONG: "use shorter names",
+        errno.ELOOP: "mend the symbolic links",
     }
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         remedy = remedies.get(error.errno or 0, "see the reason given by the operating system")
-        kind = InputError if error.errno == errno.ENOENT else FailedError
+        kind = InputError if error.errno in BAD_PATH else FailedError
         raise kind(f"{path}: cannot {action}: {reason}; {remedy}") from error
+
+
+def check_name(path: Path) -> None:
+    """Refuse what has no name of its own: a file or folder that is made, locked or removed must have one.
+
+    Raises:
+        InputError: `path` is `.`, `..`, `/` or empty.
+    """
+    if path.name in ("", ".."):
+        raise InputError(f"{str(path)!r}: has no name of its own; give the name of a file or folder to make")
+
+
+def hidden_beside(path: Path, ending: str) -> Path:
+    """`.<name>.<ending>` beside `path`.
+
+    Raises:
+        InputError: `path` has no name of its own.
+    """
+    check_name(path)
+    return path.with_name(f".{path.name}.{ending}")
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for writing so that it appears whole or not at all.
 
-    The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed. Who
-    writes the same file at the same time (shards of one job write the same settings) waits for its turn.
+    The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed.
+    Several processes that write the same file (shards of one job write the same settings) do so one after the other.
 
     Raises:
         FailedError: the file cannot be written, flushed or renamed.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = hidden_beside(Path(path), "tmp")
     with explained_os_errors(path, "write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _open_alone(temporary) as handle:
@@ -95,9 +129,19 @@ def flush_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path`, whole or not at all."""
+    """Write `text` (UTF-8) to `path`, whole or not at all.
+
+    Raises:
+        InputError: the text holds a file name that is not UTF-8.
+        FailedError: the file cannot be written.
+    """
+    try:
+        data = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        around = shown(text[max(error.start - 30, 0) : error.end + 30])
+        raise InputError(f"{path}: would hold a name that is not UTF-8, {around}; rename that file") from error
     with atomic_file(path) as handle:
-        handle.write(text.encode("utf-8"))
+        handle.write(data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -115,8 +159,9 @@ def read_json(path: Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; check the path") from error
-    except ValueError as error:
-        raise InputError(f"{path}: not a JSON file ({error}); make it again with the command that writes it") from error
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else shortened(str(error), 160)
+        raise InputError(f"{path}: not a JSON file ({reason}); make it again with the command that writes it") from error
 
 
 @contextmanager
@@ -133,7 +178,7 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
     Raises:
         FailedError: another process holds the lock.
     """
-    lock_path = Path(path).with_name(f".{Path(path).name}.lock")
+    lock_path = hidden_beside(Path(path), "lock")
     with explained_os_errors(lock_path, "lock"):
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o644)

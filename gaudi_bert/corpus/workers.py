@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,8 @@ def default_workers() -> int:
 
 
 def _start_worker() -> None:
-    """Keep one thread of the tokenizer, and end when the parent does, however that ends."""
+    """Keep one thread of the tokenizer, and end when the parent does, however that ends; Ctrl-C is for the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -37,7 +37,8 @@ def list_record_files(records: str | Path) -> list[RecordFile]:
         records: a folder, a file, or a glob pattern.
 
     Raises:
-        InputError: nothing is there, a file is empty, or an entry is neither a file nor left out by the rules.
+        InputError: nothing is there, a file is empty, or an entry is neither a file nor left out by the rules,
+            or has a name that is not UTF-8.
         FailedError: a file or the folder cannot be read.
     """
     location = Path(records)
@@ -57,6 +58,8 @@ def list_record_files(records: str | Path) -> list[RecordFile]:
         if file.name == following.name:
             raise InputError(f"{following.path}: has the same name as {file.path}; rename one, files are known by name")
     for file in files:
+        if not file.name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in file.name):
+            raise InputError(f"{file.path}: its name is not UTF-8, and files are known by name; rename it")
         if file.bytes == 0:
             raise InputError(f"{file.path}: the file is empty; remove it, or make it again")
     return files

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata, read_own_metadata
+from gaudi_bert.artefacts.metadata import Metadata, read_own_metadata
+from gaudi_bert.artefacts.names import METADATA_NAME
 from gaudi_bert.records.predecessor import predecessor_metadata_path, read_predecessor_metadata
 
 __all__ = ["read_metadata"]

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata, Shard, read_own_metadata
+from gaudi_bert.artefacts.metadata import Metadata, Shard, read_own_metadata
 from gaudi_bert.artefacts.model import LARGEST_COUNT
+from gaudi_bert.artefacts.names import METADATA_NAME
 from gaudi_bert.artefacts.plan import read_plan
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.files import explained_os_errors, read_json, write_json
 from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
 from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, read_records, record_place
+from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, NO_RECORD, read_records, record_place
 
 __all__ = ["PREDECESSOR_DEPTH", "predecessor_metadata_path", "read_predecessor_metadata", "write_predecessor_metadata"]
 
@@ -118,8 +119,9 @@ def _count(sibling: Path, content: Any, key: str, default: int | None = None) ->
     """A count, which the predecessor writes as a float."""
     value = content.get(key, default) if isinstance(content, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_COUNT or value % 1:
-        shown = shortened(repr(value))
-        raise InputError(f"{sibling}: `{key}` is {shown}, a whole number is wanted; it is not the predecessor's metadata")
+        raise InputError(
+            f"{sibling}: `{key}` is {shown(value)}, a whole number is wanted; it is not the predecessor's metadata"
+        )
     return int(value)
 
 
@@ -139,7 +141,10 @@ def _count_records(path: Path) -> int:
 
 def _schema_of(path: Path) -> PackedSchema:
     """The sizes of the first record of `path`."""
-    features = decode_example(next(read_records(path)))
+    payload = next(read_records(path), None)
+    if payload is None:
+        raise InputError(f"{path}: {NO_RECORD}")
+    features = decode_example(payload)
     try:
         schema = packed_schema_of(features)
         check_features(features, schema)

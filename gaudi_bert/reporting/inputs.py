@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, read_prepared_examples
@@ -29,6 +28,7 @@ from gaudi_bert.artefacts.training import (
 from gaudi_bert.artefacts.verification import Verification, read_verification
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.packing.histogram import Histogram
 
 __all__ = ["NAMES", "ReportInputs", "read_inputs"]
@@ -161,8 +161,8 @@ def _check_together(plan: Path, inputs: ReportInputs) -> None:
 
 def _read_pipeline(path: Path) -> dict[str, Any] | None:
     try:
-        pipeline = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path}: not a YAML file: {reason}; make it again with `gaudi-bert train`") from error
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot read: {error}; make it again with `gaudi-bert train`") from error
+    pipeline = parse_yaml(text, str(path))
     return pipeline if isinstance(pipeline, dict) else None

@@ -15,8 +15,7 @@ from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.histogram import histogram_part, histogram_parts
-from gaudi_bert.artefacts.training import read_training
+from gaudi_bert.artefacts.names import histogram_part, histogram_parts
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
@@ -189,6 +188,7 @@ def _train(run: LocalRun) -> Summary:
 
 def _train_together(run: LocalRun, data: Path, evaluation_data: Path | None) -> Summary:
     """Train in several processes on this machine; each of them is the command `train`."""
+    from gaudi_bert.artefacts.training import read_training
     from gaudi_bert.runners.processes import run_training_processes
 
     with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:

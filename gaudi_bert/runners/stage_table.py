@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from gaudi_bert.artefacts.plan import read_plan
+from gaudi_bert.artefacts.names import histogram_parts
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 
@@ -80,16 +80,11 @@ def _groups(folder: WorkFolder) -> list[Path]:
 
 
 def _groups_of_split(paths: SplitPaths) -> list[Path]:
+    from gaudi_bert.artefacts.plan import read_plan
+
     if not paths.plan.exists():
         return [paths.plan]
     return [paths.manifest(number) for number in range(len(read_plan(paths.plan).groups))]
-
-
-def _is_counted(histogram: Path) -> bool:
-    # Imported late: it needs numpy, and this table is loaded by `gaudi-bert --help`.
-    from gaudi_bert.artefacts.histogram import histogram_parts
-
-    return bool(histogram_parts(histogram))
 
 
 _ROWS = (
@@ -100,7 +95,7 @@ _ROWS = (
         needs=("prepare",),
         shared=True,
         parallel=True,
-        is_made=_is_counted,
+        is_made=lambda path: bool(histogram_parts(path)),
     ),
     Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",)),
     Stage(

@@ -85,7 +85,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
 
 
 def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
-    from gaudi_bert.artefacts.metadata import METADATA_NAME
+    from gaudi_bert.artefacts.names import METADATA_NAME
     from gaudi_bert.records.packed_folder import read_metadata
 
     if (packed / METADATA_NAME).exists():

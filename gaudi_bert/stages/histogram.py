@@ -63,7 +63,8 @@ def histogram(
         files = files[shard[0] :: shard[1]]
         if not files:
             raise InputError(f"{records}: shard {shard[0]}/{shard[1]} has no files, there are fewer than {shard[1]}")
-    info = _vocabulary_info(vocabulary if vocabulary is not None else find_vocabulary(records))
+    vocabulary = vocabulary if vocabulary is not None else find_vocabulary(records)
+    info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
     signature = Signature(
         "histogram",
         {"shard": None if shard is None else list(shard)},
@@ -78,19 +79,6 @@ def histogram(
     content = _content(schema, counted, info)
     write_histogram(out, content)
     return _result(content)
-
-
-def _vocabulary_info(path: Path | None) -> VocabularyInfo | None:
-    if path is None:
-        return None
-    import hashlib
-
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
-    # One token per line, and only a newline ends it: tokens may hold other characters that Unicode counts as line breaks.
-    return VocabularyInfo(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())
 
 
 def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchema:
@@ -109,6 +97,7 @@ def _count_file(
 ) -> CountedFile:
     """The entry of one file in histogram.json."""
     from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat
+    from gaudi_bert.records.wire.framing import NO_RECORD
 
     records = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(file.path, records, buffer, progress=progress)
@@ -120,6 +109,8 @@ def _count_file(
         if sum(keys.size for keys in pending) >= _MERGE_EVERY:
             _merge(totals, pending)
     _merge(totals, pending)
+    if records.records == 0:
+        raise InputError(f"{file.path}: {NO_RECORD}")
     counts = [(*divmod(key, schema.max_predictions + 1), count) for key, count in sorted(totals.items())]
     return CountedFile(
         name=file.name,

@@ -10,75 +10,131 @@ this is the tool for looking at files that are wrong.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 
-__all__ = ["inspect", "show"]
+__all__ = ["MaskedPosition", "RecordView", "SequenceView", "inspect"]
 
-COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
 ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in UNPACKED_KEYS)
 """What only packing adds."""
 
 
-def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> dict[str, Any]:
+Features = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class MaskedPosition:
+    """A masked position, counted in its sequence, and what was there; `token` where a vocabulary is given."""
+
+    position: int
+    id: int
+    token: str | None = None
+
+
+@dataclass(frozen=True)
+class SequenceView:
+    """One sequence of a record.
+
+    Attributes:
+        number: in the record, from 1.
+        start: its first slot.
+        segments: (segment, how many tokens), one after another.
+        next_sentence_label: 0 really next, 1 random; None where the record has none.
+        tokens: of `input_ids`, where a vocabulary is given.
+    """
+
+    number: int
+    start: int
+    length: int
+    input_ids: tuple[int, ...]
+    segments: tuple[tuple[int, int], ...]
+    masked: tuple[MaskedPosition, ...]
+    next_sentence_label: int | None
+    tokens: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RecordView:
+    """One record.
+
+    Attributes:
+        tokens, padding: slots that are used, and that are not.
+        problems: what contradicts the contract.
+        other_features: sizes of features that are none of ours, by name.
+    """
+
+    file: str
+    record: int
+    bytes: int
+    packed: bool
+    max_sequence_length: int
+    masked_slots: int
+    tokens: int
+    padding: int
+    sequences: tuple[SequenceView, ...]
+    problems: tuple[str, ...]
+    other_features: Mapping[str, int]
+
+
+def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = None) -> RecordView:
     """What record number `record` (from 0) of `file` holds.
 
     Args:
         file: a TFRecord file, plain, GZIP or ZLIB, of packed or unpacked examples.
         record: the number of the record in the file.
-        vocabulary: a vocab.txt (one token a line); with it, tokens are given beside their ids.
-
-    Returns:
-        JSON values: `file`, `record`, `bytes`, `packed`, `max_sequence_length`, `tokens`, `padding`,
-        `sequences` (each with `number`, `start`, `length`, `input_ids`, `segments` as [[segment, tokens],
-        ...], `masked` as [{position, id}], `next_sentence_label`, and tokens where a vocabulary is given),
-        `problems`, and `other_features`.
+        vocabulary: a vocab.txt (one token per line); with it, tokens are given beside their ids.
 
     Raises:
         InputError: the file cannot be read, has no such record, or the record is not an example.
     """
+    path = Path(file)
+    payload = _payload(path, record)
+    features = _features(path, record, payload)
+    packed = all(key in features for key in ADDED_KEYS)
+    problems = _size_problems(features, packed)
+    sequences = [] if problems else _sequences(features, packed, problems)
+    if vocabulary is not None:
+        sequences = _with_tokens(sequences, Path(vocabulary), problems)
+    slots, tokens = int(features["input_ids"].size), sum(sequence.length for sequence in sequences)
+    known = UNPACKED_KEYS + (ADDED_KEYS if packed else ())
+    return RecordView(
+        file=path.name,
+        record=record,
+        bytes=len(payload),
+        packed=packed,
+        max_sequence_length=slots,
+        masked_slots=int(features["masked_lm_ids"].size),
+        tokens=tokens,
+        padding=slots - tokens,
+        sequences=tuple(sequences),
+        problems=tuple(problems),
+        other_features={key: int(value.size) for key, value in sorted(features.items()) if key not in known},
+    )
+
+
+def _features(path: Path, record: int, payload: bytes) -> Features:
     from gaudi_bert.records.schema import RecordError
     from gaudi_bert.records.wire.example import decode_example
 
-    path = Path(file)
-    payload = _payload(path, record)
     try:
         features = decode_example(payload)
     except RecordError as error:
         raise InputError(f"{path}: record {record}: {error}; inspect shows tf.train.Example records") from error
-    packed = all(key in features for key in ADDED_KEYS)
     missing = [key for key in UNPACKED_KEYS if key not in features]
     if missing:
         raise InputError(
             f"{path}: record {record}: has no feature {', '.join(missing)} "
             f"(it has {', '.join(sorted(features)) or 'none'}); inspect shows BERT pretraining examples, packed or unpacked"
         )
-    view: dict[str, Any] = {
-        "file": path.name,
-        "record": record,
-        "bytes": len(payload),
-        "packed": packed,
-        "max_sequence_length": int(features["input_ids"].size),
-        "masked_slots": int(features["masked_lm_ids"].size),
-    }
-    problems: list[str] = _size_problems(features, packed)
-    sequences = [] if problems else _sequences(features, packed, problems)
-    view["tokens"] = sum(sequence["length"] for sequence in sequences)
-    view["padding"] = view["max_sequence_length"] - view["tokens"]
-    view["sequences"] = sequences
-    view["problems"] = problems
-    known = UNPACKED_KEYS + (ADDED_KEYS if packed else ())
-    view["other_features"] = {key: int(value.size) for key, value in sorted(features.items()) if key not in known}
-    if vocabulary is not None:
-        _add_tokens(sequences, Path(vocabulary), problems)
-    return view
+    return features
 
 
 def _payload(path: Path, record: int) -> bytes:
@@ -94,7 +150,7 @@ def _payload(path: Path, record: int) -> bytes:
     raise InputError(f"{path}: has {count} records, so there is no record {record}; the first is --record 0")
 
 
-def _size_problems(features: Mapping[str, np.ndarray], packed: bool) -> list[str]:
+def _size_problems(features: Features, packed: bool) -> list[str]:
     """Lists that must be of one length and are not; nothing further can be said of such a record."""
     kind = PackedFeature if packed else UnpackedFeature
     alike = [[feature.key for feature in kind if feature.axis == axis] for axis in ("tokens", "masked", "sequences")]
@@ -106,7 +162,7 @@ def _size_problems(features: Mapping[str, np.ndarray], packed: bool) -> list[str
     ]
 
 
-def _sequences(features: Mapping[str, np.ndarray], packed: bool, problems: list[str]) -> list[dict[str, Any]]:
+def _sequences(features: Features, packed: bool, problems: list[str]) -> list[SequenceView]:
     """The sequences of a record, in order."""
     mask = features["input_mask"].astype(np.int64)
     count = int(mask.max(initial=0))
@@ -126,9 +182,7 @@ def _sequences(features: Mapping[str, np.ndarray], packed: bool, problems: list[
     return sequences
 
 
-def _sequence(
-    features: Mapping[str, np.ndarray], packed: bool, number: int, start: int, end: int, problems: list[str]
-) -> dict[str, Any]:
+def _sequence(features: Features, packed: bool, number: int, start: int, end: int, problems: list[str]) -> SequenceView:
     """Sequence `number` at start .. end - 1 of the row."""
     masked = []
     slots = np.flatnonzero(features["masked_lm_weights"] == number)
@@ -136,7 +190,7 @@ def _sequence(
         position = int(features["masked_lm_positions"][slot])
         if not start <= position < end:
             problems.append(f"sequence {number}: masked position {position} is outside {start} .. {end - 1}")
-        masked.append({"position": position - start, "id": int(features["masked_lm_ids"][slot])})
+        masked.append(MaskedPosition(position - start, int(features["masked_lm_ids"][slot])))
     label_slot = number - 1
     labels = features["next_sentence_labels"]
     if packed:
@@ -146,86 +200,36 @@ def _sequence(
             problems.append(f"sequence {number}: has no next_sentence_weights of 1")
         elif features["next_sentence_positions"][label_slot] != start:
             problems.append(f"sequence {number}: next_sentence_positions is not its start, {start}")
-    return {
-        "number": number,
-        "start": start,
-        "length": end - start,
-        "input_ids": features["input_ids"][start:end].tolist(),
-        "segments": [
-            [int(segment), sum(1 for _ in members)]
-            for segment, members in itertools.groupby(features["segment_ids"][start:end])
-        ],
-        "masked": masked,
-        "next_sentence_label": int(labels[label_slot]) if label_slot < labels.size else None,
-    }
+    segments = itertools.groupby(features["segment_ids"][start:end].tolist())
+    return SequenceView(
+        number=number,
+        start=start,
+        length=end - start,
+        input_ids=tuple(features["input_ids"][start:end].tolist()),
+        segments=tuple((segment, sum(1 for _ in members)) for segment, members in segments),
+        masked=tuple(masked),
+        next_sentence_label=int(labels[label_slot]) if label_slot < labels.size else None,
+    )
 
 
-def _add_tokens(sequences: Sequence[dict[str, Any]], vocabulary: Path, problems: list[str]) -> None:
-    """Give the tokens beside the ids; an id outside the vocabulary is a problem and shows as its number."""
+def _with_tokens(sequences: list[SequenceView], vocabulary: Path, problems: list[str]) -> list[SequenceView]:
+    """With the tokens beside the ids; an id outside the vocabulary is a problem and shows as its number."""
     try:
         tokens = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(f"{vocabulary}: cannot read the vocabulary: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{vocabulary}: is not UTF-8 text ({error}); pass a vocab.txt, one token a line") from error
+        raise InputError(f"{vocabulary}: is not UTF-8 text ({error}); pass a vocab.txt, one token per line") from error
 
     def token(number: int) -> str:
         return tokens[number] if 0 <= number < len(tokens) else f"<{number}>"
 
+    named = []
     for sequence in sequences:
-        ids = [*sequence["input_ids"], *(masked["id"] for masked in sequence["masked"])]
+        ids = [*sequence.input_ids, *(masked.id for masked in sequence.masked)]
         outside = sum(1 for number in ids if not 0 <= number < len(tokens))
         if outside:
-            problems.append(
-                f"sequence {sequence['number']}: {outside} ids are outside the vocabulary of {len(tokens)} tokens"
-            )
-        sequence["tokens"] = [token(number) for number in sequence["input_ids"]]
-        for masked in sequence["masked"]:
-            masked["token"] = token(masked["id"])
-
-
-def show(view: Mapping[str, Any], stream: TextIO) -> None:
-    """Print what `inspect` returned, for people: one paragraph a sequence, told apart by number and, on a
-    terminal, by colour.
-
-    A masked position shows as what is in the row, an arrow, and what was there: `[MASK]→house`.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
-    kind = f"packed, {len(view['sequences'])} sequences" if view["packed"] else "unpacked"
-    console.print(
-        f"{view['file']}, record {view['record']}: {kind}, {view['tokens']} tokens and {view['padding']} of padding "
-        f"in a row of {view['max_sequence_length']}, {view['masked_slots']} masked slots, {view['bytes']} bytes",
-        markup=False,
-    )
-    for sequence in view["sequences"]:
-        colour = COLOURS[(sequence["number"] - 1) % len(COLOURS)]
-        label = {0: "really next", 1: "random next"}.get(sequence["next_sentence_label"], "unknown")
-        segments = " + ".join(str(length) for _, length in sequence["segments"])
-        head = f"{sequence['number']}  {sequence['length']} tokens ({segments}) from {sequence['start']}, "
-        console.print(Text(f"{head}{len(sequence['masked'])} masked, {label}", style=f"bold {colour}"))
-        console.print(_sentence(sequence, colour))
-    for key, size in view["other_features"].items():
-        console.print(f"also holds {key} ({size} values)", markup=False)
-    for problem in view["problems"]:
-        console.print(Text(f"PROBLEM: {problem}", style="bold red"))
-
-
-def _sentence(sequence: Mapping[str, Any], colour: str) -> Any:
-    """The words of a sequence as styled text: word pieces joined, masked positions underlined."""
-    from rich.text import Text
-
-    words = sequence.get("tokens") or [str(number) for number in sequence["input_ids"]]
-    hidden = {masked["position"]: masked.get("token", str(masked["id"])) for masked in sequence["masked"]}
-    text = Text("   ")
-    for position, word in enumerate(words):
-        joined = word.startswith("##") and position not in hidden
-        if position and not joined:
-            text.append(" ")
-        if position in hidden:
-            text.append(f"{word}→{hidden[position]}", style=f"underline {colour}")
-        else:
-            text.append(word.removeprefix("##") if joined else word, style=colour)
-    return text
+            problems.append(f"sequence {sequence.number}: {outside} ids are outside the vocabulary of {len(tokens)} tokens")
+        masked = tuple(replace(masked, token=token(masked.id)) for masked in sequence.masked)
+        named.append(replace(sequence, tokens=tuple(map(token, sequence.input_ids)), masked=masked))
+    return named

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import check_name
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
 from gaudi_bert.stages.results import PackResult
@@ -45,6 +46,7 @@ def pack(
     from gaudi_bert.stages.verify import verify
     from gaudi_bert.stages.write import write
 
+    check_name(out)
     if Path(records).is_dir() and out.resolve() == Path(records).resolve():
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
 from gaudi_bert.artefacts.examples import (
-    EXAMPLES_NAME,
     PreparedExamples,
     PreparedFile,
     PreparedSection,
@@ -33,9 +32,9 @@ from gaudi_bert.artefacts.examples import (
     TextSource,
     read_prepared_examples,
     read_section,
-    section_path,
     write_examples,
 )
+from gaudi_bert.artefacts.names import EXAMPLES_NAME, section_path
 from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, write_json, write_text

@@ -2,7 +2,8 @@
 
 First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked
 (both CRCs of every record, every value, the CRC of every file against metadata.json) and summed into
-fingerprints (see `records.fingerprint`). Equal sums: done. Second pass, only if they differ: the sequences of
+fingerprints (see `records.fingerprint`). Equal sums: done, once metadata.json and the manifests are found to say the
+same (`verify_metadata`). Second pass, only if they differ: the sequences of
 the classes that differ are compared one by one and named.
 
 What it found is kept in the folder itself, so that the same folder is not verified twice; a shard or an input
@@ -17,16 +18,18 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
-from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata, Shard
-from gaudi_bert.artefacts.verification import VERIFICATION_NAME, Verification, read_verification, write_verification
+from gaudi_bert.artefacts.metadata import Metadata, Shard, VocabularyInfo
+from gaudi_bert.artefacts.names import METADATA_NAME, VERIFICATION_NAME
+from gaudi_bert.artefacts.verification import Verification, read_verification, write_verification
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.results import VerifyResult
+from gaudi_bert.stages.verify_metadata import PackedContents, ShardContents, check_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,30 +68,24 @@ def verify(
     files = list_record_files(records)
     _check_folder(packed, metadata)
     out = packed / VERIFICATION_NAME
-    keep = _may_keep(packed, reporter)
-    signature = _signature(packed, files) if keep else None
-    if signature is not None:
-        sources = [*(packed / shard.name for shard in metadata.shards), *(file.path for file in files)]
-        if not overwrite and is_finished(out, out, signature, sources):
-            reporter.say(f"{packed}: already verified, nothing to do")
-            return VerifyResult(read_verification(out), skipped=True)
+    if not (packed / METADATA_NAME).exists():  # the predecessor's: nothing of ours is put there
+        return VerifyResult(_prove(records, files, packed, metadata, reporter, workers))
+    signature = _signature(packed, files)
+    sources = [*(packed / shard.name for shard in metadata.shards), *(file.path for file in files)]
+    if not overwrite and is_finished(out, out, signature, sources):
+        reporter.say(f"{packed}: already verified, nothing to do")
+        return VerifyResult(read_verification(out), skipped=True)
+    keep = os.access(packed, os.W_OK)
+    if keep:
         # A verification is of no use to anyone once its data changed, so it is replaced without being asked.
         remove_artefact(out, settings_path(out))
         begin_artefact(out, out, signature)
-    found = _prove(files, packed, metadata, reporter, workers)
-    if signature is not None:
+    else:
+        reporter.say(f"note: {packed} cannot be written to, so that it was verified cannot be kept there")
+    found = _prove(records, files, packed, metadata, reporter, workers)
+    if keep:
         write_verification(out, found)
     return VerifyResult(found)
-
-
-def _may_keep(packed: Path, reporter: Reporter) -> bool:
-    """Whether the result can be kept in the folder: it is ours, and can be written to."""
-    if not (packed / METADATA_NAME).exists():
-        return False
-    if not os.access(packed, os.W_OK) and not (packed / VERIFICATION_NAME).exists():
-        reporter.say(f"note: {packed} is read-only, so that it was verified cannot be kept there")
-        return False
-    return True
 
 
 def _signature(packed: Path, files: Sequence[RecordFile]) -> Signature:
@@ -98,31 +95,48 @@ def _signature(packed: Path, files: Sequence[RecordFile]) -> Signature:
 
 
 def _prove(
-    files: Sequence[RecordFile], packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
+    records: str | Path,
+    files: Sequence[RecordFile],
+    packed: Path,
+    metadata: Metadata,
+    reporter: Reporter,
+    workers: int | None,
 ) -> Verification:
-    """Read both sides and compare them."""
+    """Read both sides, compare them, and hold what is said of them to what was found."""
     from gaudi_bert.records.proof.file_contents import Census
     from gaudi_bert.records.proof.mixing import Mixing
     from gaudi_bert.records.schema import UnpackedSchema
 
     schema = UnpackedSchema.of(metadata)
-    there, here, mixing = Census(), Census(), Mixing.for_shards([shard.packs for shard in metadata.shards])
+    unpacked, repacked = Census(), Census()
+    mixing = Mixing.for_shards([shard.packs for shard in metadata.shards])
     total = sum(file.bytes for file in files) + sum(shard.bytes for shard in metadata.shards)
     with reporter.task("verify", total, "bytes") as task:
-        differing = _read_inputs(files, schema, metadata, there, workers, task.advance)
-        _read_shards(packed, metadata, here, mixing, workers, task.advance)
-    if not _same(there, here):
+        differing = _read_inputs(files, schema, metadata, unpacked, workers, task.advance)
+        shards = _read_shards(packed, metadata, repacked, mixing, workers, task.advance)
+    if not _same(unpacked, repacked):
         from gaudi_bert.stages.verify_search import describe_difference
 
-        raise FailedError(f"{packed}: {describe_difference(files, schema, packed, metadata, there, here, workers)}")
+        difference = describe_difference(files, schema, packed, metadata, unpacked, repacked, workers)
+        raise FailedError(f"{packed}: {difference}")
     if differing:
         raise FailedError(f"{packed}: {differing[0]}; the sequences are the same, but write it again to be sure")
-    if (here.sequences, here.tokens) != (metadata.sequences, metadata.tokens):
-        raise FailedError(
-            f"{packed}: holds {here.sequences} sequences of {here.tokens} tokens,"
-            f" metadata.json says {metadata.sequences} of {metadata.tokens}; write it again"
-        )
-    return _verification(metadata, here, mixing, reporter)
+    if (packed / METADATA_NAME).exists():
+        check_metadata(packed, metadata, _contents(records, metadata, unpacked, shards))
+    return _verification(metadata, repacked, mixing, reporter)
+
+
+def _contents(
+    records: str | Path, metadata: Metadata, unpacked: Census, shards: Mapping[str, ShardContents]
+) -> PackedContents:
+    from gaudi_bert.records.files import find_vocabulary
+
+    vocabulary = find_vocabulary(records)
+    return PackedContents(
+        histogram=unpacked.lengths[1 : metadata.max_sequence_length + 1],
+        shards=shards,
+        vocabulary=None if vocabulary is None else VocabularyInfo.of(vocabulary),
+    )
 
 
 def _check_folder(packed: Path, metadata: Metadata) -> None:
@@ -180,20 +194,18 @@ def _read_shards(
     mixing: Mixing,
     workers: int | None,
     progress: Callable[[int], None],
-) -> None:
-    """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata."""
+) -> dict[str, ShardContents]:
+    """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata; what each holds, by name."""
     from gaudi_bert.records.proof.file_contents import packed_pieces, take_census
     from gaudi_bert.records.read.threads import map_files
     from gaudi_bert.records.schema import PackedSchema
 
-    lock = threading.Lock()
+    lock, schema = threading.Lock(), PackedSchema.of(metadata)
 
-    def read(shard: Shard, buffer: NDArray[np.uint8]) -> None:
-        if shard.bytes == 0:
-            return
+    def read(shard: Shard, buffer: NDArray[np.uint8]) -> ShardContents:
         path = packed / shard.name
         try:
-            census = take_census(packed_pieces(path, PackedSchema.of(metadata), buffer, progress))
+            census = take_census(packed_pieces(path, schema, buffer, progress) if shard.bytes else iter(()))
         except InputError as error:
             raise FailedError(str(error)) from error
         if shard.crc32c is not None and census.file_crc32c != shard.crc32c:
@@ -203,15 +215,17 @@ def _read_shards(
         with lock:
             total.add(census)
             mixing.add(census.pack_sizes)
+        return ShardContents(census.pack_sizes.size, census.sequences, census.tokens)
 
-    map_files(read, metadata.shards, workers)
-
-
-def _same(there: Census, here: Census) -> bool:
-    return bool((there.sums == here.sums).all()) and there.tokens == here.tokens
+    names = [shard.name for shard in metadata.shards]
+    return dict(zip(names, map_files(read, metadata.shards, workers), strict=True))
 
 
-def _verification(metadata: Metadata, here: Census, mixing: Mixing, reporter: Reporter) -> Verification:
+def _same(unpacked: Census, repacked: Census) -> bool:
+    return bool((unpacked.sums == repacked.sums).all()) and unpacked.tokens == repacked.tokens
+
+
+def _verification(metadata: Metadata, repacked: Census, mixing: Mixing, reporter: Reporter) -> Verification:
     from gaudi_bert.records.proof.mixing import dropped_packs, is_balanced
 
     packs = [shard.packs for shard in metadata.shards]
@@ -223,12 +237,12 @@ def _verification(metadata: Metadata, here: Census, mixing: Mixing, reporter: Re
     if ratio is not None and not mixing.is_fair:
         reporter.say(f"note: sequences per batch vary {ratio:.2f} times as much as independent draws would (1.2 is fair)")
     return Verification(
-        sequences=here.sequences,
-        tokens=here.tokens,
+        sequences=repacked.sequences,
+        tokens=repacked.tokens,
         packs=sum(packs),
         shards=len(packs),
         input_files=len(metadata.inputs),
-        fingerprint=here.fingerprint,
+        fingerprint=repacked.fingerprint,
         balanced=balanced,
         most_dropped_packs=max(dropped.values()),
         dropped_packs={str(workers): count for workers, count in dropped.items()},

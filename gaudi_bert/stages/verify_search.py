@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from gaudi_bert.artefacts.metadata import Metadata
@@ -31,8 +32,8 @@ def describe_difference(
     schema: UnpackedSchema,
     packed: Path,
     metadata: Metadata,
-    there: Census,
-    here: Census,
+    unpacked: Census,
+    repacked: Census,
     workers: int | None,
 ) -> str:
     """One line: how many sequences of the records are missing, how many there are too many, and the first of
@@ -40,7 +41,7 @@ def describe_difference(
     from gaudi_bert.records.proof.file_contents import packed_pieces, unpacked_pieces
     from gaudi_bert.records.schema import PackedSchema
 
-    classes, all_of_them = _classes_to_search(there.sums, here.sums)
+    classes, all_of_them = _classes_to_search(unpacked.sums, repacked.sums)
     wanted = _collect(files, lambda file, buffer: unpacked_pieces(file.path, schema, buffer), classes, workers)
     shards = [shard for shard in metadata.shards if shard.bytes]
     packed_schema = PackedSchema.of(metadata)
@@ -59,7 +60,7 @@ def describe_difference(
     return "; ".join([*parts, "write the folder again"])
 
 
-def _first(rows: np.ndarray) -> list[list[int]]:
+def _first(rows: NDArray[np.int64]) -> list[list[int]]:
     return [[int(value) for value in row] for row in rows[:_NAMED]]
 
 
@@ -67,27 +68,27 @@ def _listed(places: list[str], count: int) -> str:
     return ", ".join(places) + (", ..." if count > len(places) else "")
 
 
-def _classes_to_search(there: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, bool]:
+def _classes_to_search(unpacked: NDArray[np.int64], repacked: NDArray[np.int64]) -> tuple[NDArray[np.bool_], bool]:
     """bool [CLASSES]: which to search; and whether these are all that differ."""
-    differing = np.flatnonzero((there != here).any(axis=1))
-    sizes = np.cumsum(there[differing, 0] + here[differing, 0])
+    differing = np.flatnonzero((unpacked != repacked).any(axis=1))
+    sizes = np.cumsum(unpacked[differing, 0] + repacked[differing, 0])
     kept = max(1, int(np.searchsorted(sizes, _MOST_KEPT, side="right")))
-    chosen = np.zeros(there.shape[0], dtype=bool)
+    chosen = np.zeros(unpacked.shape[0], dtype=bool)
     chosen[differing[:kept]] = True
     return chosen, kept >= differing.size
 
 
 def _collect(
     items: Sequence[Any],
-    open_pieces: Callable[[Any, np.ndarray], Iterator[tuple[Any, Any]]],
-    classes: np.ndarray,
+    open_pieces: Callable[[Any, NDArray[np.uint8]], Iterator[tuple[Any, Any]]],
+    classes: NDArray[np.bool_],
     workers: int | None,
-) -> np.ndarray:
+) -> NDArray[np.int64]:
     """int64 [found, 4]: hash, number of the file, number of the record, number of the sequence in it (from
     1)."""
     from gaudi_bert.records.read.threads import map_files
 
-    def search(task: tuple[int, Any], buffer: np.ndarray) -> np.ndarray:
+    def search(task: tuple[int, Any], buffer: NDArray[np.uint8]) -> NDArray[np.int64]:
         number, item = task
         rows, record = [], 0
         for _, piece in open_pieces(item, buffer):
@@ -104,12 +105,12 @@ def _collect(
     return np.concatenate(found) if found else np.zeros((0, 4), np.int64)
 
 
-def _surplus(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _surplus(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
     """The rows of `left` whose hash occurs more often there than in `right` (the later ones of each hash)."""
     values, inverse, counts = np.unique(left[:, 0], return_inverse=True, return_counts=True)
     others, other_counts = np.unique(right[:, 0], return_counts=True)
     allowed = np.zeros(values.size, np.int64)
-    places: np.ndarray = np.asarray(np.searchsorted(others, values))
+    places: NDArray[np.int64] = np.asarray(np.searchsorted(others, values))
     known = places < others.size
     known[known] = others[places[known]] == values[known]
     allowed[known] = other_counts[places[known]]

@@ -18,19 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
-from gaudi_bert.artefacts.manifest import GroupManifest, manifest_path, read_manifest, write_manifest
-from gaudi_bert.artefacts.metadata import (
-    METADATA_NAME,
-    InputFile,
-    Metadata,
-    Shard,
-    read_own_metadata,
-    write_metadata,
-)
+from gaudi_bert.artefacts.manifest import GroupManifest, read_manifest, write_manifest
+from gaudi_bert.artefacts.metadata import InputFile, Metadata, Shard, read_own_metadata, write_metadata
+from gaudi_bert.artefacts.names import METADATA_NAME, manifest_path
 from gaudi_bert.artefacts.plan import WritablePlan, read_writable_plan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.stages.plan_proof import prove_plan
 from gaudi_bert.stages.results import GroupsResult, WriteResult
 
 if TYPE_CHECKING:
@@ -75,6 +70,7 @@ def write(
     content = read_writable_plan(plan)
     if _begin(records, content, out, overwrite, reporter):
         return _result(read_own_metadata(out), skipped=True)
+    prove_plan(plan, content, range(len(content.groups)))
     if not finish:
         _write_groups(out, content, _plan_files(records, content), range(len(content.groups)), reporter, workers)
     metadata = _finish(out, content)
@@ -106,6 +102,7 @@ def write_shard(
     if _begin(records, content, out, overwrite, reporter):
         return _result(read_own_metadata(out), skipped=True)
     numbers = range(len(content.groups))[shard[0] :: shard[1]]
+    prove_plan(plan, content, numbers)
     written = _write_groups(out, content, _plan_files(records, content), numbers, reporter, workers)
     return _groups_result(out, numbers, written)
 

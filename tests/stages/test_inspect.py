@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.cli.record_view import show_record
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
-from gaudi_bert.stages.inspect import inspect, show
+from gaudi_bert.stages.inspect import MaskedPosition, RecordView, inspect
 from tests.builders.packing_case import make_case, packed_keys, sequence_key
 from tests.oracles.wire import example, frame
 
@@ -34,20 +35,20 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def shown(view: dict) -> str:
+def shown(view: RecordView) -> str:
     stream = io.StringIO()
-    show(view, stream)
+    show_record(view, stream)
     return stream.getvalue()
 
 
 def test_an_unpacked_record_with_tokens(file: Path) -> None:
     view = inspect(file, 0, file.with_name("vocab.txt"))
-    assert (view["packed"], view["tokens"], view["padding"], view["problems"]) == (False, 7, 1, [])
-    assert view["other_features"] == {"document": 2}
-    (sequence,) = view["sequences"]
-    assert sequence["tokens"] == ["[CLS]", "the", "[MASK]", "##se", "[SEP]", "house", "[SEP]"]
-    assert sequence["segments"] == [[0, 5], [1, 2]]
-    assert sequence["masked"] == [{"position": 2, "id": 8, "token": "dog"}, {"position": 5, "id": 7, "token": "house"}]
+    assert (view.packed, view.tokens, view.padding, view.problems) == (False, 7, 1, ())
+    assert view.other_features == {"document": 2}
+    (sequence,) = view.sequences
+    assert sequence.tokens == ("[CLS]", "the", "[MASK]", "##se", "[SEP]", "house", "[SEP]")
+    assert sequence.segments == ((0, 5), (1, 2))
+    assert sequence.masked == (MaskedPosition(2, 8, "dog"), MaskedPosition(5, 7, "house"))
     text = shown(view)
     assert "[CLS] the [MASK]→dogse [SEP] house→house [SEP]" in text
     assert "7 tokens (5 + 2) from 0, 2 masked, random next" in text
@@ -63,16 +64,16 @@ def test_packed_records_show_each_sequence(tmp_path: Path) -> None:
     path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
     for number, payload in enumerate(read_records(path)):
         view = inspect(path, number)
-        assert view["packed"]
-        assert view["problems"] == []
+        assert view.packed
+        assert view.problems == ()
         keys = [
             sequence_key(
-                sequence["input_ids"],
-                [segment for segment, count in sequence["segments"] for _ in range(count)],
-                [(masked["position"], masked["id"]) for masked in sequence["masked"]],
-                sequence["next_sentence_label"],
+                list(sequence.input_ids),
+                [segment for segment, count in sequence.segments for _ in range(count)],
+                [(masked.position, masked.id) for masked in sequence.masked],
+                sequence.next_sentence_label,
             )
-            for sequence in view["sequences"]
+            for sequence in view.sequences
         ]
         assert keys == packed_keys({name: values.tolist() for name, values in decode_example(payload).items()})
         text = shown(view)
@@ -93,14 +94,14 @@ def test_what_is_wrong_is_said(tmp_path: Path, change: dict, problem: str) -> No
     path = tmp_path / "part-0"
     path.write_bytes(frame(example({**FEATURES, **change})))
     view = inspect(path)
-    assert any(problem in found for found in view["problems"]), view["problems"]
+    assert any(problem in found for found in view.problems), view.problems
     assert f"PROBLEM: {problem}" in shown(view)
 
 
 def test_ids_outside_the_vocabulary(file: Path) -> None:
     file.with_name("vocab.txt").write_text("\n".join(TOKENS[:7]) + "\n")
     view = inspect(file, 0, file.with_name("vocab.txt"))
-    assert view["problems"] == ["sequence 1: 3 ids are outside the vocabulary of 7 tokens"]
+    assert view.problems == ("sequence 1: 3 ids are outside the vocabulary of 7 tokens",)
     assert "<7>" in shown(view)
 
 
@@ -126,6 +127,6 @@ def test_colours_tell_sequences_apart_on_a_terminal(tmp_path: Path, monkeypatch:
     case = make_case(tmp_path, depth=4, algorithm="lpfhp")
     path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
     views = [inspect(path, number) for number, _ in enumerate(read_records(path))]
-    text = shown(next(view for view in views if len(view["sequences"]) > 1))
+    text = shown(next(view for view in views if len(view.sequences) > 1))
     assert "\x1b[36m" in text
     assert "\x1b[32m" in text

@@ -44,6 +44,11 @@ def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Pat
         (out / shard["name"]).write_bytes(data)
         shard.update(packs=len(part), bytes=len(data), crc32c=crc32c(data))
     (out / "metadata.json").write_text(json.dumps(content))
+    changed = {shard["name"]: shard for shard in shards}
+    for path in out.glob("group-*.json"):
+        manifest = json.loads(path.read_text())
+        manifest["shards"] = [changed.get(shard["name"], shard) for shard in manifest["shards"]]
+        path.write_text(json.dumps(manifest))
     return out
 
 

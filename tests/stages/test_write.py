@@ -8,6 +8,7 @@ import shutil
 import zlib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +181,56 @@ def test_a_plan_that_does_not_add_up_is_refused(case: PackingCase, tmp_path: Pat
     with pytest.raises(InputError, match="more masked positions than masked_slots"):
         write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
     assert not list((tmp_path / "out").glob("[!.]*-*"))
+
+
+def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingCase, tmp_path: Path) -> None:
+    content = json.loads(case.plan.read_text())
+    group = content["groups"][1]
+    changes: dict[str, dict[str, Any]] = {
+        "its prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
+        "the prices prove 0 packs": {"bound_prices": [0] * 29},
+        "prices must lie in": {"bound_prices": [2**62] * 29},
+        "28 prices for lengths 1 to 29": {"bound_prices": group["bound_prices"][1:]},
+    }
+    assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
+    for reason, change in changes.items():
+        groups = [*content["groups"][:1], {**group, **change}, *content["groups"][2:]]
+        totals = {**content["totals"], "lower_bound": sum(each["lower_bound"] for each in groups)}
+        (tmp_path / "plan.json").write_text(json.dumps({**content, "groups": groups, "totals": totals}))
+        with pytest.raises(InputError, match=f"plan.json: .*group 1.*{reason}|plan.json: group 1 has {reason}"):
+            write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert not list((tmp_path / "out").glob("[!.]*-*"))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("shard_multiple",), 10**12),
+        (("shard_multiple",), True),
+        (("depth",), "3"),
+        (("seed",), 1.0),
+        (("files", 0, "sequences"), 10**15),
+        (("files", 0, "bytes"), -1),
+        (("groups", 0, "strategies", 0, 1), 1e15),
+        (("groups", 0, "surprise"), 1),
+        (("surprise",), 1),
+        (("totals", "packs"), 1),
+        (("vocabulary",), {"size": 0, "sha256": "ab"}),
+    ],
+)
+def test_a_plan_is_read_as_strictly_as_the_settings(
+    case: PackingCase, tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    content: Any = json.loads(case.plan.read_text())
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"plan\.json: .*make the plan again") as caught:
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

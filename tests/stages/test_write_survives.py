@@ -6,8 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.histogram import histogram
 from gaudi_bert.stages.write import write
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.small_disk import small_disk
 
 QUIET = Reporter(quiet=True)
 
@@ -51,21 +50,6 @@ def test_writers_of_different_groups_share_a_folder(case: PackingCase, tmp_path:
     assert [writer.wait(timeout=300) for writer in writers] == [0, 0, 0]
     write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
     assert visible(tmp_path / "out") == visible(case.packed)
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of so many bytes; skips where mounting is not allowed."""
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"NOT TESTED HERE: mounting a small file system needs root ({mounted.stderr.strip()})")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def looks_finished(out: Path) -> bool:

@@ -14,7 +14,7 @@ from gaudi_bert.records.proof.fingerprint import CLASSES, add_hashes, hash_unpac
 from gaudi_bert.records.proof.packed_contract import canonical_packed
 from gaudi_bert.records.proof.packed_scan import PackSizes, ScannedPacks, scan_packed
 from gaudi_bert.records.read.scan import PIECE_BYTES, RecordScan, UnpackedFormat
-from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, UnpackedSchema
+from gaudi_bert.records.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, PackedSchema, UnpackedSchema
 from gaudi_bert.records.wire.encode import position_table
 from gaudi_bert.records.wire.features import feature_table
 from gaudi_bert.records.wire.frame_scan import ScanStatus
@@ -30,11 +30,13 @@ class Piece:
         hashes: int64 [sequences].
         tokens: their number of tokens in all.
         pack_sizes: int32 [packs], how many of them each pack holds; None for unpacked records.
+        lengths: int32 [sequences], tokens of each; None for packed records.
     """
 
     hashes: IntArray
     tokens: int
     pack_sizes: Int32Array | None
+    lengths: Int32Array | None = None
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Census:
         sums: int64 [CLASSES, 2], see `fingerprint.add_hashes`.
         pack_sizes: int32, the number of sequences of each pack of one shard, in order (empty for unpacked
             records).
+        lengths: int64 [most tokens + 1], unpacked sequences of each number of tokens.
     """
 
     sums: IntArray = field(default_factory=lambda: np.zeros((CLASSES, 2), np.int64))
@@ -53,12 +56,14 @@ class Census:
     file_bytes: int = 0
     file_crc32c: int = 0
     pack_sizes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    lengths: IntArray = field(default_factory=lambda: np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64))
 
     def add(self, other: Census) -> None:
         """Add the sequences of other sums (not its file's size, CRC and packs)."""
         self.sums += other.sums
         self.sequences += other.sequences
         self.tokens += other.tokens
+        self.lengths += other.lengths
 
     @property
     def fingerprint(self) -> str:
@@ -109,8 +114,8 @@ def unpacked_pieces(
     scan = RecordScan(path, records, buffer, progress=progress)
     for _ in scan.pieces():
         hash_unpacked(records.index, records.rows, hashes)
-        tokens = int(records.index.lengths[: records.rows].sum(dtype=np.int64))
-        yield scan, Piece(hashes[: records.rows], tokens, None)
+        lengths = records.index.lengths[: records.rows]
+        yield scan, Piece(hashes[: records.rows], int(lengths.sum(dtype=np.int64)), None, lengths)
 
 
 def packed_pieces(
@@ -132,6 +137,8 @@ def take_census(pieces: Iterator[tuple[RecordScan, Piece]]) -> Census:
         sums.sequences += piece.hashes.size
         sums.tokens += piece.tokens
         sums.file_bytes, sums.file_crc32c = scan.file_bytes, scan.file_crc32c
+        if piece.lengths is not None:
+            sums.lengths += np.bincount(piece.lengths, minlength=sums.lengths.size)
         if piece.pack_sizes is not None:
             sizes.append(piece.pack_sizes.copy())
     sums.pack_sizes = np.concatenate(sizes) if sizes else np.zeros(0, np.int32)

@@ -32,7 +32,16 @@ from gaudi_bert.records.schema import MAX_RECORD_BYTES, RecordError, UnpackedSch
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.features import feature_table
 from gaudi_bert.records.wire.frame_scan import ScanStatus, append_frames
-from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, REMEDY, RecordStream, frame, read_records, record_place
+from gaudi_bert.records.wire.framing import (
+    CUT_SHORT,
+    FRAME_BYTES,
+    NO_RECORD,
+    REMEDY,
+    RecordStream,
+    frame,
+    read_records,
+    record_place,
+)
 
 __all__ = [
     "FRONT_BYTES",
@@ -250,7 +259,10 @@ def first_record(path: Path) -> dict[str, AnyArray]:
         InputError: the file holds no TFRecord, or its first record is not a tf.train.Example.
     """
     try:
-        return decode_example(next(read_records(path)))
+        payload = next(read_records(path), None)
+        if payload is None:
+            raise InputError(f"{path}: {NO_RECORD}")
+        return decode_example(payload)
     except RecordError as error:
         raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
 

@@ -60,7 +60,12 @@ def map_in_threads(
             raise
 
     with ThreadPoolExecutor(count) as pool:
-        return [future.result() for future in [pool.submit(run, item) for item in items]]  # type: ignore[misc]
+        futures = [pool.submit(run, item) for item in items]
+        try:
+            return [future.result() for future in futures]  # type: ignore[misc]
+        except BaseException:
+            failed.set()  # also where this thread was interrupted: the others end after what they are at
+            raise
 
 
 def map_files(function: Callable[[Item, ByteArray], Result], files: Sequence[Item], workers: int | None) -> list[Result]:

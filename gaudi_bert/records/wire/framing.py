@@ -19,11 +19,23 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.records.schema import MAX_RECORD_BYTES
 from gaudi_bert.records.wire.crc32c import crc32c, masked
+from gaudi_bert.records.wire.foreign import foreign_format
 
-__all__ = ["CUT_SHORT", "FRAME_BYTES", "REMEDY", "RecordStream", "frame", "read_records", "record_place", "write_record"]
+__all__ = [
+    "CUT_SHORT",
+    "FRAME_BYTES",
+    "NO_RECORD",
+    "REMEDY",
+    "RecordStream",
+    "frame",
+    "read_records",
+    "record_place",
+    "write_record",
+]
 
 FRAME_BYTES = 16
 REMEDY = "copy or make the file again"
+NO_RECORD = "holds no record; remove it, or make it again"
 CUT_SHORT = "the file is cut short; copy or make it again"
 _PIECE_BYTES = 1 << 20
 
@@ -159,6 +171,9 @@ def _compression_of(path: Path, head: bytes) -> str:
         raise InputError(f"{path}: the file is empty; remove it, or make it again")
     if len(head) == 12 and masked(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:
         return ""
+    foreign = foreign_format(path)
+    if foreign is not None:
+        raise InputError(f"{path}: not a TFRecord file but {foreign}")
     if head[:2] == b"\x1f\x8b":
         return "GZIP"
     if len(head) >= 2 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.artefacts.metadata import METADATA_NAME, Metadata
+from gaudi_bert.artefacts.metadata import Metadata
+from gaudi_bert.artefacts.names import METADATA_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
