@@ -14,8 +14,10 @@ __all__ = ["EFA_SSH_PORT", "SSH_PORT", "training_command"]
 SSH_PORT = 22
 # With the node's own network, port 22 is the node's.
 EFA_SSH_PORT = 3022
-# What a process may take to save a checkpoint when it is asked to stop; mpirun would kill it after one second.
-STOP_SECONDS = 30
+# When a rank is lost, mpirun waits so long before it terminates the others, and again before it kills them.
+LOST_RANK_SECONDS = 4
+# mpirun's launcher: a run that is asked to stop has the time that it needs to save.
+_STOPPING = ("-m", "gaudi_bert.runners.stop_ranks")
 # What the vendor's image sets and its libraries read.
 VENDOR_VARIABLES = (
     "PYTHONPATH",
@@ -35,6 +37,7 @@ def training_command(
     over_ssh: bool,
     variables: tuple[str, ...] = (),
     ssh_port: int = SSH_PORT,
+    python: str = "python3",
 ) -> list[str]:
     """`stage_command`, started once for each training process.
 
@@ -44,14 +47,15 @@ def training_command(
         over_ssh: whether the processes are on other hosts than `mpirun`.
         variables: environment variables that the processes get from the launcher.
         ssh_port: where the workers' sshd listens.
+        python: the interpreter that has this package, where the command is run.
     """
     resources = settings.resources
     processes = resources.workers * resources.processes_per_worker
     if processes == 1 and not over_ssh:
         return stage_command
     program = f"{resources.mpi_prefix}/bin/mpirun" if resources.mpi_prefix else "mpirun"
-    command = [program, "--allow-run-as-root", "--tag-output", "-np", str(processes)]
-    command += ["--mca", "odls_base_sigkill_timeout", str(STOP_SECONDS)]
+    command = [python, *_STOPPING, program, "--allow-run-as-root", "--tag-output", "-np", str(processes)]
+    command += ["--mca", "odls_base_sigkill_timeout", str(LOST_RANK_SECONDS)]
     if resources.cores_per_process:
         command += ["--bind-to", "core", "--map-by", f"socket:PE={resources.cores_per_process}"]
     else:

@@ -54,7 +54,8 @@ def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -
     """
     processes = settings.resources.workers * settings.resources.processes_per_worker
     if settings.resources.cards:
-        ends = _run_all([training_command(settings, list(command), over_ssh=False)], [dict(os.environ)])
+        command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
+        ends = _run_all([command], [dict(os.environ)])
         _check_ends(ends, ["mpirun"])
     else:
         with _rendezvous_environments(processes) as environments:

@@ -12,11 +12,12 @@ from typing import Any
 
 __all__ = ["StopRequest"]
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# SIGUSR1 is what mpirun hands on to its ranks when it is asked to stop (`runners/stop_ranks.py`).
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
-    """While used as a context, `requested` becomes true on the first SIGTERM or SIGINT.
+    """While used as a context, `requested` becomes true on the first of these signals.
 
     Outside the main thread, where Python allows no handlers, it never becomes true.
     """

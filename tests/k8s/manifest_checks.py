@@ -117,8 +117,13 @@ def _stopping(pod: Json, command: Sequence[str]) -> Iterator[str]:
     grace = pod.get("terminationGracePeriodSeconds", 30)
     if grace < 60:
         yield f"is killed {grace} s after it is asked to stop, before a checkpoint is saved"
-    if "-np" in command and "odls_base_sigkill_timeout" not in command:
-        yield "mpirun kills its processes one second after they are asked to stop"
+    if "-np" not in command:
+        return
+    if "gaudi_bert.runners.stop_ranks" not in command:
+        yield "mpirun kills its processes when they are asked to stop, before a checkpoint is saved"
+    seconds = command[command.index("odls_base_sigkill_timeout") + 1] if "odls_base_sigkill_timeout" in command else "1"
+    if not 1 < int(seconds) <= 5:
+        yield f"a lost rank ends the others after twice {seconds} s, not within 10 s"
 
 
 def _processes(command: Sequence[str]) -> int:

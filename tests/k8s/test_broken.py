@@ -82,9 +82,11 @@ BROKEN_MPIJOBS: list[tuple[str, Any, str]] = [
     ("spec/mpiReplicaSpecs/Worker/restartPolicy", "Always", "restartPolicy Always"),
     ("spec/launcherCreationPolicy", "AtStartup", "does not wait until sshd listens"),
     ("spec/runPolicy/schedulingPolicy/minAvailable", 5, "minAvailable is not the number of workers"),
-    (f"{LAUNCHER}/containers/0/command/4", "8", "mpirun -np 8 for 4 workers"),
+    (f"{LAUNCHER}/containers/0/command/7", "8", "mpirun -np 8 for 4 workers"),
     (f"{LAUNCHER}/containers/0/resources/limits/habana.ai~gaudi", "8", "its launcher holds cards"),
-    (f"{LAUNCHER}/containers/0/command/6", "other", "mpirun kills its processes one second after"),
+    (f"{LAUNCHER}/containers/0/command/2", "other", "mpirun kills its processes when they are asked to stop"),
+    (f"{LAUNCHER}/containers/0/command/9", "other", "a lost rank ends the others after twice 1 s"),
+    (f"{LAUNCHER}/containers/0/command/10", "30", "a lost rank ends the others after twice 30 s, not within 10 s"),
     (f"{WORKER}/terminationGracePeriodSeconds", 5, "is killed 5 s after it is asked to stop"),
     (f"{LAUNCHER}/containers/0/env/0/name", "NEW", "NEW does not reach the processes"),
     (f"{WORKER}/containers/0/readinessProbe/tcpSocket/port", 2222, "not of one port"),
@@ -151,7 +153,7 @@ def test_what_is_broken_in_an_mpijob_is_said(place: str, value: Any, said: str) 
 
 def test_too_few_processes_for_the_cards_of_one_server_are_said() -> None:
     good = manifests(*CARDS)
-    place = "spec/template/spec/containers/0/command/4"
+    place = "spec/template/spec/containers/0/command/7"
     problems = check_manifests(list(broken(good, "train", place, "4").values()))
     assert problems == ["Job demo-train: starts 4 processes for 8 cards"]
 

@@ -19,12 +19,13 @@ def test_one_process_needs_no_launcher() -> None:
 def test_one_server_starts_a_process_a_card() -> None:
     settings = load_pipeline(None, ["resources.cards=8", "resources.cores_per_process=6", "resources.mpi_prefix=/opt/mpi"])
     command = training_command(settings, STAGE, over_ssh=False)
-    assert command[:12] == [
+    assert command[:3] == ["python3", "-m", "gaudi_bert.runners.stop_ranks"]
+    assert command[3:15] == [
         *("/opt/mpi/bin/mpirun", "--allow-run-as-root", "--tag-output", "-np", "8"),
-        *("--mca", "odls_base_sigkill_timeout", "30"),
+        *("--mca", "odls_base_sigkill_timeout", "4"),
         *("--bind-to", "core", "--map-by", "socket:PE=6"),
     ]
-    assert command[12:] == ["--host", "localhost:8", *STAGE]
+    assert command[15:] == ["--host", "localhost:8", *STAGE]
     assert "-x" not in command
 
 

@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.training.stopping import StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_the_first_signal_is_a_request(number) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:

@@ -72,7 +72,12 @@ def test_cards_bring_the_runtime_the_hosts_ipc_and_mpirun_and_no_privilege(tmp_p
     assert container["cap_add"] == ["SYS_NICE"]
     assert container["environment"]["HABANA_VISIBLE_DEVICES"] == "0,1"
     assert container["environment"]["OMPI_MCA_btl_vader_single_copy_mechanism"] == "none"
-    assert container["entrypoint"][0] == "/opt/amazon/openmpi/bin/mpirun"
+    assert container["entrypoint"][:4] == [
+        "python3",
+        "-m",
+        "gaudi_bert.runners.stop_ranks",
+        "/opt/amazon/openmpi/bin/mpirun",
+    ]
     assert container["entrypoint"][container["entrypoint"].index("-np") + 1] == "8"
     assert container["nano_cpus"] == 95 * 10**9
     assert not {"privileged", "ulimits", "network_mode", "shm_size"} & container.keys()

@@ -1,0 +1,55 @@
+"""Runs `mpirun`, and turns the first request to stop into SIGUSR1, which mpirun hands on to all ranks.
+
+What mpirun does on SIGTERM is what it does when a rank is lost: it waits for `odls_base_sigkill_timeout`, terminates the
+other ranks, waits as long again, and kills them (Open MPI 4, `odls_base_default_fns.c`). A time that lets a checkpoint be
+saved would thus hold up the end of a run with a lost rank, twice over. So that time is short, and a run that is asked to
+stop is told by a signal that mpirun only forwards: its ranks save and end by themselves. A second request goes to mpirun as
+it is.
+
+    python3 -m gaudi_bert.runners.stop_ranks mpirun ...
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from gaudi_bert.common.errors import InputError
+
+__all__ = ["run_ranks"]
+
+
+def run_ranks(command: Sequence[str]) -> int:
+    """Run `command`, an `mpirun`, to its end.
+
+    Returns:
+        Its exit code; 128 and the number of the signal that ended it; or 2 where it is not there.
+    """
+    requests = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        nonlocal requests
+        requests += 1
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGUSR1 if requests == 1 else signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    # Ctrl-C on a terminal reaches a whole process group: this process alone is to decide what it means.
+    try:
+        process = subprocess.Popen(command, start_new_session=True)
+    except OSError as error:
+        sys.stderr.write(f"error: {command[0]}: {error.strerror}; set resources.mpi_prefix to where Open MPI lies\n")
+        return InputError.exit_code
+    if requests:  # asked to stop before there was a process to tell
+        process.terminate()
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(run_ranks(sys.argv[1:]))
