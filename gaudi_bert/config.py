@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -492,7 +494,31 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
         mapping = mapping[parent]
         if not isinstance(mapping, dict):
             raise InputError(f"--set {shortened(override)}: {shortened(parent)} is a single value, it has no keys below it")
-    mapping[last] = parse_yaml(text, f"--set {shortened(override)}")
+    value = parse_yaml(text, f"--set {shortened(override)}")
+    # A version such as 9.90 is a number or a date to YAML, but a text to us.
+    is_text = isinstance(value, int | float | date) and not isinstance(value, bool) and _takes_text(parents, last)
+    mapping[last] = text.strip() if is_text else value
+
+
+def _takes_text(parents: Sequence[str], last: str) -> bool:
+    """Whether a key's values are texts, and never numbers."""
+    model: Any = PipelineSettings
+    for part in (*parents, last):
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            return False
+        model = field.annotation
+    kinds = _plain_types(model)
+    return str in kinds and not kinds & {int, float}
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    """The types that an annotation allows, without what is said of them: `Annotated[str, ...] | None` as str and None."""
+    if get_origin(annotation) is Annotated:
+        return _plain_types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for one in get_args(annotation) for kind in _plain_types(one)}
+    return {annotation}
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -507,6 +533,8 @@ def _first_problem(error: ValidationError) -> str:
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
         return f"unknown key `{place}`; {hint}{more}"
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float | date):
+        message += "; put it in quotes"
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         choices = [choice.strip("' ") for choice in re.findall(r"'[^']*'", problem["ctx"]["expected"])]
         near = difflib.get_close_matches(problem["input"][:80], choices, n=1, cutoff=0.5)

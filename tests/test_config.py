@@ -115,3 +115,23 @@ def test_true_is_no_number(key: str) -> None:
     with pytest.raises(InputError, match=rf"`{key}` = True: give a value, not true or false"):
         load_pipeline(None, [f"{key}=true"])
     assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking
+
+
+@pytest.mark.parametrize("tag", ["9.9", "9.90", "1e3", "2024-01-01", "0x10", "017", "20241121", "v1"])
+def test_a_tag_is_the_text_that_was_given(tag: str) -> None:
+    assert load_pipeline(None, [f"images.tag={tag}"]).images.tag == tag
+
+
+def test_only_texts_are_kept_as_they_are_written() -> None:
+    settings = load_pipeline(None, ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "training.epsilon=1.0e-6"])
+    assert settings.packing.depth == 4
+    assert settings.images.tag is None
+    assert settings.kubernetes.scratch == "2"
+    assert settings.training.epsilon == 1e-6
+
+
+def test_a_number_in_a_file_that_should_be_a_text_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("images: {tag: 9.9}")
+    with pytest.raises(InputError, match=r"`images.tag` = 9.9: .*put it in quotes"):
+        load_pipeline(file)
