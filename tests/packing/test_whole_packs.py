@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.exact.coarse_grid import Grid, coarse_counts, fill_strategies, interpolated_prices
+from gaudi_bert.packing.coarse_grid import Grid, coarse_counts, fill_strategies, interpolated_prices
 from gaudi_bert.packing.exact.fill_slots import settle_slots
 from gaudi_bert.packing.exact.pack_search import search_packs
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, coverage, packs_of
+from gaudi_bert.packing.work import Work
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
 
@@ -25,18 +26,18 @@ def test_search_finds_the_fewest_and_no_fewer(counts: list[int], depth: int) -> 
     fewest = naive.fewest_packs(tuple(counts), depth)
     lengths = np.arange(1, max_length + 1)
     prices = lengths / max_length
-    mixture = search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000)
+    mixture = search_packs(lengths, np.array(counts), prices, max_length, depth, fewest, 1_000_000, Work())
     assert mixture is not None
     assert packs_of(mixture) <= fewest
     if any(counts):
         check_mixture(mixture, Histogram(max_length, np.array(counts)), depth)
-        assert search_packs(lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000) is None
+        assert search_packs(lengths, np.array(counts), prices, max_length, depth, fewest - 1, 1_000_000, Work()) is None
 
 
 def test_search_gives_up() -> None:
     counts = np.ones(40, dtype=np.int64)
     lengths = np.arange(1, 41)
-    assert search_packs(lengths, counts, lengths / 40, 40, 3, 21, 3) is None
+    assert search_packs(lengths, counts, lengths / 40, 40, 3, 21, 3, Work()) is None
 
 
 def test_a_longer_slot_holds_a_shorter_sequence() -> None:

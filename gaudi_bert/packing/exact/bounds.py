@@ -11,10 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from gaudi_bert.packing.certificate import Certificate
-from gaudi_bert.packing.exact.coarse_grid import Grid, coarse_counts, interpolated_prices
+from gaudi_bert.packing.coarse_grid import Grid, coarse_counts, interpolated_prices
 from gaudi_bert.packing.exact.column_generation import Relaxation
 from gaudi_bert.packing.exact.linear_program import Programme
 from gaudi_bert.packing.pricing import best_worth
+from gaudi_bert.packing.work import BOUND_WORK, Work
 
 __all__ = ["MANY_LENGTHS", "certify", "lower_bound", "prove", "prove_bound", "simple_certificate"]
 
@@ -29,33 +30,35 @@ QUICK_ITERATIONS_PER_LENGTH = 4
 """Simplex iterations that a bound which has to be quick may take: the larger of the two."""
 
 
-def lower_bound(counts: np.ndarray, depth: int) -> int:
+def lower_bound(counts: np.ndarray, depth: int, work: Work | None = None) -> int:
     """Packs that no packing with at most `depth` sequences in a pack can do without; see `prove_bound`."""
-    return prove_bound(counts, depth).bound
+    return prove_bound(counts, depth, work).bound
 
 
-def prove_bound(counts: np.ndarray, depth: int) -> Certificate:
+def prove_bound(counts: np.ndarray, depth: int, work: Work | None = None) -> Certificate:
     """The best certificate that can be had quickly.
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
         depth: most sequences in a pack, from 1; L or more means no limit.
+        work: what the proof may do; None for `BOUND_WORK`.
     """
+    work = Work(BOUND_WORK) if work is None else work
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():
         return best
     if np.count_nonzero(counts) > MANY_LENGTHS:
         grid = Grid(len(counts), len(counts) // COARSE_BINS)
-        coarse = prove_bound(coarse_counts(counts, grid), depth)
+        coarse = prove_bound(coarse_counts(counts, grid), depth, work)
         return max(
             best, prove(counts, interpolated_prices(coarse.prices, grid), depth), key=lambda certificate: certificate.bound
         )
-    programme = Programme.unlimited(counts)
+    programme = Programme.unlimited(counts, work.share(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(programme.lengths))
     programme.generate(iterations)
     best = max(best, certify(programme, depth), key=lambda certificate: certificate.bound)
     if depth < programme.deepest:
-        limited = Programme.limited(counts, depth)
+        limited = Programme.limited(counts, depth, work)
         limited.relaxation = programme.relaxation
         limited.generate(iterations)
         best = max(best, certify(limited, depth), key=lambda certificate: certificate.bound)
@@ -99,7 +102,8 @@ def _per_length(programme: Programme, prices: np.ndarray) -> np.ndarray:
 
 def prove(counts: np.ndarray, prices: np.ndarray, depth: int) -> Certificate:
     """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences."""
-    most = int(best_worth(prices, depth))
+    deepest = len(counts) // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
+    most = int(best_worth(prices, depth if depth < deepest else len(counts)))
     worth = sum(int(price) * int(count) for price, count in zip(prices, counts, strict=True))
     return Certificate(prices, depth, -(-worth // most) if most else 0)
 

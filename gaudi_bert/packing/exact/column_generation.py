@@ -18,6 +18,7 @@ from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.exact.restricted_master import Master
 from gaudi_bert.packing.mixture import Strategy
 from gaudi_bert.packing.pricing import completion_values, power_chain, unwind
+from gaudi_bert.packing.work import Work
 
 __all__ = ["Pricer", "Relaxation", "generate_columns"]
 
@@ -25,6 +26,12 @@ CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
 """Share of the best proven prices in what is priced; the next one when that cuts off nothing."""
 
 REDUCED_COST = 1e-9
+
+OPERATIONS_PER_PRODUCT = 0.2
+"""Of a max-plus product, for each pair of totals."""
+
+UNWINDING_WORK = 4e9
+"""What unwinding strategies may do in one round."""
 
 
 class Pricer:
@@ -34,25 +41,34 @@ class Pricer:
         lengths: int64 [rows], the lengths that occur, ascending.
         max_length: tokens in a pack (L).
         depth: most sequences in a pack.
+        work: what pricing may do.
     """
 
-    def __init__(self, lengths: np.ndarray, max_length: int, depth: int) -> None:
+    def __init__(self, lengths: np.ndarray, max_length: int, depth: int, work: Work) -> None:
+        self.work = work
         self.lengths = lengths
         self.max_length = max_length
         self.depth = depth
         deepest = max_length // int(lengths[0])
+        self._most_items = min(depth, deepest)
         self.chain = power_chain(max_length if depth >= deepest else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
 
     def price(self, prices: np.ndarray) -> np.ndarray:
         """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
+        self.work.spend(OPERATIONS_PER_PRODUCT * len(self.chain) * self.max_length**2)
         by_length = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
         completion = completion_values(self.chain, by_length, self._table)
         return prices + completion[self.max_length - self.lengths]
 
     def strategies(self, rows: np.ndarray, prices: np.ndarray) -> list[Strategy]:
         """The strategies behind the last `price`, for these rows, that are worth more than one pack at `prices`."""
+        # Each split is searched for among all totals; where packs are deep the longest lengths have to do.
+        row_operations = self._most_items * self.max_length
+        affordable = max(1, int(min(max(self.work.left, 0.0) / 4, UNWINDING_WORK) // row_operations))
+        rows = rows[-affordable:]
+        self.work.spend(len(rows) * row_operations)
         items, ends, worths = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices)
         found: list[Strategy] = []
         start = 0
@@ -145,6 +161,7 @@ def generate_columns(
             or bound > enough > 0.0
             or Relaxation(objective, bound, centre).closed
             or master.iterations > last
+            or master.work.exhausted
         ):
             break
         prices = master.prices()
@@ -157,6 +174,8 @@ def generate_columns(
             if float(trial @ demand) / best > bound:
                 bound, centre = float(trial @ demand) / best, trial / best
             if new:
+                break
+            if master.work.exhausted:
                 break
         if not master.add(new):
             break

@@ -100,7 +100,7 @@ def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mix
     usage = master.usage()
     share = settings.share
     for _ in range(settings.max_steps):
-        if share <= SMALLEST_SHARE:
+        if share <= SMALLEST_SHARE or (programme.work.exhausted and path.fixed):
             break
         steps = _round(usage, share, settings.threshold)
         path.remember()
@@ -114,6 +114,7 @@ def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mix
             programme.depth,
             target - path.packs,
             settings.search_nodes,
+            programme.work,
         )
         if rest is not None:
             return path.mixture(rest), np.zeros_like(programme.demand)

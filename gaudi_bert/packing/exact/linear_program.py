@@ -12,6 +12,7 @@ from gaudi_bert.packing.exact.column_generation import Pricer, Relaxation, gener
 from gaudi_bert.packing.exact.restricted_master import Master
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Strategy
+from gaudi_bert.packing.work import Work
 
 __all__ = ["Programme"]
 
@@ -22,17 +23,19 @@ class Programme:
     Args:
         counts: int64 [L], sequences of length 1 .. L.
         depth: most sequences in a pack.
+        work: what its solution may do; None for no limit.
     """
 
-    def __init__(self, counts: np.ndarray, depth: int) -> None:
+    def __init__(self, counts: np.ndarray, depth: int, work: Work | None = None) -> None:
+        self.work = Work() if work is None else work
         self.counts = counts
         self.max_length = len(counts)
         self.depth = depth
         self.lengths = np.flatnonzero(counts) + 1
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = counts[self.lengths - 1]
-        self.master = Master(self.lengths, self.demand.astype(np.float64))
-        self.pricer = Pricer(self.lengths, self.max_length, depth)
+        self.master = Master(self.lengths, self.demand.astype(np.float64), self.work)
+        self.pricer = Pricer(self.lengths, self.max_length, depth, self.work)
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
         self.add((length,) for length in self.lengths.tolist())
@@ -45,16 +48,20 @@ class Programme:
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @classmethod
-    def limited(cls, counts: np.ndarray, depth: int) -> Programme:
+    def limited(cls, counts: np.ndarray, depth: int, work: Work | None = None) -> Programme:
         """With the strategies of LPFHP at this depth, which cover everything."""
-        programme = cls(counts, depth)
+        programme = cls(counts, depth, work)
         programme.add(pack_longest_first(counts, depth))
         return programme
 
     @classmethod
-    def unlimited(cls, counts: np.ndarray) -> Programme:
+    def unlimited(cls, counts: np.ndarray, work: Work | None = None) -> Programme:
         """As `limited`, without a limit on depth."""
-        return cls.limited(counts, len(counts))
+        return cls.limited(counts, len(counts), work)
+
+    def limit_work(self, work: Work) -> None:
+        """What all further solutions may do."""
+        self.work = self.master.work = self.pricer.work = work
 
     def add(self, strategies: Iterable[Strategy]) -> None:
         """Add strategies; lengths that do not occur shrink to the next one that does."""

@@ -23,16 +23,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from gaudi_bert.packing.certificate import Certificate
+from gaudi_bert.packing.coarse_grid import Grid, interpolated_prices, pack_on_grids
 from gaudi_bert.packing.exact.bounds import MANY_LENGTHS, certify, prove, simple_certificate
-from gaudi_bert.packing.exact.coarse_grid import ROUNDS, Grid, coarse_counts, fill_strategies, interpolated_prices
 from gaudi_bert.packing.exact.dive import DiveSettings, dive
 from gaudi_bert.packing.exact.fill_slots import settle_slots
 from gaudi_bert.packing.exact.linear_program import Programme
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
-from gaudi_bert.packing.mixture import Mixture, add_packs, packs_of, sorted_mixture
+from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls.iterative import residual_weights
-from gaudi_bert.packing.nnls.solver import solve_nnls
+from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
+from gaudi_bert.packing.work import OPTIMAL_WORK, Work
 
 __all__ = ["Optimum", "pack_optimally"]
 
@@ -79,48 +80,47 @@ class Optimum:
         return packs_of(self.mixture) - self.certificate.bound
 
 
-def pack_optimally(counts: np.ndarray, depth: int, effort: Effort = THOROUGH) -> Optimum:
+def pack_optimally(counts: np.ndarray, depth: int, effort: Effort = THOROUGH, work: Work | None = None) -> Optimum:
     """Pack a histogram in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
         depth: most sequences in a pack, from 1; L or more means no limit.
         effort: when to give up.
+        work: what may be done in all; None for `OPTIMAL_WORK`.
     """
+    work = Work(OPTIMAL_WORK) if work is None else work
     optimum = Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
     if optimum.gap == 0:
         return optimum
     if np.count_nonzero(counts) > MANY_LENGTHS:
-        return _pack_coarsely(counts, depth, optimum)
-    programme = Programme.unlimited(counts)
+        return _pack_coarsely(counts, depth, optimum, work)
+    programme = Programme.unlimited(counts, work.share(0.4))
     programme.generate()
     optimum = _better(optimum, None, certify(programme, depth))
     if depth < programme.deepest and optimum.gap:
-        programme = _limited_programme(counts, depth, programme, effort)
+        programme = _limited_programme(counts, depth, programme, effort, work.share(0.6))
         optimum = _better(optimum, None, certify(programme, depth))
+    programme.limit_work(work)
     for settings in effort.attempts:
-        if optimum.gap == 0:
+        if optimum.gap == 0 or (work.exhausted and settings is not effort.attempts[0]):
             break
         optimum = _better(optimum, _whole_packs(programme, optimum.certificate.bound, settings), optimum.certificate)
     return optimum
 
 
-def _pack_coarsely(counts: np.ndarray, depth: int, optimum: Optimum) -> Optimum:
+def _pack_coarsely(counts: np.ndarray, depth: int, optimum: Optimum, work: Work) -> Optimum:
     """Rounds on coarse grids, each solved optimally; the first one's prices prove the bound."""
-    mixture: Mixture = {}
-    left = counts
-    for number, settings in enumerate(ROUNDS):
-        grid = Grid(len(counts), len(counts) // settings.bins, settings.up)
-        coarse = pack_optimally(coarse_counts(left, grid), depth, QUICK)
-        packs, left = fill_strategies(coarse.mixture, left, grid, settings.waste)
-        for strategy, count in packs.items():
-            add_packs(mixture, strategy, count)
-        if number == 0:
-            prices = interpolated_prices(coarse.certificate.prices, grid)
-            optimum = _better(optimum, None, prove(counts, prices, depth))
-        if not left.any():
-            break
-    return _better(optimum, best_fit_into(mixture, left, depth), optimum.certificate)
+    proofs: list[Certificate] = []
+
+    def solve(coarse: np.ndarray, grid: Grid) -> Mixture:
+        found = pack_optimally(coarse, depth, QUICK, work.share(0.5))
+        if not proofs:
+            proofs.append(prove(counts, interpolated_prices(found.certificate.prices, grid), depth))
+        return found.mixture
+
+    mixture, left = pack_on_grids(counts, solve)
+    return _better(optimum, best_fit_into(mixture, left, depth), proofs[0])
 
 
 def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate) -> Optimum:
@@ -132,17 +132,23 @@ def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate)
     return Optimum(mixture, certificate)
 
 
-def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme, effort: Effort) -> Programme:
+def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme, effort: Effort, work: Work) -> Programme:
     """The programme with the depth limit, solved."""
-    programme = Programme.limited(counts, depth)
+    programme = Programme.limited(counts, depth, work)
     programme.relaxation = unlimited.relaxation
     relaxation = programme.generate(PATIENCE * len(programme.lengths))
-    if not relaxation.closed:
+    if not relaxation.closed and programme.max_length > LONGEST_WHOLE:
+        programme.generate(effort.iterations * len(programme.lengths))
+    elif not relaxation.closed:
         enough = int(np.ceil(counts.sum() / relaxation.bound)) + 1  # deeper packs are hardly ever needed, and cost time
         solution = solve_nnls(
-            counts, residual_weights(len(counts)), min(depth, enough), max_rounds=int(NNLS_ROUNDS * len(programme.lengths))
+            counts,
+            residual_weights(len(counts)),
+            min(depth, enough),
+            max_rounds=int(NNLS_ROUNDS * len(programme.lengths)),
+            work=work.share(0.6),
         )
-        programme = Programme(counts, depth)
+        programme = Programme(counts, depth, work)
         programme.relaxation = relaxation
         programme.add(solution.strategies)
         programme.generate(effort.iterations * len(programme.lengths))

@@ -14,10 +14,16 @@ import numpy as np
 
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
+from gaudi_bert.packing.work import Work
 
 __all__ = ["search_packs"]
 
 ROUNDING = 1e-9
+
+MOST_TABLE_OPERATIONS = 1e9
+"""A rest of more lengths than this allows is not searched: it is too large for it to succeed."""
+
+OPERATIONS_PER_NODE = 100
 
 MAX_LEVELS = 12
 """With more sequences to come than this their number is not counted when the best completion is looked up."""
@@ -27,7 +33,14 @@ ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4
 
 
 def search_packs(
-    lengths: np.ndarray, counts: np.ndarray, prices: np.ndarray, max_length: int, depth: int, packs: int, max_nodes: int
+    lengths: np.ndarray,
+    counts: np.ndarray,
+    prices: np.ndarray,
+    max_length: int,
+    depth: int,
+    packs: int,
+    max_nodes: int,
+    work: Work,
 ) -> Mixture | None:
     """Packs for all the sequences, or None if there are none or `max_nodes` branches did not find them.
 
@@ -38,7 +51,8 @@ def search_packs(
         max_length: tokens in a pack.
         depth: most sequences in a pack.
         packs: packs to be used at most.
-        max_nodes: effort.
+        max_nodes: branches of each attempt at most.
+        work: what the search may do in all.
     """
     order = np.flatnonzero(counts)[::-1]
     lengths, counts, prices = (
@@ -54,9 +68,16 @@ def search_packs(
         return None
     deepest = min(depth, max_length // int(lengths[-1]), sequences)
     levels = min(deepest, MAX_LEVELS)
+    table_operations = 2.0 * levels * max_length * len(lengths)
+    if table_operations > min(work.left, MOST_TABLE_OPERATIONS):
+        return None
+    work.spend(table_operations)
     best = _completions(lengths, prices, max_length, levels, levels < deepest)
     ends = np.zeros(0, dtype=np.int64)
     for second_share, reserve in ATTEMPTS:
+        if work.exhausted:
+            break
+        work.spend(OPERATIONS_PER_NODE * max_nodes)
         chosen, ends = _search(
             lengths, counts.copy(), prices, best, packs, deepest, depth, slack, second_share, reserve, max_nodes
         )

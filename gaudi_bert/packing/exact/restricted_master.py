@@ -19,9 +19,17 @@ import numpy as np
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.mixture import Strategy
+from gaudi_bert.packing.work import Work
 
 __all__ = ["Master"]
 
+OPERATIONS_PER_ITERATION = 20
+"""Of the simplex, for each row and column."""
+
+OPERATIONS_PER_SOLVE = 50
+"""To start the simplex, for each row and column."""
+
+MOST_ITERATIONS = 2**31 - 1
 LARGEST_DEMAND = 1e7
 """The solver gets demands of this at most, so that its absolute tolerances make sense for any number of sequences."""
 
@@ -32,10 +40,12 @@ class Master:
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
         demand: float64 [rows], sequences of each.
+        work: what the simplex may do.
     """
 
-    def __init__(self, lengths: np.ndarray, demand: np.ndarray) -> None:
+    def __init__(self, lengths: np.ndarray, demand: np.ndarray, work: Work) -> None:
         self.lengths = lengths
+        self.work = work
         self.strategies: list[Strategy] = []
         self.iterations = 0
         self._known: set[Strategy] = set()
@@ -103,7 +113,7 @@ class Master:
         self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
 
     def solve(self, *, dual: bool = False) -> float:
-        """Solve from the last basis; returns the objective.
+        """Solve from the last basis; returns the objective, infinite where the work ended before there was any.
 
         Args:
             dual: use the dual simplex (after a change of demand) instead of the primal one (after new strategies).
@@ -111,14 +121,21 @@ class Master:
         Raises:
             FailedError: HiGHS gave up.
         """
+        size = len(self.lengths) + self._exchanges + len(self.strategies)
+        affordable = (self.work.left / size - OPERATIONS_PER_SOLVE) / OPERATIONS_PER_ITERATION
         self._solver.setOptionValue("simplex_strategy", 1 if dual else 4)
+        self._solver.setOptionValue("simplex_iteration_limit", int(min(max(affordable, 0), MOST_ITERATIONS)))
         self._solver.run()
-        if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            raise FailedError(
-                f"the LP solver stopped with status {self._solver.getModelStatus()} on {len(self.lengths)} lengths"
-            )
-        information = self._solver.getInfo()
-        self.iterations += information.simplex_iteration_count
+        status, information = self._solver.getModelStatus(), self._solver.getInfo()
+        iterations = max(information.simplex_iteration_count, 0)
+        self.iterations += iterations
+        self.work.spend(size * (OPERATIONS_PER_ITERATION * iterations + OPERATIONS_PER_SOLVE))
+        if status == highspy.HighsModelStatus.kIterationLimit:
+            self.work.spend(max(self.work.left, 0.0))
+            if information.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+                return float("inf")
+        elif status != highspy.HighsModelStatus.kOptimal:
+            raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths")
         return float(information.objective_function_value) * self._unit
 
     def prices(self) -> np.ndarray:

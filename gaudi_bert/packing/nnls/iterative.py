@@ -20,10 +20,12 @@ from typing import Literal
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.coarse_grid import Grid, pack_on_grids
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.mixture import Mixture, add_packs, coverage, packs_of, trim_to_exact
 from gaudi_bert.packing.nnls.complements import complete_by_complements
-from gaudi_bert.packing.nnls.solver import solve_nnls
+from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
+from gaudi_bert.packing.work import NNLS_WORK, Work
 
 __all__ = ["Leftovers", "iterative_nnls", "residual_weights"]
 
@@ -41,7 +43,13 @@ def residual_weights(max_sequence_length: int) -> np.ndarray:
     return weights
 
 
-def iterative_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-fit", enough: int | None = None) -> Mixture:
+def iterative_nnls(
+    counts: np.ndarray,
+    depth: int,
+    leftovers: Leftovers = "best-fit",
+    enough: int | None = None,
+    work: Work | None = None,
+) -> Mixture:
     """Pack by the published loop; the mixture covers `counts` exactly.
 
     Args:
@@ -49,15 +57,19 @@ def iterative_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-
         depth: most sequences in a pack, from 1; L or more means no limit.
         leftovers: how the last sequences are packed.
         enough: "best-fit" only: packs that the caller can do with; the loop ends where it cannot get below them.
+        work: what all rounds may do; None for `NNLS_WORK`.
 
     Raises:
         InputError: an unknown value of `leftovers`.
     """
     if leftovers not in ("best-fit", "complement"):
         raise InputError(f"leftovers is {leftovers!r}; it must be 'best-fit' or 'complement'")
+    work = Work(NNLS_WORK) if work is None else work
+    if len(counts) > LONGEST_WHOLE:
+        return _pack_coarsely(np.asarray(counts, dtype=np.int64), depth, leftovers, work)
     best: Mixture | None = None
     mixture: Mixture = {}
-    for mixture, left in _rounds(np.asarray(counts, dtype=np.int64), depth):
+    for mixture, left in _rounds(np.asarray(counts, dtype=np.int64), depth, work):
         if leftovers == "best-fit":
             finished = best_fit_into(trim_to_exact(mixture, counts - left), left, depth)
             if best is not None and packs_of(finished) >= packs_of(best):
@@ -65,10 +77,22 @@ def iterative_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-
             best = finished
             if enough is not None and packs_of(mixture) >= enough:
                 break
-    return complete_by_complements(mixture, counts, depth) if leftovers == "complement" else best or {}
+    if leftovers == "complement":
+        return complete_by_complements(mixture, counts, depth)
+    return best_fit_into({}, counts, depth) if best is None else best
 
 
-def _rounds(counts: np.ndarray, depth: int) -> Iterator[tuple[Mixture, np.ndarray]]:
+def _pack_coarsely(counts: np.ndarray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
+    """The loop on coarse grids of the lengths; what they leave over is packed by best fit."""
+
+    def solve(coarse: np.ndarray, _grid: Grid) -> Mixture:
+        return iterative_nnls(coarse, depth, leftovers, work=work.share(0.5))
+
+    mixture, left = pack_on_grids(counts, solve)
+    return best_fit_into(mixture, left, depth)
+
+
+def _rounds(counts: np.ndarray, depth: int, work: Work) -> Iterator[tuple[Mixture, np.ndarray]]:
     """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do
     not cover.
     """
@@ -77,9 +101,9 @@ def _rounds(counts: np.ndarray, depth: int) -> Iterator[tuple[Mixture, np.ndarra
     left = counts.copy()
     for _ in range(MAX_ROUNDS):
         before = int(left.sum())
-        if before == 0:
+        if before == 0 or work.exhausted:
             break
-        packs = _rounded_packs(left, weights, depth)
+        packs = _rounded_packs(left, weights, depth, work)
         for strategy, count in packs.items():
             add_packs(mixture, strategy, count)
         left = np.maximum(left - coverage(packs, len(counts)), 0)
@@ -88,8 +112,8 @@ def _rounds(counts: np.ndarray, depth: int) -> Iterator[tuple[Mixture, np.ndarra
             break
 
 
-def _rounded_packs(left: np.ndarray, weights: np.ndarray, depth: int) -> Mixture:
-    solution = solve_nnls(left, weights, depth)
+def _rounded_packs(left: np.ndarray, weights: np.ndarray, depth: int, work: Work) -> Mixture:
+    solution = solve_nnls(left, weights, depth, work=work)
     usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
     packs: Mixture = {}
     for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):

@@ -24,13 +24,21 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.nnls.cholesky import append_column, remove_column, solve_factor
 from gaudi_bert.packing.pricing import MINUS_INFINITY, completion_values, power_chain, unwind
+from gaudi_bert.packing.work import Work
 
-__all__ = ["NnlsSolution", "solve_nnls"]
+__all__ = ["LONGEST_WHOLE", "NnlsSolution", "solve_nnls"]
+
+LONGEST_WHOLE = 4096
+"""Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
 
 GRADIENT_TOLERANCE = 1e-12
 """A column may enter if its gradient exceeds this share of the largest w^2 b."""
+
+OPERATIONS_PER_PRODUCT = 0.2
+"""Of a max-plus product, for each pair of totals."""
 
 STALLED_ROUNDS = 20
 """Rounds without any gain after which rounding errors are taken to be all that is left."""
@@ -66,10 +74,17 @@ class ActiveSet(NamedTuple):
     factor: np.ndarray  # float64 [K, K]
     projected: np.ndarray  # float64 [K]
     scratch: np.ndarray  # float64 [K]
+    operations: np.ndarray  # float64 [1], what was done so far
 
 
 def solve_nnls(
-    target: np.ndarray, weights: np.ndarray, depth: int, *, additions: int = 2, max_rounds: int = 10**9
+    target: np.ndarray,
+    weights: np.ndarray,
+    depth: int,
+    *,
+    additions: int = 2,
+    max_rounds: int = 10**9,
+    work: Work | None = None,
 ) -> NnlsSolution:
     """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that
     fill L slots exactly.
@@ -80,15 +95,25 @@ def solve_nnls(
         depth: most sequences in a pack, >= 1; L or more means no limit.
         additions: columns that may enter in one round; more of them save pricing and cost exchanges.
         max_rounds: stop after so many rounds, short of the optimum.
+        work: what may be done before it stops short of the optimum; None for no limit.
+
+    Raises:
+        InputError: more than `LONGEST_WHOLE` tokens per pack.
     """
     max_length = len(target)
+    if max_length > LONGEST_WHOLE:
+        raise InputError(
+            f"least squares takes packs of at most {LONGEST_WHOLE} tokens, not {max_length}; use nnls or optimal"
+        )
+    work = Work() if work is None else work
     depth = max(1, min(depth, max_length))
     scale = float(max(np.max(target, initial=0), 1))
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _empty_set(max_length, depth)
     chain = power_chain(depth - 1, max_length)
-    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, max_rounds)
+    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, max_rounds, max(work.left, 0.0))
+    work.spend(float(state.operations[0]))
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
     return NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective, int(rounds))
@@ -106,6 +131,7 @@ def _empty_set(max_length: int, depth: int) -> ActiveSet:
         factor=np.zeros((capacity, capacity)),
         projected=np.zeros(capacity),
         scratch=np.zeros(capacity),
+        operations=np.zeros(1),
     )
 
 
@@ -123,6 +149,7 @@ def _run(
     state: ActiveSet,
     additions: int,
     max_rounds: int,
+    most_operations: float,
 ) -> tuple[int, int, np.ndarray]:
     """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds, residual [L + 1])."""
     top = counts.size - 1
@@ -132,8 +159,9 @@ def _run(
     residual = counts.copy()
     size, rounds, stalled = 0, 0, 0
     objective = np.sum(squared_weights * residual * residual)
-    while stalled < STALLED_ROUNDS and rounds < max_rounds:
+    while stalled < STALLED_ROUNDS and rounds < max_rounds and state.operations[0] < most_operations:
         rounds += 1
+        state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
         prices = squared_weights * residual
         completion = completion_values(chain, prices, table)
         for length in range(1, top + 1):
@@ -213,6 +241,7 @@ def _append(counts: np.ndarray, squared_weights: np.ndarray, state: ActiveSet, s
         weighted[length] = squared_weights[length] * copies
         diagonal += copies * weighted[length]
         moment += weighted[length] * counts[length]
+    state.operations[0] += 0.5 * size * size
     for other in range(size):
         product = 0.0
         for entry in range(state.distinct[other]):
@@ -238,6 +267,7 @@ def _restore_feasibility(state: ActiveSet, size: int) -> int:
     """Lawson and Hanson's inner loop: step towards the unconstrained optimum, dropping columns that reach zero."""
     usage, solution = state.usage, state.solution
     while size > 0:
+        state.operations[0] += 0.5 * size * size
         solve_factor(state.factor, size, state.projected, solution)
         step, blocking = 1.0, -1
         for column in range(size):
@@ -260,6 +290,7 @@ def _restore_feasibility(state: ActiveSet, size: int) -> int:
 
 @kernel
 def _drop(state: ActiveSet, size: int, gone: int) -> None:
+    state.operations[0] += 1.5 * (size - gone) * (size - gone)
     remove_column(state.factor, size, gone, state.projected, state.scratch)
     for column in range(gone, size - 1):
         _move(state, column + 1, column)

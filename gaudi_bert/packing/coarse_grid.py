@@ -12,6 +12,7 @@ The prices of the coarse problem, interpolated to the real lengths, prove a boun
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,12 @@ import numpy as np
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
 
-__all__ = ["ROUNDS", "Grid", "coarse_counts", "fill_strategies", "interpolated_prices"]
+__all__ = ["Grid", "coarse_counts", "fill_strategies", "interpolated_prices", "pack_on_grids"]
+
+
+MOST_PIECES = 10**6
+"""A pack of real lengths takes a part of what is left of each, but not less than one sequence in so many, so that the number
+of different packs depends on the lengths and not on how many sequences there are."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,28 @@ class Round:
 ROUNDS = (Round(512, 0), Round(1024, 0), Round(1024, 4), Round(1024, 8), Round(1024, 0, up=True))
 
 
+def pack_on_grids(counts: np.ndarray, solve: Callable[[np.ndarray, Grid], Mixture]) -> tuple[Mixture, np.ndarray]:
+    """Pack round by round on coarse grids.
+
+    Args:
+        counts: int64 [L], sequences of length 1 .. L.
+        solve: packs a coarse problem, given as sequences per bin, int64 [bins], and its grid.
+
+    Returns:
+        The packs, and the sequences left over: int64 [L].
+    """
+    mixture: Mixture = {}
+    left = counts
+    for settings in ROUNDS:
+        grid = Grid(len(counts), len(counts) // settings.bins, settings.up)
+        packs, left = fill_strategies(solve(coarse_counts(left, grid), grid), left, grid, settings.waste)
+        for strategy, count in packs.items():
+            add_packs(mixture, strategy, count)
+        if not left.any():
+            break
+    return mixture, left
+
+
 def coarse_counts(counts: np.ndarray, grid: Grid) -> np.ndarray:
     """Sequences in each bin: int64 [bins]."""
     result = np.zeros(grid.number + 1, dtype=np.int64)
@@ -91,11 +119,12 @@ def fill_strategies(coarse: Mixture, counts: np.ndarray, grid: Grid, waste: int)
     first = np.searchsorted(bins, np.arange(grid.number + 1), side="left") + 1
     last = np.searchsorted(bins, np.arange(grid.number + 1), side="right")
     left = np.concatenate(([0], counts)).astype(np.int64)
+    least_repeats = int(counts.sum()) // MOST_PIECES
     result: Mixture = {}
     for strategy, usage in sorted(coarse.items(), key=lambda item: (-max(item[0]), item[0])):
         pattern = np.array(strategy[::-1], dtype=np.int64)
         exact = not grid.up and len(strategy) > 1 and sum(strategy) == grid.number
-        packs, repeats = _fill(pattern, usage, left, first, last, grid.max_length, waste, exact)
+        packs, repeats = _fill(pattern, usage, left, first, last, grid.max_length, waste, exact, least_repeats)
         for pack, repeat in zip(packs.tolist(), repeats.tolist(), strict=True):
             add_packs(result, tuple(pack), repeat)
     return result, left[1:]
@@ -111,6 +140,7 @@ def _fill(
     max_length: int,
     waste: int,
     exact: bool,
+    least_repeats: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Up to `usage` packs with one length from each bin of `pattern`; takes them out of `left`.
 
@@ -128,7 +158,8 @@ def _fill(
             break
         repeat = usage
         for length in pack:
-            repeat = min(repeat, 1 + left[length] // (8 * size))
+            whole = 1 + left[length] // np.sum(pack == length)
+            repeat = min(repeat, max(1 + left[length] // (8 * size), min(least_repeats, whole)))
         for length in pack:
             left[length] -= repeat - 1
         repeats[found] = repeat
