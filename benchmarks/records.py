@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measuring import show, timed
 from predecessor import histogram_pass, pack_pass
-from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_A_FILE, prepared
+from records_data import FILES, LENGTH, MAX_PREDICTIONS, QUIET, SEED, SEQUENCES_PER_FILE, prepared
 from records_scaling import compile_time, groups, memory, processes
 
 from gaudi_bert.common.files import exclusive_lock
@@ -161,7 +161,7 @@ def passes(folder: Path, rounds: int) -> None:
     """Each pass per core, against the predecessor's, CPU time per record."""
     records, planned = prepared(folder)
     engine = Engine(records, planned)
-    sequences, megabytes = FILES * SEQUENCES_A_FILE, sum(file.bytes for file in engine.files) / 1e6
+    sequences, megabytes = FILES * SEQUENCES_PER_FILE, sum(file.bytes for file in engine.files) / 1e6
     predecessor = Predecessor(records, folder, engine.some_packs(PREDECESSOR_PACKS))
     ours: dict[str, Callable[[], None]] = {
         "histogram: scan with both CRCs, bytes in memory": engine.scan_in_memory,
@@ -213,7 +213,7 @@ def job(folder: Path, rounds: int) -> None:
         "all unflushed": lambda: our(None, flushed=False),
         "cp": lambda: timed(lambda: subprocess.run(copying, shell=True, check=True)),
         "cp flushed": lambda: timed(lambda: subprocess.run(f"{copying} && sync '{copy}'/*", shell=True, check=True)),
-        "predecessor": lambda: tuple(np.add(predecessor.histogram(), predecessor.pack()) * FILES * SEQUENCES_A_FILE),
+        "predecessor": lambda: tuple(np.add(predecessor.histogram(), predecessor.pack()) * FILES * SEQUENCES_PER_FILE),
     }
     cpu: dict[str, np.ndarray] = {name: np.zeros(rounds) for name in ways}
     wall: dict[str, np.ndarray] = {name: np.zeros(rounds) for name in ways}
@@ -225,7 +225,7 @@ def job(folder: Path, rounds: int) -> None:
             seconds = way()
             if turn:  # the first round only warms up
                 cpu[name][turn - 1], wall[name][turn - 1] = seconds
-    print(f"\nWhole job, {FILES * SEQUENCES_A_FILE:,} records, the plan being there: read, scan, assign, pack, write")
+    print(f"\nWhole job, {FILES * SEQUENCES_PER_FILE:,} records, the plan being there: read, scan, assign, pack, write")
     show("our CPU, 1 thread", cpu["one"], "s")
     show("our CPU, all cores", cpu["all"], "s")
     show("CPU, predecessor / ours (1 thread)", cpu["predecessor"] / cpu["one"], "times", "80")

@@ -12,7 +12,7 @@ from gaudi_bert.config import PackingSettings
 from gaudi_bert.records.wire.example import encode_example
 from gaudi_bert.records.wire.framing import write_record
 
-FILES, SEQUENCES_A_FILE, SEED = 8, 20_000, 7
+FILES, SEQUENCES_PER_FILE, SEED = 8, 20_000, 7
 LENGTH, DEPTH = 512, 3
 QUIET = Reporter(quiet=True)
 HISTOGRAM = Path(__file__).resolve().parent.parent / "gaudi_bert" / "histograms" / "wikipedia-512.json"
@@ -48,7 +48,7 @@ def make_example(length: int, max_sequence_length: int, rng: np.random.Generator
     return encode_example(features)
 
 
-def make_files(folder: Path, files: int, sequences_a_file: int, seed: int, max_sequence_length: int = 512) -> list[Path]:
+def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max_sequence_length: int = 512) -> list[Path]:
     """Write `files` TFRecord files; those that are there from an earlier run are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -60,7 +60,7 @@ def make_files(folder: Path, files: int, sequences_a_file: int, seed: int, max_s
         rng = np.random.default_rng([seed, number])
         temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("wb") as handle:
-            for length in draw_lengths(sequences_a_file, seed * 1_000_003 + number):
+            for length in draw_lengths(sequences_per_file, seed * 1_000_003 + number):
                 write_record(handle, make_example(int(length), max_sequence_length, rng))
         temporary.rename(path)
     return paths
@@ -72,7 +72,7 @@ def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     from gaudi_bert.stages.plan import plan
 
     records = folder / "unpacked"
-    make_files(records, FILES, SEQUENCES_A_FILE, SEED)
+    make_files(records, FILES, SEQUENCES_PER_FILE, SEED)
     counts, planned = folder / "histogram.json", folder / f"plan-{group_sequences}.json"
     histogram(records, counts, reporter=QUIET, overwrite=True)
     settings = PackingSettings(group_sequences=group_sequences)

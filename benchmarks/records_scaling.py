@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from measuring import show
-from records_data import DEPTH, HISTOGRAM, LENGTH, SEED, SEQUENCES_A_FILE, draw_lengths, make_files, prepared
+from records_data import DEPTH, HISTOGRAM, LENGTH, SEED, SEQUENCES_PER_FILE, draw_lengths, make_files, prepared
 
 STAGE_PROGRAM = str(Path(__file__).with_name("records_stage.py"))
 MIB = 2**20
@@ -27,7 +27,7 @@ def memory(folder: Path, rounds: int) -> None:
     print("\nPeak memory (resident), 16 groups, in a process of its own")
     for groups_count in (4, 16):
         data = folder / f"groups-{groups_count}"
-        make_files(data / "unpacked", groups_count, SEQUENCES_A_FILE, SEED)
+        make_files(data / "unpacked", groups_count, SEQUENCES_PER_FILE, SEED)
         group = max(path.stat().st_size for path in (data / "unpacked").iterdir())
         bound = group / MIB + 200e6 / MIB + 16 * threads
         for name in ("out", "histogram.json", "histogram.settings.json", "plan.json", "plan.settings.json"):
@@ -36,7 +36,7 @@ def memory(folder: Path, rounds: int) -> None:
             path.unlink(missing_ok=True)
         for stage in ("histogram", "plan", "write", "verify"):
             done = subprocess.run(
-                [sys.executable, STAGE_PROGRAM, stage, data, str(SEQUENCES_A_FILE)],
+                [sys.executable, STAGE_PROGRAM, stage, data, str(SEQUENCES_PER_FILE)],
                 check=True,
                 capture_output=True,
                 text=True,
@@ -50,7 +50,7 @@ def memory(folder: Path, rounds: int) -> None:
 
 def processes(folder: Path, rounds: int) -> None:
     """Wall time of one process, of two (`--shard K/2`), and of one with two threads."""
-    records, planned = prepared(folder, group_sequences=SEQUENCES_A_FILE)
+    records, planned = prepared(folder, group_sequences=SEQUENCES_PER_FILE)
     packed = folder / "packed"
     ways = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 threads": (1, 2)}
     figures: dict[str, list[float]] = {name: [] for name in ways}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gaudi_bert.records.files import RecordFile
-    from gaudi_bert.records.proof.file_contents import Census
+    from gaudi_bert.records.proof.file_contents import SequenceSums
     from gaudi_bert.records.proof.mixing import Mixing
     from gaudi_bert.records.schema import UnpackedSchema
 
@@ -103,12 +103,12 @@ def _prove(
     workers: int | None,
 ) -> Verification:
     """Read both sides, compare them, and hold what is said of them to what was found."""
-    from gaudi_bert.records.proof.file_contents import Census
+    from gaudi_bert.records.proof.file_contents import SequenceSums
     from gaudi_bert.records.proof.mixing import Mixing
     from gaudi_bert.records.schema import UnpackedSchema
 
     schema = UnpackedSchema.of(metadata)
-    unpacked, repacked = Census(), Census()
+    unpacked, repacked = SequenceSums(), SequenceSums()
     mixing = Mixing.for_shards([shard.packs for shard in metadata.shards])
     total = sum(file.bytes for file in files) + sum(shard.bytes for shard in metadata.shards)
     with reporter.task("verify", total, "bytes") as task:
@@ -127,7 +127,7 @@ def _prove(
 
 
 def _contents(
-    records: str | Path, metadata: Metadata, unpacked: Census, shards: Mapping[str, ShardContents]
+    records: str | Path, metadata: Metadata, unpacked: SequenceSums, shards: Mapping[str, ShardContents]
 ) -> PackedContents:
     from gaudi_bert.records.files import find_vocabulary
 
@@ -158,21 +158,21 @@ def _read_inputs(
     files: Sequence[RecordFile],
     schema: UnpackedSchema,
     metadata: Metadata,
-    total: Census,
+    total: SequenceSums,
     workers: int | None,
     progress: Callable[[int], None],
 ) -> list[str]:
     """Add all input files to `total`; how they differ from those of the metadata."""
-    from gaudi_bert.records.proof.file_contents import take_census, unpacked_pieces
+    from gaudi_bert.records.proof.file_contents import sum_pieces, unpacked_pieces
     from gaudi_bert.records.read.threads import map_files
 
     lock = threading.Lock()
 
     def read(file: RecordFile, buffer: NDArray[np.uint8]) -> tuple[int, int]:
-        census = take_census(unpacked_pieces(file.path, schema, buffer, progress))
+        sums = sum_pieces(unpacked_pieces(file.path, schema, buffer, progress))
         with lock:
-            total.add(census)
-        return census.file_bytes, census.file_crc32c
+            total.add(sums)
+        return sums.file_bytes, sums.file_crc32c
 
     found = {file.name: seen for file, seen in zip(files, map_files(read, files, workers), strict=True)}
     if not metadata.inputs:
@@ -190,13 +190,13 @@ def _read_inputs(
 def _read_shards(
     packed: Path,
     metadata: Metadata,
-    total: Census,
+    total: SequenceSums,
     mixing: Mixing,
     workers: int | None,
     progress: Callable[[int], None],
 ) -> dict[str, ShardContents]:
     """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata; what each holds, by name."""
-    from gaudi_bert.records.proof.file_contents import packed_pieces, take_census
+    from gaudi_bert.records.proof.file_contents import packed_pieces, sum_pieces
     from gaudi_bert.records.read.threads import map_files
     from gaudi_bert.records.schema import PackedSchema
 
@@ -205,27 +205,27 @@ def _read_shards(
     def read(shard: Shard, buffer: NDArray[np.uint8]) -> ShardContents:
         path = packed / shard.name
         try:
-            census = take_census(packed_pieces(path, schema, buffer, progress) if shard.bytes else iter(()))
+            sums = sum_pieces(packed_pieces(path, schema, buffer, progress) if shard.bytes else iter(()))
         except InputError as error:
             raise FailedError(str(error)) from error
-        if shard.crc32c is not None and census.file_crc32c != shard.crc32c:
+        if shard.crc32c is not None and sums.file_crc32c != shard.crc32c:
             raise FailedError(f"{path}: its CRC-32C differs from metadata.json; write it again")
-        if census.pack_sizes.size != shard.packs:
-            raise FailedError(f"{path}: {census.pack_sizes.size} packs, metadata.json says {shard.packs}; write it again")
+        if sums.pack_sizes.size != shard.packs:
+            raise FailedError(f"{path}: {sums.pack_sizes.size} packs, metadata.json says {shard.packs}; write it again")
         with lock:
-            total.add(census)
-            mixing.add(census.pack_sizes)
-        return ShardContents(census.pack_sizes.size, census.sequences, census.tokens)
+            total.add(sums)
+            mixing.add(sums.pack_sizes)
+        return ShardContents(sums.pack_sizes.size, sums.sequences, sums.tokens)
 
     names = [shard.name for shard in metadata.shards]
     return dict(zip(names, map_files(read, metadata.shards, workers), strict=True))
 
 
-def _same(unpacked: Census, repacked: Census) -> bool:
+def _same(unpacked: SequenceSums, repacked: SequenceSums) -> bool:
     return bool((unpacked.sums == repacked.sums).all()) and unpacked.tokens == repacked.tokens
 
 
-def _verification(metadata: Metadata, repacked: Census, mixing: Mixing, reporter: Reporter) -> Verification:
+def _verification(metadata: Metadata, repacked: SequenceSums, mixing: Mixing, reporter: Reporter) -> Verification:
     from gaudi_bert.records.proof.mixing import dropped_packs, is_balanced
 
     packs = [shard.packs for shard in metadata.shards]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from gaudi_bert.artefacts.metadata import Metadata
     from gaudi_bert.records.files import RecordFile
-    from gaudi_bert.records.proof.file_contents import Census
+    from gaudi_bert.records.proof.file_contents import SequenceSums
     from gaudi_bert.records.schema import UnpackedSchema
 
 __all__ = ["describe_difference"]
@@ -32,8 +32,8 @@ def describe_difference(
     schema: UnpackedSchema,
     packed: Path,
     metadata: Metadata,
-    unpacked: Census,
-    repacked: Census,
+    unpacked: SequenceSums,
+    repacked: SequenceSums,
     workers: int | None,
 ) -> str:
     """One line: how many sequences of the records are missing, how many there are too many, and the first of

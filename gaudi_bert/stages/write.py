@@ -190,7 +190,7 @@ def _write_group(
     from gaudi_bert.records.read.threads import map_in_threads, worker_count
     from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
     from gaudi_bert.records.write.encoder import PackEncoder
-    from gaudi_bert.records.write.shards import WRITERS_A_CORE, count_group_shards, output_buffer, shard_name, write_shard
+    from gaudi_bert.records.write.shards import WRITERS_PER_CORE, count_group_shards, output_buffer, shard_name, write_shard
 
     planned = plan.groups[number]
     group = read_group(files, UnpackedSchema.of(plan), buffer, workers, lambda count: task.advance(count / 2))
@@ -213,7 +213,7 @@ def _write_group(
             lambda packs: task.advance(packs * share),
         ),
         range(shards),
-        WRITERS_A_CORE * cores,
+        WRITERS_PER_CORE * cores,
         lambda: output_buffer(schema),
     )
     write_manifest(out, _manifest(plan, number, group.lengths, made))

@@ -29,7 +29,7 @@ class PackingCase:
 def make_case(
     folder: Path,
     files: int = 5,
-    sequences_a_file: int = 23,
+    sequences_per_file: int = 23,
     max_sequence_length: int = 29,
     max_predictions: int = 5,
     seed: int = 3,
@@ -37,20 +37,20 @@ def make_case(
     compress=bytes,
     **settings,
 ) -> PackingCase:
-    """Write, count, plan and pack; two files a group unless `settings` say otherwise."""
+    """Write, count, plan and pack; two files per group unless `settings` say otherwise."""
     rng = random.Random(seed)
     records = folder / "records"
     records.mkdir(parents=True)
     sequences = []
     for number in range(files):
         payloads = []
-        for _ in range(sequences_a_file):
+        for _ in range(sequences_per_file):
             order = list(UNPACKED_KEYS)
             rng.shuffle(order)
             sequences.append(random_sequence(rng, max_sequence_length, max_predictions))
             payloads.append(example(sequences[-1], order, encode))
         (records / f"part-{number}").write_bytes(compress(b"".join(frame(payload) for payload in payloads)))
-    chosen = PackingSettings(**{"group_sequences": 2 * sequences_a_file, "shard_multiple": 4, **settings})
+    chosen = PackingSettings(**{"group_sequences": 2 * sequences_per_file, "shard_multiple": 4, **settings})
     histogram(records, folder / "histogram.json", reporter=QUIET)
     plan([folder / "histogram.json"], folder / "plan.json", chosen, reporter=QUIET)
     write(records, folder / "plan.json", folder / "packed", reporter=QUIET)

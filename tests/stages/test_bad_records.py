@@ -135,7 +135,7 @@ def test_what_is_not_there_or_no_tfrecord_is_refused(tmp_path: Path) -> None:
 
 def test_every_stage_refuses_a_file_that_changed_since_it_was_counted(tmp_path: Path) -> None:
     """The same size, legal records, but not those of the plan."""
-    case = make_case(tmp_path, files=3, sequences_a_file=5)
+    case = make_case(tmp_path, files=3, sequences_per_file=5)
     target = case.records / "part-1"
     original = target.read_bytes()
     payload_size = struct.unpack_from("<Q", original)[0]

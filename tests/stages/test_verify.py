@@ -27,7 +27,7 @@ Packs = list[dict[str, np.ndarray]]
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
-    return make_case(tmp_path_factory.mktemp("case"), files=4, sequences_a_file=30)
+    return make_case(tmp_path_factory.mktemp("case"), files=4, sequences_per_file=30)
 
 
 def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Path:
@@ -62,7 +62,7 @@ def test_what_write_made_is_verified(case: PackingCase) -> None:
 
 
 def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tmp_path: Path) -> None:
-    other = make_case(tmp_path, files=4, sequences_a_file=30, encode=split_list, depth=5, shard_multiple=3)
+    other = make_case(tmp_path, files=4, sequences_per_file=30, encode=split_list, depth=5, shard_multiple=3)
     assert (
         verify(other.records, other.packed, reporter=QUIET).verification.fingerprint
         == verify(case.records, case.packed, reporter=QUIET).verification.fingerprint

@@ -33,7 +33,7 @@ QUIET = Reporter(quiet=True)
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
-    return make_case(tmp_path_factory.mktemp("case"), files=7, sequences_a_file=40)
+    return make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=40)
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:
@@ -85,7 +85,7 @@ def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Pat
 
 def test_unusual_records_give_the_same_packs(case: PackingCase, tmp_path: Path) -> None:
     """Only the CRCs and sizes of the input files differ."""
-    other = make_case(tmp_path, files=7, sequences_a_file=40, encode=split_list)
+    other = make_case(tmp_path, files=7, sequences_per_file=40, encode=split_list)
     for name, data in folder_bytes(case.packed).items():
         if name.startswith("packed-"):
             assert (other.packed / name).read_bytes() == data
@@ -108,7 +108,7 @@ def test_compressed_records_give_the_same_packs(case: PackingCase, tmp_path: Pat
 
 
 def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
-    other = make_case(tmp_path, files=7, sequences_a_file=40, shard_multiple=4)
+    other = make_case(tmp_path, files=7, sequences_per_file=40, shard_multiple=4)
     assert sequences_in(other.packed) == sequences_in(case.packed)
     settings = PackingSettings(group_sequences=80, shard_multiple=4, seed=99)
     plan([tmp_path / "histogram.json"], tmp_path / "other.json", settings, reporter=QUIET)
@@ -243,7 +243,7 @@ def test_all_lengths_and_depths(
     case = make_case(
         tmp_path,
         files=2,
-        sequences_a_file=sequences,
+        sequences_per_file=sequences,
         max_sequence_length=max_sequence_length,
         max_predictions=max_predictions,
         depth=depth,

@@ -23,7 +23,7 @@ QUIET = Reporter(quiet=True)
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     return make_case(
-        tmp_path_factory.mktemp("case"), files=6, sequences_a_file=150, max_sequence_length=128, max_predictions=20
+        tmp_path_factory.mktemp("case"), files=6, sequences_per_file=150, max_sequence_length=128, max_predictions=20
     )
 
 

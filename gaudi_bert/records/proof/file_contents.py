@@ -1,5 +1,4 @@
-"""What a file holds, as fingerprints: the Python side of `fingerprint`, for one input file or one shard at a
-time."""
+"""What a file holds, as fingerprints: the Python side of `fingerprint`, for one input file or one shard at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from gaudi_bert.records.wire.encode import position_table
 from gaudi_bert.records.wire.features import feature_table
 from gaudi_bert.records.wire.frame_scan import ScanStatus
 
-__all__ = ["Census", "Piece", "packed_pieces", "take_census", "unpacked_pieces"]
+__all__ = ["Piece", "SequenceSums", "packed_pieces", "sum_pieces", "unpacked_pieces"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Piece:
 
 
 @dataclass
-class Census:
+class SequenceSums:
     """Sums over a file, or over many: constant memory.
 
     Attributes:
@@ -58,7 +57,7 @@ class Census:
     pack_sizes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
     lengths: IntArray = field(default_factory=lambda: np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64))
 
-    def add(self, other: Census) -> None:
+    def add(self, other: SequenceSums) -> None:
         """Add the sequences of other sums (not its file's size, CRC and packs)."""
         self.sums += other.sums
         self.sequences += other.sequences
@@ -129,9 +128,9 @@ def packed_pieces(
         yield scan, Piece(records.found.hashes[:sequences], tokens, records.found.sequences[:packs])
 
 
-def take_census(pieces: Iterator[tuple[RecordScan, Piece]]) -> Census:
+def sum_pieces(pieces: Iterator[tuple[RecordScan, Piece]]) -> SequenceSums:
     """Add up the pieces of one file."""
-    sums, sizes = Census(), []
+    sums, sizes = SequenceSums(), []
     for scan, piece in pieces:
         add_hashes(piece.hashes, piece.hashes.size, sums.sums)
         sums.sequences += piece.hashes.size

@@ -88,7 +88,7 @@ class RecordFormat(Protocol):
 
 
 def scan_buffer() -> ByteArray:
-    """A buffer for scans in constant memory: one a thread."""
+    """A buffer for scans in constant memory: one per thread."""
     return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
 
 

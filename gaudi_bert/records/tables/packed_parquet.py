@@ -1,13 +1,12 @@
-"""Packed folders as Parquet, so that trainers without TFRecord (PyTorch, Hugging Face, JAX) can use the
-packing.
+"""Packed folders as Parquet, so that trainers without TFRecord (PyTorch, Hugging Face, JAX) can use the packing.
 
-One Parquet file a shard, one row a pack, with the names that Hugging Face models know:
+One Parquet file per shard, one row per pack, with the names that Hugging Face models know:
 
-    input_ids, token_type_ids, position_ids   [L]   as in the packed record; positions restart at 0 in each
-    sequence sequence_ids                              [L]   1..1 2..2 .. 0..0: two tokens may attend to each
-    other where it is equal labels                                    [L]   the id that was masked, -100
-    elsewhere sequence_starts, sequence_lengths         one for each sequence of the pack next_sentence_labels
-    one for each sequence of the pack
+    input_ids, token_type_ids, position_ids [L]   as in the packed record; positions restart at 0 in each sequence
+    sequence_ids [L]                              1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
+    labels [L]                                    the id that was masked, -100 elsewhere
+    sequence_starts, sequence_lengths             one for each sequence of the pack
+    next_sentence_labels                          one for each sequence of the pack
 
 The decoding is `decode_columns`; a few thousand packs are held at a time. pyarrow is imported inside.
 """
@@ -36,7 +35,7 @@ from gaudi_bert.records.wire.framing import read_records
 __all__ = ["PARQUET_FOLDER", "write_packed_parquet"]
 
 PARQUET_FOLDER = "parquet"
-PACKS_A_ROW_GROUP = 2048
+PACKS_PER_ROW_GROUP = 2048
 
 
 def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Reporter) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
 
     schema, packed_schema = _table_schema(metadata), PackedSchema.of(metadata)
     with atomic_file(target) as handle, parquet.ParquetWriter(handle, schema, compression="zstd") as writer:
-        for columns in () if shard.stat().st_size == 0 else packed_batches(shard, packed_schema, PACKS_A_ROW_GROUP):
+        for columns in () if shard.stat().st_size == 0 else packed_batches(shard, packed_schema, PACKS_PER_ROW_GROUP):
             writer.write_table(_table(columns, schema))
 
 

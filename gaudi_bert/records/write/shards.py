@@ -18,9 +18,9 @@ from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.wire.crc32c import crc32c
 from gaudi_bert.records.write.encoder import EncodeStatus, PackEncoder, largest_record
 
-__all__ = ["WRITERS_A_CORE", "count_group_shards", "output_buffer", "shard_name", "write_shard"]
+__all__ = ["WRITERS_PER_CORE", "count_group_shards", "output_buffer", "shard_name", "write_shard"]
 
-WRITERS_A_CORE = 4
+WRITERS_PER_CORE = 4
 _BUFFER_BYTES = 256 << 10  # larger writes make the kernel look for large pages, which can cost more than the copy
 _REFUSALS = {
     EncodeStatus.TOO_MANY_TOKENS: "its sequences are longer than a row",
@@ -35,7 +35,7 @@ def shard_name(group: int, shard: int) -> str:
 
 
 def output_buffer(schema: PackedSchema) -> ByteArray:
-    """A buffer for encoded packs: one a thread."""
+    """A buffer for encoded packs: one per thread."""
     return np.zeros(max(_BUFFER_BYTES, 2 * largest_record(schema)), np.uint8)
 
 

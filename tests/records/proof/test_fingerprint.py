@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.records.proof.file_contents import packed_pieces, take_census, unpacked_pieces
+from gaudi_bert.records.proof.file_contents import packed_pieces, sum_pieces, unpacked_pieces
 from gaudi_bert.records.proof.fingerprint import CLASSES, add_hashes, class_of
 from gaudi_bert.records.read.scan import scan_buffer
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
@@ -83,10 +83,10 @@ def test_packed_and_unpacked_hash_alike(tmp_path: Path) -> None:
     schema = PackedSchema(301, 63, 7, 9)
     pieces = [piece for _, piece in packed_pieces(tmp_path / "packed", schema, scan_buffer())]
     assert np.concatenate([piece.hashes for piece in pieces]).tolist() == hashes
-    census = take_census(packed_pieces(tmp_path / "packed", schema, scan_buffer()))
-    assert census.sequences == 60
-    assert census.pack_sizes.tolist() == [len(pack) for pack in packs]
-    assert census.tokens == sum(sum(sequence["input_mask"]) for sequence in sequences)
+    sums = sum_pieces(packed_pieces(tmp_path / "packed", schema, scan_buffer()))
+    assert sums.sequences == 60
+    assert sums.pack_sizes.tolist() == [len(pack) for pack in packs]
+    assert sums.tokens == sum(sum(sequence["input_mask"]) for sequence in sequences)
 
 
 def test_sums_do_not_depend_on_order_and_see_doubles() -> None:
