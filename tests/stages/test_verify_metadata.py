@@ -21,7 +21,7 @@ QUIET = Reporter(quiet=True)
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     folder = tmp_path_factory.mktemp("case")
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
-    return make_case(folder, files=4, sequences_a_file=30)
+    return make_case(folder, files=4, sequences_per_file=30)
 
 
 def edit(folder: Path, name: str, **changes: Any) -> None:
