@@ -20,7 +20,7 @@ REQUIREMENTS := pyproject.toml constraints.txt scripts/make-venv.sh
 INSTALL = @PYTHON='$(PYTHON)' scripts/make-venv.sh $(1) && touch $@
 SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
-FAST := cli common corpus packing records reporting runners
+FAST := artefacts cli common corpus packing records reporting runners
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 .DELETE_ON_ERROR:
