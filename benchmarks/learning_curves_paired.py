@@ -122,11 +122,11 @@ class Runner:
 
     def _batches(self, seed: int) -> Iterator[Batch]:
         from gaudi_bert.training.input.batches import TrainingOrder, training_batches
-        from gaudi_bert.training.input.value_limits import BatchLimits
+        from gaudi_bert.training.input.value_limits import ValueLimits
 
         rows = SEQUENCES_PER_UPDATE if self._kind == "unpacked" else PACKS_PER_UPDATE
         order = TrainingOrder(seed=seed, shuffle_packs=TRAINING.shuffle_packs)
-        batches = training_batches(self._source, BatchLimits.of(self._source, self._config), rows, order)
+        batches = training_batches(self._source, ValueLimits.of(self._source, self._config), rows, order)
         return map(one_to_a_row, batches) if self._kind == "same order" else batches
 
 

@@ -81,10 +81,15 @@ class Reporter:
     """
 
     def __init__(self, stream: TextIO | None = None, quiet: bool = False) -> None:
-        self.stream = stream if stream is not None else sys.stderr
+        self._stream = stream
         self.quiet = quiet
         self.live = not quiet and self.stream.isatty()
         self._line_width = 0
+
+    @property
+    def stream(self) -> TextIO:
+        """Where the lines go; standard error is looked up anew each time, because it may be another stream by then."""
+        return self._stream if self._stream is not None else sys.stderr
 
     def say(self, text: str) -> None:
         """Print one finished line."""

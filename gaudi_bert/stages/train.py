@@ -1,13 +1,14 @@
 """Stage train: packed (or unpacked) records to checkpoints, metrics and TensorBoard logs in one folder.
 
 The folder holds `settings.yaml` (the pipeline's settings, to be read and used again), `settings.json` (what the run is a
-function of), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, and, written last, `training.json` (how the run ended).
+function of), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `tensorflow.log` (TensorFlow's and XLA's own lines), and,
+written last, `training.json` (how the run ended).
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ import numpy as np
 from gaudi_bert.artefacts.training import LossFigures, TrainingResult, read_training, write_training
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock
+from gaudi_bert.common.native_lines import native_lines_to
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.stages.model_results import TrainDryRun, TrainResult
@@ -96,13 +98,22 @@ def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, ove
         reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
-        run = _set_up(job, device, reporter)
-        measures = run.plan.settings.measure_speedup and job.source.is_packed
-        realized_speedup = _measure_speedup(run) if measures else None
-        result = _result(_train(run), job.plan, realized_speedup)
+        with _native_lines_in_the_folder(job):
+            run = _set_up(job, device, reporter)
+            measures = run.plan.settings.measure_speedup and job.source.is_packed
+            realized_speedup = _measure_speedup(run) if measures else None
+            result = _result(_train(run), job.plan, realized_speedup)
         if first:
             write_training(job.out / RESULT_NAME, result)
     return TrainResult(result) if first else None
+
+
+def _native_lines_in_the_folder(job: TrainingJob) -> AbstractContextManager[None]:
+    """TensorFlow's and XLA's own lines go to a log file of each process, where it sees the folder of the run."""
+    if not job.out.is_dir():
+        return nullcontext()
+    rank = job.communicator.rank
+    return native_lines_to(job.out / ("tensorflow.log" if rank == 0 else f"tensorflow-{rank}.log"))
 
 
 def _threads(job: TrainingJob) -> int | None:

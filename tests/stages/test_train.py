@@ -98,6 +98,7 @@ def test_what_a_run_leaves(whole_run) -> None:
         "settings.json",
         "settings.yaml",
         "tensorboard",
+        "tensorflow.log",
         "training.json",
     ]
     assert list(checkpoint_digests(whole_run)) == ["update-00000015.safetensors", "update-00000020.safetensors"]
