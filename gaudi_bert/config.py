@@ -90,9 +90,9 @@ Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], B
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, no unknown keys, finite numbers."""
+    """Base of all settings: frozen, no unknown keys, finite numbers; their checks are built when they are first needed."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -300,8 +300,8 @@ class ResourceSettings(Settings):
     cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards a worker, one process each; 0: CPU, one process")
     data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count and write side by side")
     data_processes: int = Field(2, ge=1, le=1024, description="processes or threads of each of them; each takes memory")
-    data: PodResources = PodResources(memory_limit="2Gi")
-    training: PodResources = PodResources(cpu="200m", memory="1Gi", memory_limit="4Gi")
+    data: PodResources = Field(default_factory=lambda: PodResources(memory_limit="2Gi"))
+    training: PodResources = Field(default_factory=lambda: PodResources(cpu="200m", memory="1Gi", memory_limit="4Gi"))
     hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages a training worker, e.g. 95000Mi for 8 Gaudi2 cards")
     shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
     cores_per_process: int | None = Field(
@@ -380,8 +380,8 @@ class KubernetesSettings(Settings):
     data_claim: KubernetesName | None = Field(None, description="an existing claim with text or records, read-only at /data")
     user: int = Field(1000, ge=1, description="user and group of all pods that need not be root; they must be able to write")
     node_selector: dict[str, str] = Field({}, description="labels of the nodes that train; see also training_pods")
-    data_pods: PodPlacement = PodPlacement()
-    training_pods: PodPlacement = PodPlacement()
+    data_pods: PodPlacement = Field(default_factory=PodPlacement)
+    training_pods: PodPlacement = Field(default_factory=PodPlacement)
     scratch: Quantity = Field("1Gi", description="what a pod's /tmp may hold; it is asked of the node as ephemeral storage")
     efa: int = Field(0, ge=0, le=16, description="EFA network devices a worker (AWS); implies the node's network")
     network_interface: str = Field(
@@ -413,16 +413,16 @@ class PipelineSettings(Settings):
     """A pipeline file, whole."""
 
     name: str = Field("demo", pattern=r"^[a-z]([a-z0-9-]{0,40}[a-z0-9])?$", description="also the work folder's name")
-    prepare: PrepareSettings = PrepareSettings()
-    packing: PackingSettings = PackingSettings()
-    model: ModelSettings = ModelSettings()
-    training: TrainingSettings = TrainingSettings()
-    gaudi: GaudiSettings = GaudiSettings()
-    mlperf: MlperfSettings = MlperfSettings()
-    images: ImageSettings = ImageSettings()
-    resources: ResourceSettings = ResourceSettings()
-    docker: DockerSettings = DockerSettings()
-    kubernetes: KubernetesSettings = KubernetesSettings()
+    prepare: PrepareSettings = Field(default_factory=PrepareSettings)
+    packing: PackingSettings = Field(default_factory=PackingSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    gaudi: GaudiSettings = Field(default_factory=GaudiSettings)
+    mlperf: MlperfSettings = Field(default_factory=MlperfSettings)
+    images: ImageSettings = Field(default_factory=ImageSettings)
+    resources: ResourceSettings = Field(default_factory=ResourceSettings)
+    docker: DockerSettings = Field(default_factory=DockerSettings)
+    kubernetes: KubernetesSettings = Field(default_factory=KubernetesSettings)
 
     @property
     def trains_as_mpijob(self) -> bool:

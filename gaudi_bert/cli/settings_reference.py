@@ -54,13 +54,13 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
             if prefix:
                 yield from _rows_of_part(kind, f"{prefix}{name}.", field)
             continue
-        yield _row(f"{prefix}{name}", field, field.get_default())
+        yield _row(f"{prefix}{name}", field, field.get_default(call_default_factory=True))
 
 
 def _rows_of_part(model: type[BaseModel], prefix: str, outer: FieldInfo) -> Iterator[str]:
     """The keys of a setting that has keys of its own; their defaults are those of the whole."""
     for name, field in model.model_fields.items():
-        yield _row(f"{prefix}{name}", field, getattr(outer.get_default(), name))
+        yield _row(f"{prefix}{name}", field, getattr(outer.get_default(call_default_factory=True), name))
 
 
 def _row(key: str, field: FieldInfo, default: Any) -> str:
