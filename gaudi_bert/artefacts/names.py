@@ -8,6 +8,7 @@ from pathlib import Path
 __all__ = [
     "EXAMPLES_NAME",
     "METADATA_NAME",
+    "TRAINING_NAME",
     "VERIFICATION_NAME",
     "histogram_part",
     "histogram_parts",
@@ -18,6 +19,7 @@ __all__ = [
 EXAMPLES_NAME = "examples.json"
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
+TRAINING_NAME = "training.json"
 
 
 def section_path(folder: Path, split: str, number: int) -> Path:

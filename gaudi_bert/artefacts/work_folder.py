@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.names import EXAMPLES_NAME, METADATA_NAME, VERIFICATION_NAME, manifest_path
+from gaudi_bert.artefacts.names import EXAMPLES_NAME, METADATA_NAME, TRAINING_NAME, VERIFICATION_NAME, manifest_path
 from gaudi_bert.config import PipelineSettings
 
 __all__ = ["SPLITS", "SplitPaths", "WorkFolder"]
@@ -90,7 +90,7 @@ class WorkFolder:
     @property
     def training_result(self) -> Path:
         """The last file that `train` writes: how the run ended."""
-        return self.train / "training.json"
+        return self.train / TRAINING_NAME
 
     @property
     def metrics(self) -> Path:

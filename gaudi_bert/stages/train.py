@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gaudi_bert.artefacts.names import TRAINING_NAME
 from gaudi_bert.artefacts.training import LossFigures, TrainingResult, read_training, write_training
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock
@@ -22,7 +23,7 @@ from gaudi_bert.common.native_lines import native_lines_to
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.stages.model_results import TrainDryRun, TrainResult
-from gaudi_bert.stages.train_folder import RESULT_NAME, prepare_folder
+from gaudi_bert.stages.train_folder import is_trained, prepare_folder
 from gaudi_bert.stages.train_job import TrainingJob, describe_job, plan_job
 
 if TYPE_CHECKING:
@@ -90,10 +91,11 @@ def train(
 def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> TrainResult | None:
     """Train where there is anything to do; only the first process writes files."""
     first = job.communicator.is_first
+    if job.communicator.any_true(first and not overwrite and is_trained(job)):
+        return _found(job, reporter)  # without a lock, so that the folder may be read-only
     with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
         if job.communicator.any_true(first and prepare_folder(job, reporter, resume=resume, overwrite=overwrite)):
-            reporter.say(f"{job.out}: already trained with these settings, nothing to do")
-            return TrainResult(read_training(job.out / RESULT_NAME), skipped=True) if first else None
+            return _found(job, reporter)
         others = f", {job.communicator.size} processes" if job.communicator.size > 1 else ""
         reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
@@ -104,8 +106,13 @@ def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, ove
             realized_speedup = _measure_speedup(run) if measures else None
             result = _result(_train(run), job.plan, realized_speedup)
         if first:
-            write_training(job.out / RESULT_NAME, result)
+            write_training(job.out / TRAINING_NAME, result)
     return TrainResult(result) if first else None
+
+
+def _found(job: TrainingJob, reporter: Reporter) -> TrainResult | None:
+    reporter.say(f"{job.out}: already trained with these settings, nothing to do")
+    return TrainResult(read_training(job.out / TRAINING_NAME), skipped=True) if job.communicator.is_first else None
 
 
 def _native_lines_in_the_folder(job: TrainingJob) -> AbstractContextManager[None]:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, remove_artefact, settings_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
+from gaudi_bert.artefacts.names import TRAINING_NAME
 from gaudi_bert.common.files import explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
 
 if TYPE_CHECKING:
     from gaudi_bert.stages.train_job import TrainingJob
 
-__all__ = ["RESULT_NAME", "prepare_folder"]
+__all__ = ["is_trained", "prepare_folder"]
 
-RESULT_NAME = "training.json"
 
 # Settings that change nothing of the weights: a run may be resumed with others.
 FREE_SETTINGS = {
@@ -39,6 +39,11 @@ FREE_SETTINGS = {
 }
 
 
+def is_trained(job: TrainingJob) -> bool:
+    """Whether the finished run of the same settings and data is there; nothing is written."""
+    return is_finished(job.out, job.out / TRAINING_NAME, _signature(job))
+
+
 def prepare_folder(job: TrainingJob, reporter: Reporter, *, resume: bool, overwrite: bool) -> bool:
     """Whether the run is finished already; otherwise its folder is made ready to begin or to go on.
 
@@ -53,7 +58,7 @@ def prepare_folder(job: TrainingJob, reporter: Reporter, *, resume: bool, overwr
     """
     from gaudi_bert.training.checkpoint import checkpoint_files
 
-    out, final, signature = job.out, job.out / RESULT_NAME, _signature(job)
+    out, final, signature = job.out, job.out / TRAINING_NAME, _signature(job)
     if resume:
         _raise_updates(out, final, signature, reporter)
     finished = begin_artefact(out, final, signature, overwrite=overwrite)

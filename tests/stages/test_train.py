@@ -22,6 +22,7 @@ from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.stages.train import train
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from tests.builders import training_data as data
+from tests.builders.small_disk import make_read_only, small_disk
 
 MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 TRAINING = {
@@ -238,6 +239,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed,
     assert not (out / "training.json").exists()
     for line in lines_of(out):
         assert line["loss"] < float("inf")
+
+
+def test_a_finished_run_on_a_read_only_file_system_is_nothing_to_do(packed, held_out, whole_run, tmp_path) -> None:
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        shutil.copytree(whole_run, disk / "run")
+        make_read_only(disk)
+        assert train(settings(), packed, held_out, disk / "run", reporter=Reporter(quiet=True)).skipped
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path) -> None:
