@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.corpus.documentation import documentation_documents
 from gaudi_bert.corpus.python_texts import python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
@@ -96,7 +96,7 @@ def _format_of_line(text: str, path: Path) -> FormatName:
         names = path.name.lower()
         try:
             json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return "JSON lines" if ".json" in names else "plain text"
         return "JSON lines"
     return "plain text"
@@ -174,8 +174,8 @@ def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
             continue
         try:
             value = json.loads(line.text)
-        except ValueError as error:
-            raise InputError(f"{path}: line {line.number}: not JSON ({error}); mend or remove the line") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: line {line.number}: not JSON ({shortened(str(error))}); mend or remove the line") from error
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise InputError(f"{path}: line {line.number}: no field `text` with a string in it; mend or remove the line")
