@@ -175,7 +175,9 @@ def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
         try:
             value = json.loads(line.text)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: line {line.number}: not JSON ({shortened(str(error))}); mend or remove the line") from error
+            raise InputError(
+                f"{path}: line {line.number}: not JSON ({shortened(str(error))}); mend or remove the line"
+            ) from error
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise InputError(f"{path}: line {line.number}: no field `text` with a string in it; mend or remove the line")
