@@ -4,13 +4,14 @@ What mpirun does on SIGTERM is what it does when a rank is lost: it waits for `o
 other ranks, waits as long again, and kills them (Open MPI 4, `odls_base_default_fns.c`). A time that lets a checkpoint be
 saved would thus hold up the end of a run with a lost rank, twice over. So that time is short, and a run that is asked to
 stop is told by a signal that mpirun only forwards: its ranks save and end by themselves. A second request goes to mpirun as
-it is.
+it is. The end of the process that started this one, however it came, counts as a request.
 
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from types import FrameType
 from gaudi_bert.common.errors import InputError
 
 __all__ = ["run_ranks"]
+
+POLL_SECONDS = 1.0
 
 
 def run_ranks(command: Sequence[str]) -> int:
@@ -47,8 +50,19 @@ def run_ranks(command: Sequence[str]) -> int:
         return InputError.exit_code
     if requests:  # asked to stop before there was a process to tell
         process.terminate()
-    code = process.wait()
+    starter = os.getppid()
+    while (code := _code_after(process, POLL_SECONDS)) is None:
+        if requests == 0 and os.getppid() != starter:
+            hand_on(signal.SIGTERM, None)
     return code if code >= 0 else 128 - code
+
+
+def _code_after(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code of a process that ends within `seconds`."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 if __name__ == "__main__":

@@ -54,6 +54,17 @@ def test_the_second_request_ends_what_does_not_listen() -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None:
+    starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, "-c", starter, *WRAPPER, sys.executable, "-c", SAVES]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.kill()
+    # The pipe ends when the last of its writers has.
+    assert process.communicate(timeout=30)[0] == "saved\n"
+
+
 def test_a_launcher_that_is_not_there_is_one_line() -> None:
     done = subprocess.run([*WRAPPER, "/opt/none/mpirun"], capture_output=True, text=True, check=False)
     said = "error: /opt/none/mpirun: No such file or directory; set resources.mpi_prefix to where Open MPI lies\n"
