@@ -1,110 +1,54 @@
 """Every algorithm by name, and the one function that turns a histogram into a checked packing with its proven bound.
 
-`nnls`, the default, is the better of the iterative loop with its leftovers packed by best fit and LPFHP: least squares wants
-exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the optimum. What was used is said
-in `algorithm_used`. Solvers are imported when they are asked for, so packing on the fly by LPFHP needs no SciPy.
+A new algorithm is a file with a function `(counts, depth) -> Mixture` and a line in `ALGORITHMS`; its name in `config.py`
+lets pipelines ask for it. A file is imported when its algorithm is asked for, so packing on the fly by LPFHP needs no SciPy.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-import numpy as np
-
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
-from gaudi_bert.packing.heuristics.shortest_pack_first import pack_shortest_first
-from gaudi_bert.packing.heuristics.unpacked import pack_none
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.masked_budget import choose_masked_slots, fit_to_budget, needed_masked_slots
-from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
-from gaudi_bert.packing.result import Packing
+from gaudi_bert.packing.mixture import sorted_mixture
+from gaudi_bert.packing.result import Packing, Solved
+from gaudi_bert.packing.work import Work
 
-if TYPE_CHECKING:
-    from gaudi_bert.packing.certificate import Certificate
-
-__all__ = ["ALGORITHMS", "Leftovers", "Solved", "depth_of", "pack_histogram", "solve"]
+__all__ = ["ALGORITHMS", "Algorithm", "Leftovers", "depth_of", "pack_histogram", "solve"]
 
 Leftovers = Literal["best-fit", "complement"]
 
 
 @dataclass(frozen=True)
-class Solved:
-    """What an algorithm returns: the mixture, the name of what made it, and the proof of its bound if it made one."""
+class Algorithm:
+    """Where an algorithm is, and what it needs.
 
-    mixture: Mixture
-    algorithm_used: str
-    certificate: Certificate | None = None
+    Attributes:
+        module: below `gaudi_bert.packing`.
+        function: takes the counts, int64 [L], the depth, and what `needs` names; returns a mixture or a `Solved`.
+        needs: of `leftovers` (what `nnls` does with the last sequences), `seed` and `work` (a limit of effort).
+    """
 
-
-def _none(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    return Solved(pack_none(counts), "none")
-
-
-def _spfhp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    return Solved(pack_shortest_first(counts, depth), "spfhp")
+    module: str
+    function: str
+    needs: tuple[str, ...] = ()
 
 
-def _lpfhp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    return Solved(pack_longest_first(counts, depth), "lpfhp")
-
-
-def _nnls(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    from gaudi_bert.packing.nnls.iterative import iterative_nnls
-
-    if leftovers == "complement":
-        return Solved(iterative_nnls(counts, depth, leftovers="complement"), "iterative-nnls-complement")
-    heuristic = pack_longest_first(counts, depth)
-    loop = iterative_nnls(counts, depth, leftovers="best-fit", enough=packs_of(heuristic))
-    if packs_of(loop) <= packs_of(heuristic):
-        return Solved(loop, "iterative-nnls")
-    return Solved(heuristic, "lpfhp")
-
-
-def _optimal(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    from gaudi_bert.packing.exact.optimal import pack_optimally
-
-    result = pack_optimally(counts, depth)
-    return Solved(result.mixture, "optimal", result.certificate)
-
-
-def _nnlshp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    from gaudi_bert.packing.nnls.nnlshp import pack_nnlshp
-
-    return Solved(pack_nnlshp(counts, depth), "nnlshp")
-
-
-def _ennlshp(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    from gaudi_bert.packing.nnls.ennlshp import pack_ennlshp
-
-    return Solved(pack_ennlshp(counts, depth), "ennlshp")
-
-
-def _greedy(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    from gaudi_bert.packing.heuristics.greedy import pack_greedily
-
-    return Solved(pack_greedily(counts, depth, seed=seed), "greedy")
-
-
-def _ffd(counts: np.ndarray, depth: int, leftovers: Leftovers, seed: int) -> Solved:
-    from gaudi_bert.packing.heuristics.first_fit import pack_first_fit
-
-    return Solved(pack_first_fit(counts, depth), "ffd")
-
-
-ALGORITHMS: dict[str, Callable[[np.ndarray, int, Leftovers, int], Solved]] = {
-    "nnls": _nnls,
-    "optimal": _optimal,
-    "nnlshp": _nnlshp,
-    "ennlshp": _ennlshp,
-    "spfhp": _spfhp,
-    "lpfhp": _lpfhp,
-    "greedy": _greedy,
-    "ffd": _ffd,
-    "none": _none,
+ALGORITHMS = {
+    "nnls": Algorithm("nnls.iterative", "pack_by_nnls", needs=("leftovers", "work")),
+    "optimal": Algorithm("exact.optimal", "solve_optimally", needs=("work",)),
+    "nnlshp": Algorithm("nnls.nnlshp", "pack_nnlshp"),
+    "ennlshp": Algorithm("nnls.ennlshp", "pack_ennlshp"),
+    "spfhp": Algorithm("heuristics.shortest_pack_first", "pack_shortest_first"),
+    "lpfhp": Algorithm("heuristics.longest_pack_first", "pack_longest_first"),
+    "greedy": Algorithm("heuristics.greedy", "pack_greedily", needs=("seed",)),
+    "ffd": Algorithm("heuristics.first_fit", "pack_first_fit"),
+    "none": Algorithm("heuristics.unpacked", "pack_none"),
 }
 
 
@@ -121,8 +65,16 @@ def depth_of(depth: int | str, max_sequence_length: int) -> int:
     return min(depth, max_sequence_length)
 
 
-def solve(counts: np.ndarray, algorithm: str, depth: int, *, leftovers: Leftovers = "best-fit", seed: int = 0) -> Solved:
-    """Run one algorithm; arguments as `pack_histogram`.
+def solve(
+    counts: IntArray,
+    algorithm: str,
+    depth: int,
+    *,
+    leftovers: Leftovers = "best-fit",
+    seed: int = 0,
+    work: Work | None = None,
+) -> Solved:
+    """Run one algorithm; arguments as `pack_histogram`, and the limit of effort, None for the algorithm's own.
 
     Raises:
         InputError: the algorithm is unknown.
@@ -131,7 +83,11 @@ def solve(counts: np.ndarray, algorithm: str, depth: int, *, leftovers: Leftover
         near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ALGORITHMS)}"
         raise InputError(f"algorithm `{algorithm}` is unknown; {hint}")
-    return ALGORITHMS[algorithm](counts, depth, leftovers, seed)
+    known = ALGORITHMS[algorithm]
+    offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work}
+    function = getattr(importlib.import_module(f"gaudi_bert.packing.{known.module}"), known.function)
+    found = function(counts, depth, **{name: offered[name] for name in known.needs})
+    return found if isinstance(found, Solved) else Solved(found, algorithm)
 
 
 def pack_histogram(
@@ -149,10 +105,10 @@ def pack_histogram(
     Args:
         histogram: the sequences; an empty one gives an empty packing.
         algorithm: a key of `ALGORITHMS`.
-        depth: most sequences a pack, or "max".
+        depth: most sequences per pack, or "max".
         leftovers: `nnls` only: what the loop leaves over is packed by best fit, or padded as published ("complement").
         max_predictions: most masked positions of one sequence (P), for the default budget.
-        masked_slots: the budget of masked positions a pack (Q); None for `max_predictions + depth`, or more if needed.
+        masked_slots: the budget of masked positions per pack (Q); None for `max_predictions + depth`, or more if needed.
         seed: of `greedy`, the only algorithm that draws.
 
     Raises:

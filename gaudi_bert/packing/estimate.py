@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
 from gaudi_bert.packing.heuristics.sorted_batches import sort_into_batches
 from gaudi_bert.packing.histogram import Histogram, rescaled
+from gaudi_bert.packing.work import Work
 
 __all__ = ["ESTIMATE_ALGORITHMS", "Estimate", "LengthEstimate", "estimate_packing", "scan_lengths"]
 
@@ -73,7 +74,12 @@ class LengthEstimate:
 
 
 def estimate_packing(
-    histogram: Histogram, algorithm: str, depth: int | str, lower_bound: int | None, seed: int = 0
+    histogram: Histogram,
+    algorithm: str,
+    depth: int | str,
+    lower_bound: int | None,
+    seed: int = 0,
+    work: Work | None = None,
 ) -> Estimate:
     """Pack by one algorithm and say how good it is.
 
@@ -83,6 +89,7 @@ def estimate_packing(
         depth: most sequences a pack, or "max".
         lower_bound: what is proven at this depth; an algorithm that proves more itself says so.
         seed: of `greedy`.
+        work: what it may do; None for the limit of the algorithm.
 
     Raises:
         InputError: unknown algorithm or depth.
@@ -98,7 +105,7 @@ def estimate_packing(
 
             packs = count_greedy_packs(histogram.counts, most, seed=seed, separators=SEPARATORS.get(algorithm, 0))
         else:
-            solved = solve(histogram.counts, algorithm, most, seed=seed)
+            solved = solve(histogram.counts, algorithm, most, seed=seed, work=work)
             packs, used = sum(solved.mixture.values()), solved.algorithm_used
             depth_used, strategies_used = max(map(len, solved.mixture)), len(solved.mixture)
             if lower_bound is not None and solved.certificate is not None:

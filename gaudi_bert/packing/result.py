@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.mixture import Strategy, check_mixture, packs_of
+from gaudi_bert.packing.mixture import Mixture, Strategy, check_mixture, packs_of
 
 if TYPE_CHECKING:
     from gaudi_bert.packing.certificate import Certificate
 
-__all__ = ["Packing"]
+__all__ = ["Packing", "Solved"]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What an algorithm returns: the mixture, the name of what made it, and the proof of its bound if it made one."""
+
+    mixture: Mixture
+    algorithm_used: str
+    certificate: Certificate | None = None
 
 
 @dataclass(frozen=True)

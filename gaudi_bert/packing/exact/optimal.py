@@ -33,9 +33,10 @@ from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls.iterative import residual_weights
 from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
+from gaudi_bert.packing.result import Solved
 from gaudi_bert.packing.work import OPTIMAL_WORK, Work
 
-__all__ = ["Optimum", "pack_optimally"]
+__all__ = ["Optimum", "pack_optimally", "solve_optimally"]
 
 NNLS_ROUNDS = 1.5
 """Rounds for each length that the NNLS may take. Where exact fills exist it needs fewer, and elsewhere it is no help."""
@@ -78,6 +79,12 @@ class Optimum:
     def gap(self) -> int:
         """Packs above the bound; 0 is proven optimal."""
         return packs_of(self.mixture) - self.certificate.bound
+
+
+def solve_optimally(counts: np.ndarray, depth: int, work: Work | None = None) -> Solved:
+    """As `pack_optimally`, in the form of the table of algorithms."""
+    found = pack_optimally(counts, depth, work=work)
+    return Solved(found.mixture, "optimal", found.certificate)
 
 
 def pack_optimally(counts: np.ndarray, depth: int, effort: Effort = THOROUGH, work: Work | None = None) -> Optimum:

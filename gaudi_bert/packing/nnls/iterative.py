@@ -22,12 +22,14 @@ import numpy as np
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.coarse_grid import Grid, pack_on_grids
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
+from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, add_packs, coverage, packs_of, trim_to_exact
 from gaudi_bert.packing.nnls.complements import complete_by_complements
 from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
+from gaudi_bert.packing.result import Solved
 from gaudi_bert.packing.work import NNLS_WORK, Work
 
-__all__ = ["Leftovers", "iterative_nnls", "residual_weights"]
+__all__ = ["Leftovers", "iterative_nnls", "pack_by_nnls", "residual_weights"]
 
 Leftovers = Literal["best-fit", "complement"]
 
@@ -41,6 +43,21 @@ def residual_weights(max_sequence_length: int) -> np.ndarray:
     weights = np.ones(max_sequence_length)
     weights[:PADDING_LENGTHS] = np.sqrt(min(1.0, PADDING_LENGTHS / (2 * max_sequence_length)))
     return weights
+
+
+def pack_by_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-fit", work: Work | None = None) -> Solved:
+    """Pack by the loop, or by LPFHP where that is better; arguments as `iterative_nnls`.
+
+    Least squares wants exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the
+    optimum. The published way ("complement") is never replaced.
+    """
+    if leftovers == "complement":
+        return Solved(iterative_nnls(counts, depth, leftovers, work=work), "iterative-nnls-complement")
+    heuristic = pack_longest_first(counts, depth)
+    loop = iterative_nnls(counts, depth, leftovers, enough=packs_of(heuristic), work=work)
+    if packs_of(loop) <= packs_of(heuristic):
+        return Solved(loop, "iterative-nnls")
+    return Solved(heuristic, "lpfhp")
 
 
 def iterative_nnls(
