@@ -30,6 +30,7 @@ ROOMS = {
 # The storeys of a room, from the lowest: folders, and files that stand above one. Each may import what comes before it.
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
+    "config": ("values", "data", "training", "places", "pipeline", "reading"),
     "packing": ("heuristics", "nnls", "exact", "algorithms", "estimate"),
     "records": ("wire", "predecessor", "packed_folder", "read", "write", "proof", "tables"),
     "training": (

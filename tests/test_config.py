@@ -9,7 +9,8 @@ import yaml
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PipelineSettings, load_pipeline, parse_bytes
+from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.config.values import parse_bytes
 
 
 def test_every_committed_pipeline_is_valid(repository: Path) -> None:

@@ -1,0 +1,48 @@
+"""A pipeline file as a whole."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from gaudi_bert.config.data import PackingSettings, PrepareSettings
+from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings
+from gaudi_bert.config.training import GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
+from gaudi_bert.config.values import Settings
+
+__all__ = [
+    "PipelineSettings",
+]
+
+
+class PipelineSettings(Settings):
+    """A pipeline file, whole."""
+
+    name: str = Field("demo", pattern=r"^[a-z]([a-z0-9-]{0,40}[a-z0-9])?$", description="also the work folder's name")
+    prepare: PrepareSettings = Field(default_factory=PrepareSettings)
+    packing: PackingSettings = Field(default_factory=PackingSettings)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    training: TrainingSettings = Field(default_factory=TrainingSettings)
+    gaudi: GaudiSettings = Field(default_factory=GaudiSettings)
+    mlperf: MlperfSettings = Field(default_factory=MlperfSettings)
+    images: ImageSettings = Field(default_factory=ImageSettings)
+    resources: ResourceSettings = Field(default_factory=ResourceSettings)
+    docker: DockerSettings = Field(default_factory=DockerSettings)
+    kubernetes: KubernetesSettings = Field(default_factory=KubernetesSettings)
+
+    @property
+    def trains_as_mpijob(self) -> bool:
+        """Whether training on a cluster takes an MPIJob, not a Job."""
+        return self.kubernetes.training == "mpijob" or (self.kubernetes.training == "auto" and self.resources.workers > 1)
+
+    @model_validator(mode="after")
+    def _training_fits_the_cluster(self) -> PipelineSettings:
+        if self.resources.workers > 1 and not self.trains_as_mpijob:
+            raise ValueError(
+                f"kubernetes.training is `job`, which is one worker, but resources.workers is {self.resources.workers}; "
+                "set kubernetes.training to mpijob or auto"
+            )
+        if self.kubernetes.efa and not (self.resources.cards and self.trains_as_mpijob):
+            raise ValueError(
+                "kubernetes.efa is for an MPIJob on cards; set resources.cards and resources.workers, or efa to 0"
+            )
+        return self

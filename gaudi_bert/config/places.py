@@ -1,0 +1,161 @@
+"""Settings of where stages run: images, resources, Docker, Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from gaudi_bert.config.values import EnvironmentName, ImageName, KubernetesName, Quantity, Settings
+
+__all__ = [
+    "DockerSettings",
+    "ImageSettings",
+    "KubernetesSettings",
+    "PodPlacement",
+    "PodResources",
+    "ResourceSettings",
+    "Toleration",
+]
+
+
+class ImageSettings(Settings):
+    """Container images."""
+
+    data: ImageName = Field("gaudi-bert-data", description="image of every stage that needs no TensorFlow, without tag")
+    train: ImageName = Field("gaudi-bert-train-cpu", description="image of train and evaluate, without tag")
+    registry: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*[A-Za-z0-9]$",
+        description="put before both names, e.g. registry.example/team",
+    )
+    tag: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", description="default: this program's version"
+    )
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    pull_secret: KubernetesName | None = Field(None, description="a Secret of the namespace with the registry's credentials")
+
+
+class PodResources(Settings):
+    """What one container asks for."""
+
+    cpu: Quantity = Field("100m", description="cores; a limit only for training on cards, where request and limit are equal")
+    memory: Quantity = "256Mi"
+    memory_limit: Quantity | None = Field(None, description="default: the same as `memory`; not for training on cards")
+
+
+class ResourceSettings(Settings):
+    """Workers, cards, and what each container asks for."""
+
+    workers: int = Field(1, ge=1, le=1024, description="containers that train together")
+    cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards a worker, one process each; 0: CPU, one process")
+    data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count and write side by side")
+    data_processes: int = Field(2, ge=1, le=1024, description="processes or threads of each of them; each takes memory")
+    data: PodResources = Field(default_factory=lambda: PodResources(memory_limit="2Gi"))
+    training: PodResources = Field(default_factory=lambda: PodResources(cpu="200m", memory="1Gi", memory_limit="4Gi"))
+    hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages a training worker, e.g. 95000Mi for 8 Gaudi2 cards")
+    shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
+    cores_per_process: int | None = Field(
+        None, ge=1, description="bind each training process to so many cores; default: unbound"
+    )
+    mpi_prefix: str | None = Field(
+        None, pattern=r"^/[A-Za-z0-9._/-]+$", description="where Open MPI lies in the training image; default: on its PATH"
+    )
+    environment: dict[EnvironmentName, str] = Field(
+        {}, description="more variables for training; no secrets, all can read them"
+    )
+
+    @property
+    def processes_per_worker(self) -> int:
+        """Training processes of one worker: one a card, one without cards."""
+        return max(self.cards, 1)
+
+
+class Toleration(Settings):
+    """A taint of nodes that pods may be put on all the same."""
+
+    key: str | None = Field(None, description="default: any")
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="default: any")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Toleration:
+        if self.operator == "Exists" and self.value is not None:
+            raise ValueError("operator Exists takes no value; leave one of the two out")
+        if self.operator == "Equal" and self.key is None:
+            raise ValueError("operator Equal needs a key; give one, or set operator to Exists")
+        return self
+
+    def as_manifest(self) -> dict[str, str]:
+        """As a pod spec has it."""
+        return self.model_dump(exclude_none=True)
+
+    def tolerates(self, taint: Mapping[str, Any]) -> bool:
+        """Whether a pod with this toleration may be put on a node with `taint`."""
+        same_key = self.key in (None, taint["key"])
+        same_effect = self.effect in (None, taint["effect"])
+        return same_key and same_effect and (self.operator == "Exists" or (self.value or "") == (taint.get("value") or ""))
+
+
+class PodPlacement(Settings):
+    """Where pods may run, and how they are marked."""
+
+    node_selector: dict[str, str] = Field({}, description="labels of the nodes")
+    tolerations: tuple[Toleration, ...] = Field((), description="taints of nodes that may be used all the same")
+    affinity: dict[str, Any] = Field({}, description="as in a pod's manifest")
+    priority_class: str | None = Field(None, description="a PriorityClass of the cluster")
+    runtime_class: str | None = Field(None, description="a RuntimeClass of the cluster")
+    labels: dict[str, str] = Field({}, description="more labels of the pods")
+    annotations: dict[str, str] = Field({}, description="annotations of the pods")
+
+
+class KubernetesSettings(Settings):
+    """Where and how a pipeline runs on a cluster."""
+
+    namespace: KubernetesName = "gaudi-bert"
+    training: Literal["auto", "job", "mpijob"] = Field("auto", description="auto: a Job for one worker, an MPIJob for more")
+    failure_policy: bool | Literal["auto"] = Field(
+        "auto",
+        description="podFailurePolicy and backoffLimitPerIndex, for Kubernetes 1.29 and later: evictions cost no retry, and "
+        "each part of a stage has retries of its own; auto asks the server, and is true in rendered manifests",
+    )
+    storage: Quantity = Field("10Gi", description="size of the volume with the work folder")
+    storage_class: KubernetesName | None = Field(None, description="default: the cluster's default class")
+    access_mode: Literal["ReadWriteOnce", "ReadWriteMany"] = Field(
+        "ReadWriteOnce", description="ReadWriteMany where pods run on several nodes"
+    )
+    work_claim: KubernetesName | None = Field(
+        None, description="an existing claim for the work folder, instead of a new one"
+    )
+    data_claim: KubernetesName | None = Field(None, description="an existing claim with text or records, read-only at /data")
+    user: int = Field(1000, ge=1, description="user and group of all pods that need not be root; they must be able to write")
+    node_selector: dict[str, str] = Field({}, description="labels of the nodes that train; see also training_pods")
+    data_pods: PodPlacement = Field(default_factory=PodPlacement)
+    training_pods: PodPlacement = Field(default_factory=PodPlacement)
+    scratch: Quantity = Field("1Gi", description="what a pod's /tmp may hold; it is asked of the node as ephemeral storage")
+    efa: int = Field(0, ge=0, le=16, description="EFA network devices a worker (AWS); implies the node's network")
+    network_interface: str = Field(
+        "eth0", pattern=r"^[A-Za-z0-9._,/-]+$", description="what the workers reach one another by"
+    )
+    wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for what it needs")
+    start_seconds: int = Field(600, ge=1, description="how long a pod may wait for a node, a volume or an image")
+    outage_seconds: int = Field(
+        3600, ge=1, description="how long an API server that is away is asked again while a run is followed"
+    )
+    keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
+
+
+class DockerSettings(Settings):
+    """How a pipeline runs in containers of one machine. What is for Gaudi applies only to stages with cards."""
+
+    cpus: float | None = Field(None, gt=0, description="cores of one container at the most; default: all")
+    runtime: str = Field(
+        "habana", pattern=r"^[a-z0-9._-]+$", description="Gaudi: the container runtime that brings the cards"
+    )
+    visible_devices: str = Field("all", pattern=r"^(all|\d+(,\d+)*)$", description="Gaudi: HABANA_VISIBLE_DEVICES")
+    host_network: bool = Field(False, description="Gaudi: use the host's network, as the vendor's own examples do")
+    unlimited_memory_lock: bool = Field(
+        False, description="Gaudi: --ulimit memlock=-1, where the driver asks for it and the host allows it"
+    )

@@ -1,0 +1,78 @@
+"""The kinds of values that settings take, and the base of all settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+__all__ = [
+    "ALGORITHMS",
+    "MOST_DEPTH",
+    "Algorithm",
+    "Bytes",
+    "Depth",
+    "EnvironmentName",
+    "ImageName",
+    "KubernetesName",
+    "Quantity",
+    "Settings",
+    "parse_bytes",
+]
+
+
+Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+
+_BYTE_UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def parse_bytes(value: object) -> object:
+    """`1GiB`, `128MB` or a plain number of bytes, as an int; anything else is left for pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if match is None or match[2] not in _BYTE_UNITS:
+        raise ValueError(f"{value!r} is not a size in bytes; write a number with one of B, kB, MB, GB, KiB, MiB, GiB")
+    return int(float(match[1]) * _BYTE_UNITS[match[2]])
+
+
+def parse_quantity(value: object) -> object:
+    """A Kubernetes quantity (`500m`, `2`, `409Gi`) as the string that manifests need; 2 and 0.5 without quotes are fine."""
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
+        raise ValueError(f"{value!r} is not a quantity; write for example 500m, 2 or 16Gi")
+    return text
+
+
+def parse_depth(value: object) -> object:
+    """A whole number in its range, as it is or as text, or `max`; all else is refused in one piece."""
+    number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
+    if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
+        raise ValueError(f"give a whole number from 1 to {MOST_DEPTH:,}, or `max` for no limit")
+    return number
+
+
+Quantity = Annotated[str, BeforeValidator(parse_quantity)]
+KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+ImageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]*[a-z0-9]$")]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+MOST_DEPTH = 1024
+Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, no unknown keys, finite numbers; their checks are built when they are first needed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """`true` is no 1: pydantic would take it for one."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
+            raise ValueError("give a value, not true or false")
+        return value
