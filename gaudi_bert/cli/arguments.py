@@ -32,7 +32,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what other
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Do part K (from 0) of N only, for many machines.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes or threads; default: all cores.", show_default=False)]
 Algorithm = Annotated[str | None, typer.Option(help="nnls, optimal, nnlshp, ennlshp, spfhp, lpfhp, greedy, ffd, none.")]
-Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences a pack.")]
+Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences per pack, or max.")]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: packing.depth=4.")]
 

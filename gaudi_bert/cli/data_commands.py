@@ -101,7 +101,7 @@ def plan(
     algorithm: arguments.Algorithm = None,
     depth: arguments.Depth = None,
     leftovers: Annotated[str | None, typer.Option(help="nnls only: best-fit or complement.")] = None,
-    masked_slots: Annotated[int | None, typer.Option(help="Masked positions a pack (Q).")] = None,
+    masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
     seed: arguments.Seed = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,

@@ -6,7 +6,8 @@ import errno
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -31,9 +32,10 @@ def run_to_the_end(command: Callable[[], object]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # names of files may hold anything
-    signals = _heed_signals()
+    signals: list[int] = []
     try:
-        command()
+        with _heeded_signals(signals):
+            command()
     except (SystemExit, KeyboardInterrupt) as error:
         if signals:  # typer makes an exit code of its own of an interruption
             _end(StoppedError("stopped; the same command goes on from what is finished"))
@@ -56,23 +58,28 @@ def run_to_the_end(command: Callable[[], object]) -> NoReturn:
     sys.exit(code)
 
 
-def _heed_signals() -> list[int]:
-    """Let SIGTERM (what Kubernetes and Slurm send) and Ctrl-C interrupt; the list will hold the signals that came.
+@contextmanager
+def _heeded_signals(came: list[int]) -> Iterator[None]:
+    """Let SIGTERM (what Kubernetes and Slurm send) and Ctrl-C interrupt; those that come are added to `came`.
 
     Work that can only be stopped at certain moments asks for both in its own way. A signal that the caller ignores, as
     shells do for background jobs, stays ignored.
     """
-    came: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         came.append(number)
         raise KeyboardInterrupt
 
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, interrupt)
-    return came
+    heeded = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in heeded}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _explained(error: OSError) -> GaudiBertError:

@@ -191,6 +191,9 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
         with explained_os_errors(lock_path, "write"):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            os.ftruncate(descriptor, 0)  # what is finished names no process and no host
     finally:
         os.close(descriptor)

@@ -1,1 +1,1 @@
-"""One module a stage: settings and folders in, artefacts out. A stage is what a container runs."""
+"""One module per stage: settings and folders in, artefacts out. A stage is what a container runs."""

@@ -6,7 +6,7 @@ them whole or absent, so a killed run is continued by running it again: groups w
 kernel lock keeps two writers of one group apart.
 
 A group with fewer packs than shards still has them all, some of them empty files: then every reader may count
-on a multiple of `shard_multiple` shards a group, and rank r of W reads the shards whose index mod W is r.
+on a multiple of `shard_multiple` shards per group, and rank r of W reads the shards whose index mod W is r.
 """
 
 from __future__ import annotations

@@ -1,0 +1,106 @@
+"""Every stored file reads back as what was written, byte for byte, and is read strictly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.histogram import read_histogram, write_histogram
+from gaudi_bert.artefacts.manifest import read_manifest, write_manifest
+from gaudi_bert.artefacts.metadata import read_own_metadata, write_metadata
+from gaudi_bert.artefacts.names import manifest_path
+from gaudi_bert.artefacts.plan import read_plan, read_writable_plan, write_plan
+from gaudi_bert.artefacts.training import read_evaluation, read_training, write_evaluation, write_training
+from gaudi_bert.artefacts.verification import read_verification, write_verification
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.verify import verify
+from tests.builders.packing_case import PackingCase, make_case
+
+FIGURES = {
+    "loss": 5.25,
+    "masked_lm_loss": 4.5,
+    "masked_lm_accuracy": 0.25,
+    "next_sentence_loss": 0.75,
+    "next_sentence_accuracy": 0.5,
+}
+EVALUATION = {**FIGURES, "unigram_baseline": 0.125, "sequences": 7, "masked_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    case = make_case(tmp_path_factory.mktemp("case"), files=3)
+    verify(case.records, case.packed, reporter=Reporter(quiet=True))
+    return case
+
+
+def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase, tmp_path: Path) -> None:
+    histogram = case.plan.with_name("histogram.json")
+    write_histogram(tmp_path / "histogram.json", read_histogram(histogram))
+    write_plan(tmp_path / "plan.json", read_plan(case.plan))
+    write_manifest(tmp_path, read_manifest(case.packed, 1))
+    write_metadata(tmp_path, read_own_metadata(case.packed))
+    write_verification(tmp_path / "verification.json", read_verification(case.packed / "verification.json"))
+    pairs = {
+        histogram: tmp_path / "histogram.json",
+        case.plan: tmp_path / "plan.json",
+        manifest_path(case.packed, 1): manifest_path(tmp_path, 1),
+        case.packed / "metadata.json": tmp_path / "metadata.json",
+        case.packed / "verification.json": tmp_path / "verification.json",
+    }
+    for original, copy in pairs.items():
+        assert copy.read_bytes() == original.read_bytes(), original.name
+
+
+def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
+    plan = read_writable_plan(case.plan)
+    assert plan.sha256 == read_plan(case.plan).sha256 == read_manifest(case.packed, 0).plan_sha256
+    assert sum(plan.mixture.values()) == plan.totals.packs
+
+
+def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> None:
+    training = {
+        "updates": 3,
+        "sequences": 30,
+        "tokens": 300,
+        "processes": 1,
+        "packing_factor": 2.0,
+        "sequences_per_update": 10.0,
+        "reached_target": False,
+        "training": None,
+        "evaluation": EVALUATION,
+    }
+    evaluation = {"update": 3, "loss_per": "token", **EVALUATION, "unpacked": EVALUATION, "largest_difference": 1e-7}
+    for name, value, read, write in (
+        ("training.json", training, read_training, write_training),
+        ("evaluation.json", evaluation, read_evaluation, write_evaluation),
+    ):
+        text = json.dumps(value, indent=1) + "\n"
+        (tmp_path / name).write_text(text)
+        write(tmp_path / name, read(tmp_path / name))  # type: ignore[arg-type]
+        assert (tmp_path / name).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "not a JSON file"),
+        (b"\xff", "not a JSON file"),
+        (b"[" * 100_000, "recursion limit"),
+        (b'{"sequences": ' + b"9" * 6_000 + b"}", "not a JSON file"),
+        (b'{"sequences": "' + b"9" * 3_000_000 + b'"}', "`sequences` = '99"),
+        (b'{"sequences": true}', "`sequences` = True"),
+        (b'{"sequences": 3.0}', "`sequences` = 3.0"),
+        (b'{"sequences": NaN}', "`sequences` = nan"),
+        (b'{"fingerprint": "\\ud800"}', "not a JSON file"),
+        (b"[]", "`its content` = "),
+    ],
+)
+def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(InputError, match=reason) as caught:
+        read_verification(tmp_path / "a.json")
+    assert len(str(caught.value)) < 500 + len(str(tmp_path))
+    assert "\n" not in str(caught.value)
