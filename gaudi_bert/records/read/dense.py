@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, ByteArray, Float32Array, Int32Array, IntArray
-from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.assign import Assignment
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
@@ -77,7 +77,7 @@ def _fill(group: IndexedSequences, assignment: Assignment, packs: IntArray, out:
     return -1
 
 
-@borrowing_kernel
+@inlined_kernel
 def _fill_row(group: IndexedSequences, members: Int32Array, out: _DensePacks, row: int) -> bool:
     """Fill one row with the sequences of a pack, one after the other; False where they do not fit."""
     length, slots, depth = out.input_ids.shape[1], out.masked_lm_ids.shape[1], out.next_sentence_labels.shape[1]
@@ -94,9 +94,11 @@ def _fill_row(group: IndexedSequences, members: Int32Array, out: _DensePacks, ro
         out.next_sentence_labels[row, place] = sequence.label
         out.next_sentence_weights[row, place] = 1
         out.input_mask[row, token:end] = place + 1
-        for step in range(sequence.length):
-            out.segment_ids[row, token + step] = group.buffer[payload + sequence.segments + step]
-            out.positions[row, token + step] = step
+        segments, positions = out.segment_ids[row, token:end], out.positions[row, token:end]
+        first_segment = payload + sequence.segments
+        for step in range(segments.size):
+            segments[step] = group.buffer[first_segment + step]
+            positions[step] = step
         _decode(group.buffer, payload + sequence.ids, out.input_ids[row, token:end], 0)
         _decode(group.buffer, payload + sequence.positions, out.masked_lm_positions[row, slot:slot_end], token)
         _decode(group.buffer, payload + sequence.masked_ids, out.masked_lm_ids[row, slot:slot_end], 0)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
-from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.records.wire.features import FeatureTable, locate_features
 from gaudi_bert.records.wire.frame_scan import ScanStatus, next_record
@@ -72,7 +72,7 @@ def empty_index(buffer: ByteArray, sequences: int) -> IndexedSequences:
     return IndexedSequences(buffer, np.empty(sequences, np.int64), np.empty(sequences, _INDEX_ROW))
 
 
-@borrowing_kernel
+@inlined_kernel
 def _index_record(start: int, end: int, sizes: RecordSizes, table: FeatureTable, rows: RowArray, number: int) -> bool:
     """Fill a row for the unpacked example in [start, end); False where it is not a usual one."""
     if not locate_features(start, end, table):

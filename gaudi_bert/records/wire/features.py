@@ -4,6 +4,7 @@ A record is `0A n (0A n (0A n key) (12 n (kind n (0A n values))))*`: lengths nes
 exactly where its parent ends. Map entries may come in any order. Entries with unknown keys are skipped if they are as
 writers write them: an ASCII key, and one well-formed list. Anything else that protobuf allows (unpacked values,
 repeated keys, split messages) is not taken here but by the general reader: the kernels say "unusual", and never guess.
+What takes arrays and runs for every entry is inlined: to pass an array takes as long as to compare a key.
 
 A key is compared by its length and three words of eight bytes (its first, its second or last, its last),
 which together cover keys of 8 to 24 bytes and read nothing outside the key.
@@ -126,7 +127,7 @@ def _has_key(keys: RowArray, feature: int, size: int, first: int, second: int, l
     return key.key_bytes == size and key.key_first == first and key.key_last == last and key.key_second == second  # type: ignore[no-any-return]
 
 
-@borrowing_kernel
+@inlined_kernel
 def _feature_of_key(at: int, size: int, keys: RowArray, guess: int) -> int:
     """Which feature the key of `size` bytes at `at` names, trying `guess` first; -1 for an unknown one."""
     if size < 8 or size > 24:
@@ -141,7 +142,7 @@ def _feature_of_key(at: int, size: int, keys: RowArray, guess: int) -> int:
     return -1
 
 
-@borrowing_kernel
+@inlined_kernel
 def _has_usual_head(at: int, end: int, keys: RowArray, feature: int) -> bool:
     """Whether the map entry at `at` has the usual head of `feature`, and lies wholly before `end`."""
     usual = keys[feature]
@@ -207,7 +208,7 @@ def _is_usual_value(at: int, end: int) -> bool:
     return ((end - at) & 3) == 0 if kind == _FLOAT_LIST else (kind == _INT64_LIST and _are_varints(at, end))
 
 
-@borrowing_kernel
+@inlined_kernel
 def _locate_entry(at: int, end: int, table: FeatureTable, guess: int) -> tuple[int, int]:
     """Read one map entry: (its feature, or -1 for an unknown key; the address after it, or -1 where it is unusual)."""
     if load_u8(at) != _MESSAGE:
