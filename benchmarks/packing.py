@@ -4,6 +4,7 @@
     python benchmarks/packing.py --parts tables      the paper's tables only
     python benchmarks/packing.py --parts algorithms --histograms wikipedia-512 squad-384 --depths 3 4 max
     python benchmarks/packing.py --parts speed       the solvers against scipy.optimize.nnls, and length 8192
+    python benchmarks/packing.py --parts limits      histograms made to be hard (some ten minutes; only if asked for)
 
 Times are of one run on one thread, with the compiler's time (numba, once for an installation) taken out by a first call.
 """
@@ -158,7 +159,7 @@ def main() -> None:
     """Print the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--parts", nargs="+", choices=("tables", "algorithms", "speed"), default=["tables", "algorithms", "speed"]
+        "--parts", nargs="+", choices=("tables", "algorithms", "speed", "limits"), default=["tables", "algorithms", "speed"]
     )
     parser.add_argument("--histograms", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--depths", nargs="+", default=list(DEPTHS))
@@ -174,6 +175,10 @@ def main() -> None:
         from packing_solvers import print_speed
 
         print_speed()
+    if "limits" in arguments.parts:
+        from packing_limits import print_limits
+
+        print_limits()
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class LengthEstimate:
         max_sequence_length: length of a pack.
         packs: number of packs.
         efficiency: real tokens / slots, 0..1.
-        fewer_slots: slots of one sequence a pack at the data's own length / slots here: the speed-up of all that is linear.
+        fewer_slots: slots of one sequence per pack at the data's own length / slots here: the speed-up of all that is linear.
         attention_cost: the same for the squares of the lengths, inverted: cost of full attention here relative to unpacked.
     """
 
@@ -86,7 +86,7 @@ def estimate_packing(
     Args:
         histogram: the sequences, at least one.
         algorithm: one of `ESTIMATE_ALGORITHMS`.
-        depth: most sequences a pack, or "max".
+        depth: most sequences per pack, or "max".
         lower_bound: what is proven at this depth; an algorithm that proves more itself says so.
         seed: of `greedy`.
         work: what it may do; None for the limit of the algorithm.
@@ -131,7 +131,7 @@ def scan_lengths(
 
     Args:
         histogram: the sequences, at least one.
-        depth: most sequences a pack, or "max".
+        depth: most sequences per pack, or "max".
         algorithm: a key of `ALGORITHMS`.
         lengths: lengths of a pack; by default the data's own, up to twice that.
 

@@ -49,8 +49,8 @@ def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: 
     Args:
         mixture: a packing of `histogram`.
         histogram: with `max_masked`; without it there is nothing to hold the budget against, and `mixture` is returned.
-        depth: most sequences a pack.
-        masked_slots: most masked positions a pack (Q).
+        depth: most sequences per pack.
+        masked_slots: most masked positions per pack (Q).
 
     Raises:
         InputError: a single sequence may hold more than `masked_slots`; the message names the smallest budget.
@@ -79,7 +79,7 @@ def budget_costs(packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], dep
 
     Args:
         packed: the packing of each group, with its histogram.
-        depth: most sequences a pack.
+        depth: most sequences per pack.
 
     Returns:
         Packs in all for budgets below what is needed, from large to small; the last is the smallest possible budget.

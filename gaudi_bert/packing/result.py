@@ -31,13 +31,13 @@ class Packing:
 
     Attributes:
         histogram: what is packed.
-        depth: most sequences a pack that was allowed.
+        depth: most sequences per pack that was allowed.
         algorithm: what was asked for.
         algorithm_used: what made the mixture, where `algorithm` chooses between several.
         mixture: strategies and how often each is used.
         lower_bound: packs that no packing of this depth can do without, proven.
         certificate: integer prices that prove the bound.
-        masked_slots: most masked positions a pack (Q), or None where the data did not say.
+        masked_slots: most masked positions per pack (Q), or None where the data did not say.
         masked_slots_needed: what the fullest strategy needs of them.
 
     Raises:
@@ -92,7 +92,7 @@ class Packing:
 
     @property
     def packing_factor(self) -> float:
-        """Sequences a pack: the speed-up over one sequence a pack; 1 where there is nothing to pack."""
+        """Sequences per pack: the speed-up over one sequence per pack; 1 where there is nothing to pack."""
         return self.sequences / self.packs if self.packs else 1.0
 
     @property

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import IntArray
 
@@ -12,7 +15,7 @@ __all__ = ["HARD", "bimodal", "hard_histogram", "lognormal", "perfect_triplets",
 def perfect_triplets(max_length: int, sequences: int, seed: int = 0) -> IntArray:
     """`sequences` (a multiple of 3) different lengths that fill a third as many packs without a gap: int64 [L].
 
-    The perfect packing is nearly the only one, as in the AI instances of Delorme, Iori and Martello (2016).
+    The perfect packing is nearly the only one, in the manner of the AI instances of Delorme, Iori and Martello (2016).
     """
     generator = np.random.default_rng(seed)
     counts = np.zeros(max_length, dtype=np.int64)
@@ -54,6 +57,7 @@ def bimodal(max_length: int, sequences: int, seed: int = 0) -> IntArray:
 
 
 MOST_DRAWN = 1_000_000
+Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 
 
 def _drawn(max_length: int, sequences: int, draw, seed: int) -> IntArray:

@@ -44,7 +44,7 @@ def pack_first_fit(counts: np.ndarray, depth: int) -> Mixture:
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences a pack, from 1.
+        depth: most sequences per pack, from 1.
     """
     # A length adds at most two runs by splitting and opens at most two.
     size = 4 * np.count_nonzero(counts) + 1

@@ -24,7 +24,7 @@ def count_greedy_packs(counts: np.ndarray, depth: int, *, seed: int, separators:
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences a pack; L for no limit, as in T5.
+        depth: most sequences per pack; L for no limit, as in T5.
         seed: of the shuffle.
         separators: tokens between two sequences of a pack.
 

@@ -21,7 +21,7 @@ def pack_longest_first(counts: np.ndarray, depth: int, packs: OpenPacks | None =
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences a pack, from 1.
+        depth: most sequences per pack, from 1.
         packs: packs with room that are filled first (`best_fit`); None: start with none.
     """
     packs = OpenPacks(depth) if packs is None else packs

@@ -19,7 +19,7 @@ class OpenPacks:
     """Stacks of open packs, and the mixture of those that are closed.
 
     Args:
-        depth: most sequences a pack; a pack that has them is closed, and so is a full one.
+        depth: most sequences per pack; a pack that has them is closed, and so is a full one.
     """
 
     def __init__(self, depth: int) -> None:

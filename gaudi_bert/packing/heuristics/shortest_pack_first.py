@@ -21,7 +21,7 @@ def pack_shortest_first(counts: np.ndarray, depth: int) -> Mixture:
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences a pack, from 1.
+        depth: most sequences per pack, from 1.
     """
     packs = OpenPacks(depth)
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():

@@ -18,7 +18,7 @@ def complete_by_complements(mixture: Mixture, counts: np.ndarray, depth: int) ->
     Args:
         mixture: strategies with too many slots for some lengths and too few for others.
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences a pack.
+        depth: most sequences per pack.
     """
     result = dict(mixture)
     lacking = np.maximum(counts - coverage(mixture, len(counts)), 0)

@@ -105,7 +105,7 @@ def pack_ennlshp(counts: np.ndarray, depth: int) -> Mixture:
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences a pack, from 1.
+        depth: most sequences per pack, from 1.
     """
     usage, _ = solve_ennls(counts, depth)
     mixture: Mixture = {}

@@ -36,7 +36,7 @@ def pack_nnlshp(counts: np.ndarray, depth: int, weights: np.ndarray | None = Non
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences a pack, from 1.
+        depth: most sequences per pack, from 1.
         weights: float64 [L], positive residual weights; None for those of the paper.
     """
     weights = residual_weights(len(counts)) if weights is None else weights

@@ -1,0 +1,76 @@
+"""Histograms made to be hard: what plans of them cost and how near to the proven bound they are.
+
+Called by `packing.py --parts limits`. Seconds are CPU time of one thread; the share of the work limit that was used is the
+same on every machine. The first rows are perfect fills by triples of different lengths, in the manner of the AI instances of
+Delorme, Iori and Martello (2016); the last are random sets at a length of 8192.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from packing import print_table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gaudi_bert.packing.algorithms import depth_of, solve
+from gaudi_bert.packing.exact.bounds import prove_bound
+from gaudi_bert.packing.mixture import packs_of
+from gaudi_bert.packing.work import NNLS_WORK, OPTIMAL_WORK, Work
+from tests.builders.hard_histograms import HARD, bimodal, hard_histogram, lognormal, perfect_triplets, uniform
+
+__all__ = ["print_limits"]
+
+DEPTHS = (3, 8, "max")
+LONG = 8192
+LONG_KINDS = (
+    (lognormal, 3000),
+    (lognormal, 100_000),
+    (lognormal, 1_000_000),
+    (uniform, 3000),
+    (uniform, 30_000),
+    (uniform, 1_000_000),
+    (bimodal, 3000),
+    (bimodal, 10_000),
+    (bimodal, 100_000),
+    (bimodal, 1_000_000),
+)
+
+
+def print_limits() -> None:
+    """Print the table, row by row."""
+    print_table(
+        "Hard histograms",
+        ("data", "algorithm", "depth", "packs", "proven bound", "above it %", "CPU seconds", "of the work limit %"),
+        _rows(),
+    )
+
+
+def _rows() -> Iterator[Sequence[Any]]:
+    for sequences, length in ((201, 2500), (402, 10_000)):
+        counts = perfect_triplets(length, sequences)
+        yield from (_row(f"{sequences} perfect fills at {length:,}", counts, "optimal", depth) for depth in (3, "max"))
+    for name in HARD:
+        counts = hard_histogram(name)
+        for algorithm in ("nnls", "optimal"):
+            yield from (_row(name, counts, algorithm, depth) for depth in DEPTHS)
+    for seed, (function, sequences) in enumerate(LONG_KINDS):
+        name, counts = f"{function.__name__}, {sequences:,} at {LONG}", function(LONG, sequences, seed)
+        yield from (_row(name, counts, "optimal", depth) for depth in (4, 8, 16, "max"))
+
+
+def _row(name: str, counts: np.ndarray, algorithm: str, depth: int | str) -> Sequence[Any]:
+    """One plan, with the proof of its bound."""
+    limit = NNLS_WORK if algorithm == "nnls" else OPTIMAL_WORK
+    most, work = depth_of(depth, len(counts)), Work(limit)
+    started = time.process_time()
+    solved = solve(counts, algorithm, most, work=work)
+    bound = (solved.certificate or prove_bound(counts, most)).bound
+    seconds, packs = time.process_time() - started, packs_of(solved.mixture)
+    above, used = 100 * (packs - bound) / bound, 100 * (1 - max(work.left, 0) / limit)
+    return name, algorithm, depth, f"{packs:,}", f"{bound:,}", f"{above:.4f}", f"{seconds:.1f}", f"{used:.0f}"
