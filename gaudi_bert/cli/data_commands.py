@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -204,7 +203,7 @@ def estimate(
     from gaudi_bert.stages.estimate import estimate as run
 
     result = run(source, depths=depths.split(","), algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
-    output.print_result(asdict(result), json, describe_details if details else describe_estimate)
+    output.print_result(result, json, describe_details if details else describe_estimate)
 
 
 def inspect(

@@ -62,7 +62,7 @@ class LengthEstimate:
         max_sequence_length: length of a pack.
         packs: number of packs.
         efficiency: real tokens / slots, 0..1.
-        fewer_slots: slots of one sequence per pack at the data's own length / slots here: the speed-up of all that is linear.
+        fewer_slots: slots of unpacked rows of the data's own length / slots here: the speed-up of all that is linear.
         attention_cost: the same for the squares of the lengths, inverted: cost of full attention here relative to unpacked.
     """
 
