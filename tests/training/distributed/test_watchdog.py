@@ -134,7 +134,7 @@ def test_when_rank_0_is_lost_the_others_end() -> None:
 
 
 def test_one_that_stands_still_is_named_to_itself_too() -> None:
-    group = Group(2, stall_seconds=1.0)
+    group = Group(2, stall_seconds=3.0)
     group.members[0].arrive()
     for each in group.members:
         each.note("update 9", slow=False)
