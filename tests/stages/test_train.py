@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from gaudi_bert.stages.train import train
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
 from tests.builders import training_data as data
 from tests.builders.small_disk import make_read_only, small_disk
+from tests.builders.stop_after import StopAfter
 
 MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 TRAINING = {
@@ -40,19 +39,6 @@ TRAINING = {
 
 def settings(**training) -> PipelineSettings:
     return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
-
-
-class StopAfter(Reporter):
-    """Sends this process SIGTERM when it hears of an update."""
-
-    def __init__(self, update: int) -> None:
-        super().__init__(io.StringIO())
-        self._start = f"train: update {update}/"
-
-    def say(self, text: str) -> None:
-        super().say(text)
-        if text.startswith(self._start):
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Listener(Reporter):

@@ -14,6 +14,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
 from gaudi_bert.stages.train import train
 from tests.builders.packing_case import make_case
+from tests.builders.stop_after import StopAfter
 
 QUIET = Reporter(quiet=True)
 SETTINGS = pipeline_from_mapping(
@@ -37,8 +38,6 @@ def last_checkpoint(out: Path) -> str:
 
 
 def test_a_stopped_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    from test_train import StopAfter
-
     case = make_case(tmp_path, seed=5)
     plan = {"data": case.records, "evaluation_data": None, "on_the_fly": case.plan}
     whole = train(SETTINGS, out=tmp_path / "whole", reporter=QUIET, **plan)
