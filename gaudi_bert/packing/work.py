@@ -7,7 +7,7 @@ stay far below every limit, so a limit changes none of their plans.
 
 from __future__ import annotations
 
-__all__ = ["BOUND_WORK", "ESTIMATE_WORK", "NNLS_WORK", "OPTIMAL_WORK", "Work"]
+__all__ = ["BOUND_WORK", "NNLS_WORK", "OPTIMAL_WORK", "Work", "estimate_work"]
 
 OPTIMAL_WORK = 30e9
 """What `optimal` may do."""
@@ -19,7 +19,15 @@ BOUND_WORK = 6e9
 """What the proof of a bound may do where the algorithm proves none itself."""
 
 ESTIMATE_WORK = 40e9
-"""What all rows of an estimate may do together."""
+"""What all rows of an estimate of packs longer than `USUAL_LENGTH` may do together."""
+
+USUAL_LENGTH, USUAL_ESTIMATE_WORK = 4096, 120e9
+"""The same for packs up to this length, where a plan of its own may still find more at 2048 tokens."""
+
+
+def estimate_work(max_sequence_length: int) -> float:
+    """Operations that all rows of an estimate may take together."""
+    return USUAL_ESTIMATE_WORK if max_sequence_length <= USUAL_LENGTH else ESTIMATE_WORK
 
 
 class Work:

@@ -183,7 +183,7 @@ def _compare(
     from gaudi_bert.packing.algorithms import depth_of
     from gaudi_bert.packing.estimate import estimate_packing
     from gaudi_bert.packing.exact.bounds import lower_bound
-    from gaudi_bert.packing.work import ESTIMATE_WORK, Work
+    from gaudi_bert.packing.work import Work, estimate_work
 
     def number(depth: str | int) -> int:
         return depth_of(depth, histogram.max_sequence_length)
@@ -191,7 +191,7 @@ def _compare(
     jobs = [(name, depth) for name in algorithms for depth in (depths if name not in WITHOUT_DEPTH else _one_depth(name))]
     limits = sorted({number(depth) for _, depth in jobs})
     estimates: list[Measured[Estimate]] = []
-    work = Work(ESTIMATE_WORK)
+    work = Work(estimate_work(histogram.max_sequence_length))
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:
