@@ -7,7 +7,7 @@ stay far below every limit, so a limit changes none of their plans.
 
 from __future__ import annotations
 
-__all__ = ["BOUND_WORK", "NNLS_WORK", "OPTIMAL_WORK", "Work", "estimate_work"]
+__all__ = ["BOUND_WORK", "NNLS_WORK", "OPTIMAL_WORK", "Work", "estimate_limit"]
 
 OPTIMAL_WORK = 30e9
 """What `optimal` may do."""
@@ -21,13 +21,8 @@ BOUND_WORK = 6e9
 ESTIMATE_WORK = 40e9
 """What all rows of an estimate of packs longer than `USUAL_LENGTH` may do together."""
 
-USUAL_LENGTH, USUAL_ESTIMATE_WORK = 4096, 120e9
-"""The same for packs up to this length, where a plan of its own may still find more at 2048 tokens."""
-
-
-def estimate_work(max_sequence_length: int) -> float:
-    """Operations that all rows of an estimate may take together."""
-    return USUAL_ESTIMATE_WORK if max_sequence_length <= USUAL_LENGTH else ESTIMATE_WORK
+USUAL_LENGTH = 4096
+"""Up to this length each row of an estimate may do what a plan may, so that it says what a plan would be."""
 
 
 class Work:
@@ -56,3 +51,8 @@ class Work:
     def share(self, part: float) -> Work:
         """A limit of this part (0..1) of what is left, for one phase."""
         return Work(max(self.left, 0.0) * part, self)
+
+
+def estimate_limit(max_sequence_length: int) -> Work | None:
+    """What all rows of an estimate may do together; None where each has the limit of its own algorithm."""
+    return Work(ESTIMATE_WORK) if max_sequence_length > USUAL_LENGTH else None

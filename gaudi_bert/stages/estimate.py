@@ -183,7 +183,7 @@ def _compare(
     from gaudi_bert.packing.algorithms import depth_of
     from gaudi_bert.packing.estimate import estimate_packing
     from gaudi_bert.packing.exact.bounds import lower_bound
-    from gaudi_bert.packing.work import Work, estimate_work
+    from gaudi_bert.packing.work import estimate_limit
 
     def number(depth: str | int) -> int:
         return depth_of(depth, histogram.max_sequence_length)
@@ -191,15 +191,15 @@ def _compare(
     jobs = [(name, depth) for name in algorithms for depth in (depths if name not in WITHOUT_DEPTH else _one_depth(name))]
     limits = sorted({number(depth) for _, depth in jobs})
     estimates: list[Measured[Estimate]] = []
-    work = Work(estimate_work(histogram.max_sequence_length))
+    work = estimate_limit(histogram.max_sequence_length)
     with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
         bounds = {}
         for limit in limits:
-            bounds[limit] = lower_bound(histogram.counts, limit, work.share(1 / (len(limits) + len(jobs))))
+            bounds[limit] = lower_bound(histogram.counts, limit, work and work.share(1 / (len(limits) + len(jobs))))
             task.advance()
         _warm_up(algorithms)
         for place, (name, depth) in enumerate(jobs):
-            share = work.share(1 / (len(jobs) - place))  # what others leave unused is for those after them
+            share = work and work.share(1 / (len(jobs) - place))  # what others leave unused is for those after them
             pack = partial(estimate_packing, histogram, name, depth, bounds[number(depth)], work=share)
             estimates.append(measured(pack))
             bounds[number(depth)] = max(bounds[number(depth)], estimates[-1].result.lower_bound or 0)
