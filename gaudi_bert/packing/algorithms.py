@@ -1,7 +1,8 @@
 """Every algorithm by name, and the one function that turns a histogram into a checked packing with its proven bound.
 
-A new algorithm is a file with a function `(counts, depth) -> Mixture` and a line in `ALGORITHMS`; its name in `config/values.py`
-lets pipelines ask for it. A file is imported when its algorithm is asked for, so packing on the fly by LPFHP needs no SciPy.
+A new algorithm is a file with a function `(counts, depth) -> Mixture` and a line in `ALGORITHMS`; its name in
+`config/values.py` lets pipelines ask for it. A file is imported when its algorithm is asked for, so packing on the fly by
+LPFHP needs no SciPy.
 """
 
 from __future__ import annotations
