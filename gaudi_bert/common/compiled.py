@@ -202,10 +202,12 @@ class _KernelCache:
         refusals = []
         for folder in self._folders:
             try:
-                return folder.save_overload(signature, compiled)
+                folder.save_overload(signature, compiled)
             except OSError as error:
                 refusals.append(f"{folder.cache_path} ({error.strerror})")
-        return _say_once(
+            else:
+                return
+        _say_once(
             f"compiled kernels cannot be kept, so every start compiles them anew: {', '.join(refusals)}; "
             "set NUMBA_CACHE_DIR to a folder that can be written"
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
 __all__ = ["Certificate", "best_pack_worth", "check_certificate"]
@@ -30,12 +31,12 @@ class Certificate:
         bound: fewest packs that any packing of the histogram needs, by these prices.
     """
 
-    prices: np.ndarray
+    prices: IntArray
     depth: int
     bound: int
 
 
-def check_certificate(certificate: Certificate, counts: np.ndarray) -> int:
+def check_certificate(certificate: Certificate, counts: IntArray) -> int:
     """Recompute the bound from prices, histogram and depth alone, in exact integers.
 
     Args:
@@ -56,7 +57,7 @@ def check_certificate(certificate: Certificate, counts: np.ndarray) -> int:
     return bound
 
 
-def best_pack_worth(prices: np.ndarray, depth: int) -> int:
+def best_pack_worth(prices: IntArray, depth: int) -> int:
     """The most that at most `depth` sequences of together at most L tokens can be worth, exactly.
 
     Raises:
@@ -77,9 +78,9 @@ def best_pack_worth(prices: np.ndarray, depth: int) -> int:
     return int(best[-1])
 
 
-def _combine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _combine(left: IntArray, right: IntArray) -> IntArray:
     """result[t] = max over a of left[a] + right[t - a]."""
-    result = left + right[0]
+    result: IntArray = left + right[0]
     for part in range(1, len(left)):
         np.maximum(result[part:], left[: len(left) - part] + right[part], out=result[part:])
     return result

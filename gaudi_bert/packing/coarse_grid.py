@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
 
@@ -48,7 +49,7 @@ class Grid:
         return self.max_length // self.step
 
     @property
-    def bins(self) -> np.ndarray:
+    def bins(self) -> IntArray:
         """The bin of each length 1 .. L: int64 [L]."""
         lengths = np.arange(1, self.max_length + 1)
         return np.clip((lengths + (self.step - 1 if self.up else self.step // 2)) // self.step, 1, self.number)
@@ -66,7 +67,7 @@ class Round:
 ROUNDS = (Round(512, 0), Round(1024, 0), Round(1024, 4), Round(1024, 8), Round(1024, 0, up=True))
 
 
-def pack_on_grids(counts: np.ndarray, solve: Callable[[np.ndarray, Grid], Mixture]) -> tuple[Mixture, np.ndarray]:
+def pack_on_grids(counts: IntArray, solve: Callable[[IntArray, Grid], Mixture]) -> tuple[Mixture, IntArray]:
     """Pack round by round on coarse grids.
 
     Args:
@@ -88,22 +89,22 @@ def pack_on_grids(counts: np.ndarray, solve: Callable[[np.ndarray, Grid], Mixtur
     return mixture, left
 
 
-def coarse_counts(counts: np.ndarray, grid: Grid) -> np.ndarray:
+def coarse_counts(counts: IntArray, grid: Grid) -> IntArray:
     """Sequences in each bin: int64 [bins]."""
     result = np.zeros(grid.number + 1, dtype=np.int64)
     np.add.at(result, grid.bins, counts)
     return result[1:]
 
 
-def interpolated_prices(prices: np.ndarray, grid: Grid) -> np.ndarray:
+def interpolated_prices(prices: IntArray, grid: Grid) -> IntArray:
     """Prices of the real lengths from those of the bins, int64 [bins] to int64 [L], never falling with length."""
     places = np.arange(1, grid.max_length + 1) / grid.step
     fine = np.interp(places, np.arange(grid.number + 1), np.concatenate(([0.0], prices)))
-    result: np.ndarray = np.maximum.accumulate(np.floor(fine)).astype(np.int64)
+    result: IntArray = np.maximum.accumulate(np.floor(fine)).astype(np.int64)
     return result
 
 
-def fill_strategies(coarse: Mixture, counts: np.ndarray, grid: Grid, waste: int) -> tuple[Mixture, np.ndarray]:
+def fill_strategies(coarse: Mixture, counts: IntArray, grid: Grid, waste: int) -> tuple[Mixture, IntArray]:
     """Real packs for coarse ones.
 
     Args:
@@ -132,16 +133,16 @@ def fill_strategies(coarse: Mixture, counts: np.ndarray, grid: Grid, waste: int)
 
 @kernel
 def _fill(
-    pattern: np.ndarray,
+    pattern: IntArray,
     usage: int,
-    left: np.ndarray,
-    first: np.ndarray,
-    last: np.ndarray,
+    left: IntArray,
+    first: IntArray,
+    last: IntArray,
     max_length: int,
     waste: int,
     exact: bool,
     least_repeats: int,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[IntArray, IntArray]:
     """Up to `usage` packs with one length from each bin of `pattern`; takes them out of `left`.
 
     Returns the packs, int64 [packs, bins], and how often each is used.
@@ -170,14 +171,14 @@ def _fill(
 
 @kernel
 def _choose_lengths(
-    pattern: np.ndarray,
-    left: np.ndarray,
-    first: np.ndarray,
-    last: np.ndarray,
+    pattern: IntArray,
+    left: IntArray,
+    first: IntArray,
+    last: IntArray,
     room: int,
     waste: int,
     exact: bool,
-    pack: np.ndarray,
+    pack: IntArray,
 ) -> bool:
     """One length from each bin into `pack`, taken out of `left`; False and nothing taken if there are none.
 
@@ -209,7 +210,7 @@ def _choose_lengths(
 
 
 @kernel
-def _most_numerous(left: np.ndarray, low: int, high: int) -> int:
+def _most_numerous(left: IntArray, low: int, high: int) -> int:
     """The length in low .. high of which most are left; 0 if there is none."""
     best = 0
     for length in range(low, high + 1):
@@ -219,7 +220,7 @@ def _most_numerous(left: np.ndarray, low: int, high: int) -> int:
 
 
 @kernel
-def _choose_pair(left: np.ndarray, low: int, high: int, longest: int, room: int, waste: int) -> tuple[int, int]:
+def _choose_pair(left: IntArray, low: int, high: int, longest: int, room: int, waste: int) -> tuple[int, int]:
     """A length in low .. high and one of up to `longest` that fill the room with the least waste; (0, 0): none."""
     for short in range(waste + 1):
         best, one = 0, 0
@@ -234,7 +235,7 @@ def _choose_pair(left: np.ndarray, low: int, high: int, longest: int, room: int,
 
 
 @kernel
-def _give_back(left: np.ndarray, pack: np.ndarray) -> bool:
+def _give_back(left: IntArray, pack: IntArray) -> bool:
     """Undo the choices; always False."""
     for length in pack:
         if length > 0:

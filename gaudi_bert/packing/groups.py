@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.permutation import permutation
 from gaudi_bert.packing.histogram import Histogram
 
@@ -36,7 +37,7 @@ class FileCounts:
     crc32c: int
     sequences: int
     tokens: int
-    rows: np.ndarray
+    rows: IntArray
 
 
 def form_groups(files: Sequence[FileCounts], group_sequences: int, group_bytes: int, seed: int) -> list[list[FileCounts]]:

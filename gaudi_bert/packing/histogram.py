@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 
 __all__ = ["MAX_TOKENS", "Histogram", "merge_histograms", "rescaled", "whole_numbers"]
@@ -31,8 +32,8 @@ class Histogram:
     """
 
     max_sequence_length: int
-    counts: np.ndarray
-    max_masked: np.ndarray | None = None
+    counts: IntArray
+    max_masked: IntArray | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.max_sequence_length, bool) or not isinstance(self.max_sequence_length, (int, np.integer)):
@@ -73,7 +74,7 @@ class Histogram:
         return 0 if self.max_masked is None else int(self.max_masked[length - 1])
 
 
-def whole_numbers(values: Any, name: str) -> np.ndarray:
+def whole_numbers(values: Any, name: str) -> IntArray:
     """`values` as a new int64 array, refusing fractions, negative numbers, and what does not fit.
 
     Raises:
@@ -125,7 +126,7 @@ def rescaled(histogram: Histogram, max_sequence_length: int) -> Histogram:
     if longest > max_sequence_length:
         raise InputError(f"max_sequence_length {max_sequence_length} is less than the longest sequence, {longest} tokens")
 
-    def resized(values: np.ndarray) -> np.ndarray:
+    def resized(values: IntArray) -> IntArray:
         result = np.zeros(max_sequence_length, dtype=np.int64)
         kept = min(len(values), max_sequence_length)
         result[:kept] = values[:kept]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, packs_of
@@ -95,7 +96,7 @@ def budget_costs(packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], dep
     }
 
 
-def _best_fit_in_both(counts: np.ndarray, histogram: Histogram, depth: int, masked_slots: int) -> Mixture:
+def _best_fit_in_both(counts: IntArray, histogram: Histogram, depth: int, masked_slots: int) -> Mixture:
     """Best fit decreasing on counts, as LPFHP, where a pack has room for tokens and room for masked positions."""
     capacity = histogram.max_sequence_length
     result: Mixture = {}

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing.histogram import Histogram
 
@@ -39,7 +40,7 @@ def sorted_mixture(mixture: Mapping[Strategy, int]) -> Mixture:
     return {strategy: int(mixture[strategy]) for strategy in sorted(mixture)}
 
 
-def coverage(mixture: Mapping[Strategy, int], max_sequence_length: int) -> np.ndarray:
+def coverage(mixture: Mapping[Strategy, int], max_sequence_length: int) -> IntArray:
     """Slots that the mixture has for each length: int64 [max_sequence_length].
 
     Raises:
@@ -93,7 +94,7 @@ def check_mixture(
         )
 
 
-def trim_to_exact(mixture: Mapping[Strategy, int], counts: np.ndarray, *, whole_packs: bool = True) -> Mixture:
+def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_packs: bool = True) -> Mixture:
     """Give up the slots that no sequence fills, so that the coverage is exact; a pack left empty is dropped.
 
     Whole packs are given up first (fewer packs), then single slots, in the order of the strategies.

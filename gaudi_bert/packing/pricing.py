@@ -18,8 +18,11 @@ stock problem (1961) with a limit on the number of pieces; the enumeration it re
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 
 __all__ = ["MINUS_INFINITY", "best_worth", "completion_values", "power_chain", "unwind"]
@@ -27,11 +30,14 @@ __all__ = ["MINUS_INFINITY", "best_worth", "completion_values", "power_chain", "
 MINUS_INFINITY = -1e300
 """Stands for "not possible" in the kernels: finite, because the compiler may assume that no infinity occurs."""
 
+Worths = TypeVar("Worths", IntArray, FloatArray)
+"""Prices and what is worth them: integers or floating point numbers, but never both."""
+
 NOTHING = -2
 CLOSURE = -1
 
 
-def power_chain(max_items: int, max_total: int) -> np.ndarray:
+def power_chain(max_items: int, max_total: int) -> IntArray:
     """The products that build M_(max_items) from M_1, for totals up to `max_total`.
 
     Returns int64 [products, 2]: rows of the table to multiply. Row 0 of the table is M_1, row p + 1 is the
@@ -57,16 +63,14 @@ def power_chain(max_items: int, max_total: int) -> np.ndarray:
 
 
 @kernel
-def _raise(result: np.ndarray, value: float, values: np.ndarray) -> None:
+def _raise(result: Worths, value: float, values: Worths) -> None:
     """result = max(result, value + values), elementwise."""
     for place in range(result.size):
         result[place] = max(result[place], value + values[place])
 
 
 @kernel
-def _raise_by_four(
-    result: np.ndarray, left: np.ndarray, one: np.ndarray, two: np.ndarray, three: np.ndarray, four: np.ndarray
-) -> None:
+def _raise_by_four(result: Worths, left: Worths, one: Worths, two: Worths, three: Worths, four: Worths) -> None:
     """result = max(result, left[0] + one, left[1] + two, left[2] + three, left[3] + four), elementwise."""
     first, second, third, fourth = left[0], left[1], left[2], left[3]
     for place in range(result.size):
@@ -77,7 +81,7 @@ def _raise_by_four(
 
 
 @kernel
-def max_plus_square(values: np.ndarray, result: np.ndarray) -> None:
+def max_plus_square(values: Worths, result: Worths) -> None:
     """result[t] = max over a <= t / 2 of values[a] + values[t - a]; four parts a at a time over all totals."""
     size = values.size
     for total in range(size):
@@ -104,7 +108,7 @@ def max_plus_square(values: np.ndarray, result: np.ndarray) -> None:
 
 
 @kernel
-def max_plus_product(left: np.ndarray, right: np.ndarray, result: np.ndarray) -> None:
+def max_plus_product(left: Worths, right: Worths, result: Worths) -> None:
     """result[t] = max over a <= t of left[a] + right[t - a]."""
     size = left.size
     for total in range(size):
@@ -129,7 +133,7 @@ def max_plus_product(left: np.ndarray, right: np.ndarray, result: np.ndarray) ->
 
 
 @kernel
-def max_plus_closure(values: np.ndarray, result: np.ndarray) -> None:
+def max_plus_closure(values: Worths, result: Worths) -> None:
     """result[t] = the best worth of any number of items that add up to t.
 
     Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An
@@ -147,7 +151,7 @@ def max_plus_closure(values: np.ndarray, result: np.ndarray) -> None:
 
 
 @kernel
-def completion_values(chain: np.ndarray, prices: np.ndarray, table: np.ndarray) -> np.ndarray:
+def completion_values(chain: IntArray, prices: Worths, table: Worths) -> Worths:
     """Fill `table` (float64 [products + 1, s + 1]) from `prices` (float64 [s + 1], prices[0] = 0) and return
     its last row.
     """
@@ -164,10 +168,11 @@ def completion_values(chain: np.ndarray, prices: np.ndarray, table: np.ndarray) 
             max_plus_square(table[left], result)
         else:
             max_plus_product(table[left], table[right], result)
-    return table[chain.shape[0]]
+    last: Worths = table[chain.shape[0]]
+    return last
 
 
-def best_worth(prices: np.ndarray, depth: int) -> int | float:
+def best_worth(prices: Worths, depth: int) -> int | float:
     """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths
     1 .. L, in their dtype.
 
@@ -181,7 +186,7 @@ def best_worth(prices: np.ndarray, depth: int) -> int | float:
 
 
 @kernel
-def find_split(left: np.ndarray, right: np.ndarray, total: int, value: float) -> int:
+def find_split(left: Worths, right: Worths, total: int, value: float) -> int:
     """The smallest part at which left[part] + right[total - part] attains `value`."""
     for part in range(total + 1):
         if left[part] + right[total - part] >= value:
@@ -190,7 +195,7 @@ def find_split(left: np.ndarray, right: np.ndarray, total: int, value: float) ->
 
 
 @kernel
-def unwind(chain: np.ndarray, table: np.ndarray, total: int, lengths: np.ndarray, found: int) -> int:
+def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, found: int) -> int:
     """Append to `lengths` (from index `found` on) the items behind the last row's entry `total`; returns the
     new number of items.
     """

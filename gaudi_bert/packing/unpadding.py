@@ -17,6 +17,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import Histogram
 
@@ -34,13 +35,15 @@ class Gumbel:
     location: float
     scale: float
 
-    def quantile(self, share: np.ndarray | float) -> np.ndarray:
+    def quantile(self, share: FloatArray | float) -> FloatArray:
         """The value that `share` (0 < share < 1) of all draws stay below."""
-        return self.location - self.scale * np.log(-np.log(share))
+        value: FloatArray = self.location - self.scale * np.log(-np.log(share))
+        return value
 
-    def cumulative(self, value: np.ndarray | float) -> np.ndarray:
+    def cumulative(self, value: FloatArray | float) -> FloatArray:
         """The share of draws below `value`."""
-        return np.exp(-np.exp(-(np.asarray(value) - self.location) / self.scale))
+        share: FloatArray = np.exp(-np.exp(-(np.asarray(value) - self.location) / self.scale))
+        return share
 
 
 MEASURED_ON_8 = Gumbel(1.6038, 0.1288)

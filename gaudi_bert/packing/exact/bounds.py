@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.coarse_grid import Grid, coarse_counts, interpolated_prices
 from gaudi_bert.packing.exact.column_generation import Relaxation
@@ -30,12 +31,12 @@ QUICK_ITERATIONS_PER_LENGTH = 4
 """Simplex iterations that a bound which has to be quick may take: the larger of the two."""
 
 
-def lower_bound(counts: np.ndarray, depth: int, work: Work | None = None) -> int:
+def lower_bound(counts: IntArray, depth: int, work: Work | None = None) -> int:
     """Packs that no packing with at most `depth` sequences in a pack can do without; see `prove_bound`."""
     return prove_bound(counts, depth, work).bound
 
 
-def prove_bound(counts: np.ndarray, depth: int, work: Work | None = None) -> Certificate:
+def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:
     """The best certificate that can be had quickly.
 
     Args:
@@ -65,7 +66,7 @@ def prove_bound(counts: np.ndarray, depth: int, work: Work | None = None) -> Cer
     return best
 
 
-def simple_certificate(counts: np.ndarray, depth: int) -> Certificate:
+def simple_certificate(counts: IntArray, depth: int) -> Certificate:
     """The better of the token bound and the count bound."""
     lengths = np.arange(1, len(counts) + 1)
     by_tokens = -(
@@ -93,14 +94,14 @@ def certify(programme: Programme, depth: int) -> Certificate:
     return certificate
 
 
-def _per_length(programme: Programme, prices: np.ndarray) -> np.ndarray:
+def _per_length(programme: Programme, prices: IntArray) -> IntArray:
     """Prices of all lengths from those of the lengths that occur: each takes the price of the next shorter one."""
     row = np.searchsorted(programme.lengths, np.arange(1, programme.max_length + 1), side="right") - 1
-    result: np.ndarray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
+    result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
     return result
 
 
-def prove(counts: np.ndarray, prices: np.ndarray, depth: int) -> Certificate:
+def prove(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
     """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences."""
     deepest = len(counts) // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
     most = int(best_worth(prices, depth if depth < deepest else len(counts)))
@@ -108,7 +109,7 @@ def prove(counts: np.ndarray, prices: np.ndarray, depth: int) -> Certificate:
     return Certificate(prices, depth, -(-worth // most) if most else 0)
 
 
-def _common_denominator(relaxation: Relaxation) -> np.ndarray | None:
+def _common_denominator(relaxation: Relaxation) -> IntArray | None:
     """The prices as multiples of one fraction 1 / n, if they are.
 
     For billions of sequences, rounding them down would cost whole packs.
@@ -117,5 +118,6 @@ def _common_denominator(relaxation: Relaxation) -> np.ndarray | None:
         multiples = relaxation.prices * denominator
         nearest = np.rint(multiples)
         if np.max(np.abs(multiples - nearest)) < 1e-6:
-            return nearest.astype(np.int64)
+            whole: IntArray = nearest.astype(np.int64)
+            return whole
     return None

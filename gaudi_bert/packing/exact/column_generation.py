@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.exact.restricted_master import Master
 from gaudi_bert.packing.mixture import Strategy
@@ -44,7 +45,7 @@ class Pricer:
         work: what pricing may do.
     """
 
-    def __init__(self, lengths: np.ndarray, max_length: int, depth: int, work: Work) -> None:
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, work: Work) -> None:
         self.work = work
         self.lengths = lengths
         self.max_length = max_length
@@ -55,14 +56,15 @@ class Pricer:
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
 
-    def price(self, prices: np.ndarray) -> np.ndarray:
+    def price(self, prices: FloatArray) -> FloatArray:
         """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
         self.work.spend(OPERATIONS_PER_PRODUCT * len(self.chain) * self.max_length**2)
-        by_length = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
+        by_length: FloatArray = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
         completion = completion_values(self.chain, by_length, self._table)
-        return prices + completion[self.max_length - self.lengths]
+        worth: FloatArray = prices + completion[self.max_length - self.lengths]
+        return worth
 
-    def strategies(self, rows: np.ndarray, prices: np.ndarray) -> list[Strategy]:
+    def strategies(self, rows: IntArray, prices: FloatArray) -> list[Strategy]:
         """The strategies behind the last `price`, for these rows, that are worth more than one pack at `prices`."""
         # Each split is searched for among all totals; where packs are deep the longest lengths have to do.
         row_operations = self._most_items * self.max_length
@@ -81,8 +83,8 @@ class Pricer:
 
 @kernel
 def _unwind_rows(
-    chain: np.ndarray, table: np.ndarray, lengths: np.ndarray, row_below: np.ndarray, rows: np.ndarray, prices: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    chain: IntArray, table: FloatArray, lengths: IntArray, row_below: IntArray, rows: IntArray, prices: FloatArray
+) -> tuple[IntArray, IntArray, FloatArray]:
     """For each row its best pack: the lengths one after the other, where each pack ends, and its worth.
 
     Slots of lengths that do not occur shrink to the next one that does.
@@ -122,7 +124,7 @@ class Relaxation:
 
     objective: float
     bound: float
-    prices: np.ndarray
+    prices: FloatArray
 
     @property
     def closed(self) -> bool:
@@ -134,7 +136,7 @@ class Relaxation:
 def generate_columns(
     master: Master,
     pricer: Pricer,
-    demand: np.ndarray,
+    demand: FloatArray,
     known: Relaxation | None = None,
     *,
     enough: float = -np.inf,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.packing.exact.column_generation import generate_columns
 from gaudi_bert.packing.exact.linear_program import Programme
 from gaudi_bert.packing.exact.pack_search import search_packs
@@ -48,12 +49,12 @@ class DiveSettings:
 class _Path:
     """The packs that are fixed so far, and every state on the way."""
 
-    def __init__(self, lengths: np.ndarray, counts: np.ndarray) -> None:
+    def __init__(self, lengths: IntArray, counts: IntArray) -> None:
         self.lengths = lengths
         self.left = counts.copy()  # may be negative: free slots, which shorter sequences may use
         self.packs = 0
         self.fixed: list[tuple[Strategy, int]] = []
-        self.states: list[tuple[int, int, np.ndarray]] = []  # length of `fixed`, packs, left
+        self.states: list[tuple[int, int, IntArray]] = []  # length of `fixed`, packs, left
 
     def fix(self, strategy: Strategy, count: int) -> None:
         self.fixed.append((strategy, count))
@@ -68,7 +69,7 @@ class _Path:
         kept, self.packs, self.left = self.states.pop()
         del self.fixed[kept:]
 
-    def waiting(self, left: np.ndarray) -> np.ndarray:
+    def waiting(self, left: IntArray) -> IntArray:
         """Sequences that find no free slot of their length or more: int64 [rows]."""
         balance = np.cumsum(left[::-1])
         unplaced = np.maximum.accumulate(np.maximum(balance, 0))
@@ -81,7 +82,7 @@ class _Path:
         return result
 
 
-def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mixture, np.ndarray]:
+def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray]:
     """Whole packs for the programme's sequences, in `target` packs if the dive goes well.
 
     Args:
@@ -137,9 +138,9 @@ def _resolve(programme: Programme, path: _Path, target: int) -> bool:
     return rest.objective <= allowed
 
 
-def _round(usage: np.ndarray, share: float, threshold: float) -> np.ndarray:
+def _round(usage: FloatArray, share: float, threshold: float) -> IntArray:
     """Packs to fix now: the whole parts if there are many, else also the largest fractions. int64 [strategies]."""
-    steps = np.floor(usage + WHOLE)
+    steps: FloatArray = np.floor(usage + WHOLE)
     fractions = usage - steps
     if steps.sum() <= 1000:
         number = max(1, int(share * np.sum(fractions)))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, sorted_mixture
 
@@ -18,7 +19,7 @@ __all__ = ["settle_slots"]
 Share = list[int]  # [length of the sequence (0: none), slots]
 
 
-def settle_slots(mixture: Mapping[Strategy, int], counts: np.ndarray) -> Mixture:
+def settle_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
     """The mixture whose slots are exactly the sequences of `counts`.
 
     Args:
@@ -46,7 +47,7 @@ def settle_slots(mixture: Mapping[Strategy, int], counts: np.ndarray) -> Mixture
     return sorted_mixture(result)
 
 
-def _share_slots(slots: np.ndarray, counts: np.ndarray) -> dict[int, list[Share]]:
+def _share_slots(slots: IntArray, counts: IntArray) -> dict[int, list[Share]]:
     """For each slot length, which sequences its slots hold; the last share is handed out first."""
     shares: dict[int, list[Share]] = {}
     free: list[Share] = []  # [slot length, slots], the shortest last

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.packing.exact.column_generation import Pricer, Relaxation, generate_columns
 from gaudi_bert.packing.exact.restricted_master import Master
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
@@ -26,7 +27,7 @@ class Programme:
         work: what its solution may do; None for no limit.
     """
 
-    def __init__(self, counts: np.ndarray, depth: int, work: Work | None = None) -> None:
+    def __init__(self, counts: IntArray, depth: int, work: Work | None = None) -> None:
         self.work = Work() if work is None else work
         self.counts = counts
         self.max_length = len(counts)
@@ -41,21 +42,21 @@ class Programme:
         self.add((length,) for length in self.lengths.tolist())
 
     @property
-    def prices(self) -> np.ndarray:
+    def prices(self) -> FloatArray:
         """The best prices so far: float64 [rows], no pack is worth more than 1. Before any relaxation, those of
         the token bound.
         """
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @classmethod
-    def limited(cls, counts: np.ndarray, depth: int, work: Work | None = None) -> Programme:
+    def limited(cls, counts: IntArray, depth: int, work: Work | None = None) -> Programme:
         """With the strategies of LPFHP at this depth, which cover everything."""
         programme = cls(counts, depth, work)
         programme.add(pack_longest_first(counts, depth))
         return programme
 
     @classmethod
-    def unlimited(cls, counts: np.ndarray, work: Work | None = None) -> Programme:
+    def unlimited(cls, counts: IntArray, work: Work | None = None) -> Programme:
         """As `limited`, without a limit on depth."""
         return cls.limited(counts, len(counts), work)
 

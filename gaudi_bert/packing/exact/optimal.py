@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.coarse_grid import Grid, interpolated_prices, pack_on_grids
 from gaudi_bert.packing.exact.bounds import MANY_LENGTHS, certify, prove, simple_certificate
@@ -81,13 +82,13 @@ class Optimum:
         return packs_of(self.mixture) - self.certificate.bound
 
 
-def solve_optimally(counts: np.ndarray, depth: int, work: Work | None = None) -> Solved:
+def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> Solved:
     """As `pack_optimally`, in the form of the table of algorithms."""
     found = pack_optimally(counts, depth, work=work)
     return Solved(found.mixture, "optimal", found.certificate)
 
 
-def pack_optimally(counts: np.ndarray, depth: int, effort: Effort = THOROUGH, work: Work | None = None) -> Optimum:
+def pack_optimally(counts: IntArray, depth: int, effort: Effort = THOROUGH, work: Work | None = None) -> Optimum:
     """Pack a histogram in as few packs as possible, or in nearly as few if it has thousands of lengths.
 
     Args:
@@ -116,11 +117,11 @@ def pack_optimally(counts: np.ndarray, depth: int, effort: Effort = THOROUGH, wo
     return optimum
 
 
-def _pack_coarsely(counts: np.ndarray, depth: int, optimum: Optimum, work: Work) -> Optimum:
+def _pack_coarsely(counts: IntArray, depth: int, optimum: Optimum, work: Work) -> Optimum:
     """Rounds on coarse grids, each solved optimally; the first one's prices prove the bound."""
     proofs: list[Certificate] = []
 
-    def solve(coarse: np.ndarray, grid: Grid) -> Mixture:
+    def solve(coarse: IntArray, grid: Grid) -> Mixture:
         found = pack_optimally(coarse, depth, QUICK, work.share(0.5))
         if not proofs:
             proofs.append(prove(counts, interpolated_prices(found.certificate.prices, grid), depth))
@@ -139,7 +140,7 @@ def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate)
     return Optimum(mixture, certificate)
 
 
-def _limited_programme(counts: np.ndarray, depth: int, unlimited: Programme, effort: Effort, work: Work) -> Programme:
+def _limited_programme(counts: IntArray, depth: int, unlimited: Programme, effort: Effort, work: Work) -> Programme:
     """The programme with the depth limit, solved."""
     programme = Programme.limited(counts, depth, work)
     programme.relaxation = unlimited.relaxation

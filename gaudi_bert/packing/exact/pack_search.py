@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
 from gaudi_bert.packing.work import Work
@@ -33,9 +34,9 @@ ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4
 
 
 def search_packs(
-    lengths: np.ndarray,
-    counts: np.ndarray,
-    prices: np.ndarray,
+    lengths: IntArray,
+    counts: IntArray,
+    prices: FloatArray,
     max_length: int,
     depth: int,
     packs: int,
@@ -94,7 +95,7 @@ def search_packs(
 
 
 @kernel
-def _completions(lengths: np.ndarray, prices: np.ndarray, max_length: int, levels: int, without_limit: bool) -> np.ndarray:
+def _completions(lengths: IntArray, prices: FloatArray, max_length: int, levels: int, without_limit: bool) -> FloatArray:
     """Best worth of at most k further sequences in a room of t tokens: float64 [k, t]; the last row may stand
     for any number.
     """
@@ -112,10 +113,10 @@ def _completions(lengths: np.ndarray, prices: np.ndarray, max_length: int, level
 
 @kernel
 def _search(
-    lengths: np.ndarray,
-    counts: np.ndarray,
-    prices: np.ndarray,
-    best: np.ndarray,
+    lengths: IntArray,
+    counts: IntArray,
+    prices: FloatArray,
+    best: FloatArray,
     packs: int,
     deepest: int,
     depth: int,
@@ -123,7 +124,7 @@ def _search(
     second_share: float,
     reserve: float,
     max_nodes: int,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[IntArray, IntArray]:
     """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if
     nothing was found.
 

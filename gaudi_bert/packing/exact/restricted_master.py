@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import highspy
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.mixture import Strategy
 from gaudi_bert.packing.work import Work
@@ -43,7 +44,7 @@ class Master:
         work: what the simplex may do.
     """
 
-    def __init__(self, lengths: np.ndarray, demand: np.ndarray, work: Work) -> None:
+    def __init__(self, lengths: IntArray, demand: FloatArray, work: Work) -> None:
         self.lengths = lengths
         self.work = work
         self.strategies: list[Strategy] = []
@@ -86,10 +87,14 @@ class Master:
                     rows.append(int(self._row_of_length[length]))
                     copies.append(1.0)
                 before = length
-        self._add_columns(np.ones(len(starts)), np.array(starts), np.array(rows), np.array(copies))
+        self._add_columns(
+            np.ones(len(starts)), np.array(starts, dtype=np.int64), np.array(rows, dtype=np.int64), np.array(copies)
+        )
         return len(starts)
 
-    def _add_columns(self, costs: np.ndarray, starts: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+    def _add_columns(
+        self, costs: FloatArray, starts: IntArray | Int32Array, rows: IntArray | Int32Array, values: FloatArray
+    ) -> None:
         number = len(costs)
         if number:
             self._solver.addCols(
@@ -103,7 +108,7 @@ class Master:
                 values,
             )
 
-    def set_demand(self, demand: np.ndarray) -> None:
+    def set_demand(self, demand: FloatArray) -> None:
         """Change what has to be covered (float64 [rows]; a negative demand is a surplus that shorter lengths
         may use).
         """
@@ -138,11 +143,11 @@ class Master:
             raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths")
         return float(information.objective_function_value) * self._unit
 
-    def prices(self) -> np.ndarray:
+    def prices(self) -> FloatArray:
         """Dual prices per row, made non-negative and non-decreasing: float64 [rows]."""
         duals = np.array(self._solver.getSolution().row_dual)
         return np.maximum.accumulate(np.maximum(duals, 0.0))
 
-    def usage(self) -> np.ndarray:
+    def usage(self) -> FloatArray:
         """How often each of `strategies` is used: float64 [strategies]."""
         return np.array(self._solver.getSolution().col_value)[self._exchanges :] * self._unit

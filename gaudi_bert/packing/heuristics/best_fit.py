@@ -7,8 +7,7 @@ costs the same for one sequence as for a million.
 
 from __future__ import annotations
 
-import numpy as np
-
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.heuristics.open_packs import OpenPacks
 from gaudi_bert.packing.mixture import Mixture, sorted_mixture
@@ -16,7 +15,7 @@ from gaudi_bert.packing.mixture import Mixture, sorted_mixture
 __all__ = ["best_fit_into"]
 
 
-def best_fit_into(mixture: Mixture, counts: np.ndarray, depth: int) -> Mixture:
+def best_fit_into(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
     """Add the sequences of `counts` to the packs of `mixture`.
 
     Args:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
 
@@ -24,22 +25,22 @@ HEAD = 0
 class Runs(NamedTuple):
     """Runs of equal packs, a linked list in order of opening, in arrays int64 [R]; run 0 is the head and holds none."""
 
-    packs: np.ndarray  # how many
-    room: np.ndarray  # tokens left in each
-    places: np.ndarray  # sequences that each may still take
-    addition: np.ndarray  # what was added last; END for nothing
-    following: np.ndarray  # the next run; END for none
+    packs: IntArray  # how many
+    room: IntArray  # tokens left in each
+    places: IntArray  # sequences that each may still take
+    addition: IntArray  # what was added last; END for nothing
+    following: IntArray  # the next run; END for none
 
 
 class Additions(NamedTuple):
     """What packs hold: `copies` sequences of `length` on top of the addition `below`; arrays int64 [A]."""
 
-    below: np.ndarray
-    length: np.ndarray
-    copies: np.ndarray
+    below: IntArray
+    length: IntArray
+    copies: IntArray
 
 
-def pack_first_fit(counts: np.ndarray, depth: int) -> Mixture:
+def pack_first_fit(counts: IntArray, depth: int) -> Mixture:
     """Pack by first-fit decreasing.
 
     Args:
@@ -65,9 +66,9 @@ def _lengths(additions: Additions, top: int) -> Strategy:
 
 
 @kernel
-def _append(runs: Runs, used: np.ndarray, before: int, count: int, room: int, places: int, addition: int) -> int:
+def _append(runs: Runs, used: IntArray, before: int, count: int, room: int, places: int, addition: int) -> int:
     """Insert a run after `before`; returns its index."""
-    run = used[0]
+    run: int = used[0]
     used[0] += 1
     runs.packs[run], runs.room[run], runs.places[run], runs.addition[run] = count, room, places, addition
     runs.following[run] = runs.following[before]
@@ -76,7 +77,7 @@ def _append(runs: Runs, used: np.ndarray, before: int, count: int, room: int, pl
 
 
 @kernel
-def _split(runs: Runs, used: np.ndarray, run: int, kept: int) -> None:
+def _split(runs: Runs, used: IntArray, run: int, kept: int) -> None:
     """Leave `kept` packs in `run` and move the others to a run of their own behind it."""
     moved = runs.packs[run] - kept
     if moved > 0:
@@ -85,7 +86,7 @@ def _split(runs: Runs, used: np.ndarray, run: int, kept: int) -> None:
 
 
 @kernel
-def _put(runs: Runs, additions: Additions, used: np.ndarray, run: int, length: int, copies: int) -> None:
+def _put(runs: Runs, additions: Additions, used: IntArray, run: int, length: int, copies: int) -> None:
     """Add `copies` sequences of `length` to each pack of `run`."""
     top = used[1]
     used[1] += 1
@@ -109,7 +110,7 @@ def _with_space(additions: Additions, needed: int) -> Additions:
 
 
 @kernel
-def _first_fit(counts: np.ndarray, depth: int, runs: Runs) -> tuple[int, Additions]:
+def _first_fit(counts: IntArray, depth: int, runs: Runs) -> tuple[int, Additions]:
     """Fill `runs`; returns how many are used, and the additions that say what they hold."""
     capacity = len(counts)
     additions = Additions(np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import Int32Array, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation
@@ -19,7 +20,7 @@ __all__ = ["count_greedy_packs", "pack_greedily"]
 MOST_SEQUENCES = 200_000_000  # a list of sequences is needed, so this one algorithm is bounded by memory
 
 
-def count_greedy_packs(counts: np.ndarray, depth: int, *, seed: int, separators: int = 0) -> int:
+def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
     """Number of packs, without the mixture: nearly every pack is a strategy of its own.
 
     Args:
@@ -35,7 +36,7 @@ def count_greedy_packs(counts: np.ndarray, depth: int, *, seed: int, separators:
     return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
-def pack_greedily(counts: np.ndarray, depth: int, *, seed: int, separators: int = 0) -> Mixture:
+def pack_greedily(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> Mixture:
     """Pack by GREEDY; arguments and errors as `count_greedy_packs`."""
     lengths = _shuffled_lengths(counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -44,7 +45,7 @@ def pack_greedily(counts: np.ndarray, depth: int, *, seed: int, separators: int 
     return _strategies(lengths, starts[: packs + 1])
 
 
-def _shuffled_lengths(counts: np.ndarray, seed: int) -> np.ndarray:
+def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
     """int32 [sequences], the length of each sequence in shuffled order."""
     sequences = int(counts.sum())
     if sequences > MOST_SEQUENCES:
@@ -57,7 +58,7 @@ def _shuffled_lengths(counts: np.ndarray, seed: int) -> np.ndarray:
 
 
 @kernel
-def _next_fit(lengths: np.ndarray, capacity: int, depth: int, separators: int, starts: np.ndarray) -> int:
+def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, starts: IntArray) -> int:
     """Number of packs; the index of each pack's first sequence goes to `starts`, unless that is empty."""
     packs = 0
     held = depth
@@ -76,7 +77,7 @@ def _next_fit(lengths: np.ndarray, capacity: int, depth: int, separators: int, s
     return packs
 
 
-def _strategies(lengths: np.ndarray, starts: np.ndarray) -> Mixture:
+def _strategies(lengths: Int32Array, starts: IntArray) -> Mixture:
     """Count equal packs, one number of sequences at a time."""
     sizes = np.diff(starts)
     mixture: Mixture = {}

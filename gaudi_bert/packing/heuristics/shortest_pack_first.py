@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.heuristics.open_packs import OpenPacks
 from gaudi_bert.packing.mixture import Mixture
 
 __all__ = ["pack_shortest_first"]
 
 
-def pack_shortest_first(counts: np.ndarray, depth: int) -> Mixture:
+def pack_shortest_first(counts: IntArray, depth: int) -> Mixture:
     """Pack by SPFHP.
 
     Args:

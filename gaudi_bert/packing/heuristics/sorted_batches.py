@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 
 __all__ = ["SortedBatches", "sort_into_batches"]
@@ -24,7 +25,7 @@ class SortedBatches:
     shapes: int
 
 
-def sort_into_batches(counts: np.ndarray, batch_sequences: int) -> SortedBatches:
+def sort_into_batches(counts: IntArray, batch_sequences: int) -> SortedBatches:
     """Sort by length, longest first, and cut into batches; the last may be smaller.
 
     Args:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.mixture import Mixture
 
 __all__ = ["pack_none"]
 
 
-def pack_none(counts: np.ndarray, depth: int = 1) -> Mixture:
+def pack_none(counts: IntArray, depth: int = 1) -> Mixture:
     """One pack per sequence, whatever the depth.
 
     Args:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.compiled import kernel
 
 __all__ = ["append_column", "remove_column", "solve_factor"]
@@ -23,7 +24,7 @@ SMALLEST_PIVOT = 1e-11
 
 @kernel
 def append_column(
-    factor: np.ndarray, size: int, products: np.ndarray, diagonal: float, projected: np.ndarray, moment: float
+    factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
 ) -> bool:
     """Extend the factor by one column; False (and no change) if the column depends on those that are there.
 
@@ -51,7 +52,7 @@ def append_column(
 
 
 @kernel
-def _substitute_forward(factor: np.ndarray, size: int, values: np.ndarray) -> None:
+def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> None:
     """values[:size] = R^-T values[:size], four rows of R at a time, to read and write `values` less often."""
     whole = size - size % 4
     for row in range(0, whole, 4):
@@ -72,11 +73,11 @@ def _substitute_forward(factor: np.ndarray, size: int, values: np.ndarray) -> No
 
 @kernel
 def _subtract_rows(
-    values: np.ndarray,
-    first: np.ndarray,
-    second: np.ndarray,
-    third: np.ndarray,
-    fourth: np.ndarray,
+    values: FloatArray,
+    first: FloatArray,
+    second: FloatArray,
+    third: FloatArray,
+    fourth: FloatArray,
     factors: tuple[float, float, float, float],
 ) -> None:
     one, two, three, four = factors
@@ -85,7 +86,7 @@ def _subtract_rows(
 
 
 @kernel
-def remove_column(factor: np.ndarray, size: int, gone: int, projected: np.ndarray, carried: np.ndarray) -> None:
+def remove_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
     """Take column `gone` out of the leading [size, size] block; `carried` is scratch, float64 [>= size]."""
     for row in range(gone):
         _shift_left(factor[row, gone:size])
@@ -104,13 +105,13 @@ def remove_column(factor: np.ndarray, size: int, gone: int, projected: np.ndarra
 
 
 @kernel
-def _shift_left(values: np.ndarray) -> None:
+def _shift_left(values: FloatArray) -> None:
     for place in range(values.size - 1):
         values[place] = values[place + 1]
 
 
 @kernel
-def _rotate(result: np.ndarray, carried: np.ndarray, lower: np.ndarray, cosine: float, sine: float) -> None:
+def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: float, sine: float) -> None:
     """result, carried = (cosine carried + sine lower), (cosine lower - sine carried)."""
     for place in range(result.size):
         upper, below = carried[place], lower[place]
@@ -119,7 +120,7 @@ def _rotate(result: np.ndarray, carried: np.ndarray, lower: np.ndarray, cosine: 
 
 
 @kernel
-def solve_factor(factor: np.ndarray, size: int, projected: np.ndarray, solution: np.ndarray) -> None:
+def solve_factor(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
     """Back substitution: solution[:size] = R^-1 projected[:size], four rows of R at a time."""
     whole = size - size % 4
     for row in range(size - 1, whole - 1, -1):
@@ -140,7 +141,7 @@ def solve_factor(factor: np.ndarray, size: int, projected: np.ndarray, solution:
 
 @kernel
 def _multiply_rows(
-    first: np.ndarray, second: np.ndarray, third: np.ndarray, fourth: np.ndarray, values: np.ndarray
+    first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, values: FloatArray
 ) -> tuple[float, float, float, float]:
     one = two = three = four = 0.0
     for column in range(values.size):

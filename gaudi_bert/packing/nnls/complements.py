@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.mixture import Mixture, add_packs, coverage, trim_to_exact
 
 __all__ = ["complete_by_complements"]
 
 
-def complete_by_complements(mixture: Mixture, counts: np.ndarray, depth: int) -> Mixture:
+def complete_by_complements(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
     """Give each sequence without a slot a pack (length, L - length), and give up the slots that no sequence fills.
 
     The complement of such a pack stands for padding, unless a sequence of that length lacks a slot as well. A sequence of

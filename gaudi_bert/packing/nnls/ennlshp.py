@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
 from gaudi_bert.packing.nnls.complements import complete_by_complements
 from gaudi_bert.packing.nnls.solver import solve_nnls
@@ -38,24 +39,25 @@ class ExtendedProblem:
         shortage_weight: v, how dear a sequence that is not packed is beside a token of padding.
     """
 
-    def __init__(self, counts: np.ndarray, shortage_weight: float = SHORTAGE_WEIGHT) -> None:
+    def __init__(self, counts: IntArray, shortage_weight: float = SHORTAGE_WEIGHT) -> None:
         self.counts = np.asarray(counts, dtype=np.float64)
         self.padding_weights = np.arange(1, len(counts) + 1, dtype=np.float64)
         self.shortage_weight = shortage_weight
 
-    def row_weights(self, residual: np.ndarray) -> np.ndarray:
+    def row_weights(self, residual: FloatArray) -> FloatArray:
         """float64 [L], the weight of each row where the residual has these signs."""
-        return np.sqrt(self.padding_weights**2 + np.where(residual > 0, self.shortage_weight**2, 0.0))
+        weights: FloatArray = np.sqrt(self.padding_weights**2 + np.where(residual > 0, self.shortage_weight**2, 0.0))
+        return weights
 
-    def objective(self, residual: np.ndarray) -> float:
+    def objective(self, residual: FloatArray) -> float:
         """The value of equation 23."""
         return float(np.sum((self.row_weights(residual) * residual) ** 2))
 
-    def slope(self, residual: np.ndarray, change: np.ndarray) -> float:
+    def slope(self, residual: FloatArray, change: FloatArray) -> float:
         """Half the derivative of the objective where the residual moves by `change`."""
         return float(np.sum(self.row_weights(residual) ** 2 * residual * change))
 
-    def best_step(self, residual: np.ndarray, change: np.ndarray) -> float:
+    def best_step(self, residual: FloatArray, change: FloatArray) -> float:
         """The share of `change`, 0 .. 1, after which the objective is least; its slope grows along the way."""
         if self.slope(residual + change, change) <= 0:
             return 1.0
@@ -69,7 +71,7 @@ class ExtendedProblem:
         return low
 
 
-def solve_ennls(counts: np.ndarray, depth: int) -> tuple[dict[Strategy, float], np.ndarray]:
+def solve_ennls(counts: IntArray, depth: int) -> tuple[dict[Strategy, float], FloatArray]:
     """Minimise equation 23 over all strategies of at most `depth` sequences.
 
     Returns:
@@ -84,8 +86,8 @@ def solve_ennls(counts: np.ndarray, depth: int) -> tuple[dict[Strategy, float], 
 
 
 def _newton_steps(
-    problem: ExtendedProblem, usage: dict[Strategy, float], residual: np.ndarray, depth: int
-) -> tuple[dict[Strategy, float], np.ndarray]:
+    problem: ExtendedProblem, usage: dict[Strategy, float], residual: FloatArray, depth: int
+) -> tuple[dict[Strategy, float], FloatArray]:
     """Go down from `usage` until the signs are those that were assumed, or a step gains nothing; never up."""
     for _ in range(STEPS_AT_A_WEIGHT):
         value = problem.objective(residual)
@@ -100,7 +102,7 @@ def _newton_steps(
     return usage, residual
 
 
-def pack_ennlshp(counts: np.ndarray, depth: int) -> Mixture:
+def pack_ennlshp(counts: IntArray, depth: int) -> Mixture:
     """Pack by ENNLSHP; usages are rounded to the nearest integer, and what is then not packed is padded up.
 
     Args:

@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.coarse_grid import Grid, pack_on_grids
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
@@ -38,14 +39,14 @@ FEW_SEQUENCES = 100
 PADDING_LENGTHS = 8
 
 
-def residual_weights(max_sequence_length: int) -> np.ndarray:
+def residual_weights(max_sequence_length: int) -> FloatArray:
     """float64 [L]: sqrt(8 / (2 L)) for lengths 1 to 8, and 1 for the rest."""
     weights = np.ones(max_sequence_length)
     weights[:PADDING_LENGTHS] = np.sqrt(min(1.0, PADDING_LENGTHS / (2 * max_sequence_length)))
     return weights
 
 
-def pack_by_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-fit", work: Work | None = None) -> Solved:
+def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit", work: Work | None = None) -> Solved:
     """Pack by the loop, or by LPFHP where that is better; arguments as `iterative_nnls`.
 
     Least squares wants exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the
@@ -61,7 +62,7 @@ def pack_by_nnls(counts: np.ndarray, depth: int, leftovers: Leftovers = "best-fi
 
 
 def iterative_nnls(
-    counts: np.ndarray,
+    counts: IntArray,
     depth: int,
     leftovers: Leftovers = "best-fit",
     enough: int | None = None,
@@ -99,17 +100,17 @@ def iterative_nnls(
     return best_fit_into({}, counts, depth) if best is None else best
 
 
-def _pack_coarsely(counts: np.ndarray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
+def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
     """The loop on coarse grids of the lengths; what they leave over is packed by best fit."""
 
-    def solve(coarse: np.ndarray, _grid: Grid) -> Mixture:
+    def solve(coarse: IntArray, _grid: Grid) -> Mixture:
         return iterative_nnls(coarse, depth, leftovers, work=work.share(0.5))
 
     mixture, left = pack_on_grids(counts, solve)
     return best_fit_into(mixture, left, depth)
 
 
-def _rounds(counts: np.ndarray, depth: int, work: Work) -> Iterator[tuple[Mixture, np.ndarray]]:
+def _rounds(counts: IntArray, depth: int, work: Work) -> Iterator[tuple[Mixture, IntArray]]:
     """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do
     not cover.
     """
@@ -129,7 +130,7 @@ def _rounds(counts: np.ndarray, depth: int, work: Work) -> Iterator[tuple[Mixtur
             break
 
 
-def _rounded_packs(left: np.ndarray, weights: np.ndarray, depth: int, work: Work) -> Mixture:
+def _rounded_packs(left: IntArray, weights: FloatArray, depth: int, work: Work) -> Mixture:
     solution = solve_nnls(left, weights, depth, work=work)
     usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
     packs: Mixture = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.packing.mixture import Mixture, add_packs
 from gaudi_bert.packing.nnls.complements import complete_by_complements
 from gaudi_bert.packing.nnls.solver import solve_nnls
@@ -24,14 +25,14 @@ SHORT_WEIGHT = 0.09
 
 def residual_weights(
     max_sequence_length: int, short_length: int = SHORT_LENGTH, short_weight: float = SHORT_WEIGHT
-) -> np.ndarray:
+) -> FloatArray:
     """float64 [L]: `short_weight` for lengths up to `short_length`, 1 for the rest (paper F.4.5 and F.5)."""
     weights = np.ones(max_sequence_length)
     weights[:short_length] = short_weight
     return weights
 
 
-def pack_nnlshp(counts: np.ndarray, depth: int, weights: np.ndarray | None = None) -> Mixture:
+def pack_nnlshp(counts: IntArray, depth: int, weights: FloatArray | None = None) -> Mixture:
     """Pack by NNLSHP.
 
     Args:

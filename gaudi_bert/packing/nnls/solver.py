@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.nnls.cholesky import append_column, remove_column, solve_factor
@@ -57,8 +58,8 @@ class NnlsSolution:
     """
 
     strategies: list[tuple[int, ...]]
-    usage: np.ndarray
-    residual: np.ndarray
+    usage: FloatArray
+    residual: FloatArray
     objective: float
     rounds: int
 
@@ -66,20 +67,20 @@ class NnlsSolution:
 class ActiveSet(NamedTuple):
     """The passive columns and their factor; K columns of at most W distinct lengths fit."""
 
-    lengths: np.ndarray  # int64 [K, W]
-    copies: np.ndarray  # float64 [K, W], how often the column holds each of its lengths
-    distinct: np.ndarray  # int64 [K], entries of a row that are in use
-    usage: np.ndarray  # float64 [K], x
-    solution: np.ndarray  # float64 [K], the unconstrained optimum of the passive columns
-    factor: np.ndarray  # float64 [K, K]
-    projected: np.ndarray  # float64 [K]
-    scratch: np.ndarray  # float64 [K]
-    operations: np.ndarray  # float64 [1], what was done so far
+    lengths: IntArray  # int64 [K, W]
+    copies: FloatArray  # float64 [K, W], how often the column holds each of its lengths
+    distinct: IntArray  # int64 [K], entries of a row that are in use
+    usage: FloatArray  # float64 [K], x
+    solution: FloatArray  # float64 [K], the unconstrained optimum of the passive columns
+    factor: FloatArray  # float64 [K, K]
+    projected: FloatArray  # float64 [K]
+    scratch: FloatArray  # float64 [K]
+    operations: FloatArray  # float64 [1], what was done so far
 
 
 def solve_nnls(
-    target: np.ndarray,
-    weights: np.ndarray,
+    target: AnyArray,
+    weights: FloatArray,
     depth: int,
     *,
     additions: int = 2,
@@ -107,7 +108,7 @@ def solve_nnls(
         )
     work = Work() if work is None else work
     depth = max(1, min(depth, max_length))
-    scale = float(max(np.max(target, initial=0), 1))
+    scale = max(float(np.max(target, initial=0)), 1.0)
     counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _empty_set(max_length, depth)
@@ -143,14 +144,14 @@ def _strategy(state: ActiveSet, column: int) -> tuple[int, ...]:
 
 @kernel
 def _run(
-    counts: np.ndarray,
-    squared_weights: np.ndarray,
-    chain: np.ndarray,
+    counts: FloatArray,
+    squared_weights: FloatArray,
+    chain: IntArray,
     state: ActiveSet,
     additions: int,
     max_rounds: int,
     most_operations: float,
-) -> tuple[int, int, np.ndarray]:
+) -> tuple[int, int, FloatArray]:
     """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds, residual [L + 1])."""
     top = counts.size - 1
     table = np.zeros((chain.shape[0] + 1, top + 1))
@@ -179,12 +180,12 @@ def _run(
 
 @kernel
 def _enter_columns(
-    values: np.ndarray,
+    values: FloatArray,
     threshold: float,
-    chain: np.ndarray,
-    table: np.ndarray,
-    counts: np.ndarray,
-    squared_weights: np.ndarray,
+    chain: IntArray,
+    table: FloatArray,
+    counts: FloatArray,
+    squared_weights: FloatArray,
     state: ActiveSet,
     size: int,
     additions: int,
@@ -204,7 +205,7 @@ def _enter_columns(
 
 
 @kernel
-def _choose(anchor: int, chain: np.ndarray, table: np.ndarray, taken: np.ndarray, state: ActiveSet, column: int) -> bool:
+def _choose(anchor: int, chain: IntArray, table: FloatArray, taken: BoolArray, state: ActiveSet, column: int) -> bool:
     """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its
     lengths are.
     """
@@ -232,7 +233,7 @@ def _choose(anchor: int, chain: np.ndarray, table: np.ndarray, taken: np.ndarray
 
 
 @kernel
-def _append(counts: np.ndarray, squared_weights: np.ndarray, state: ActiveSet, size: int) -> bool:
+def _append(counts: FloatArray, squared_weights: FloatArray, state: ActiveSet, size: int) -> bool:
     """Extend the factor by the column written behind the `size` passive ones; False if it depends on them."""
     weighted = np.zeros(squared_weights.size)
     diagonal, moment = 0.0, 0.0
@@ -297,7 +298,7 @@ def _drop(state: ActiveSet, size: int, gone: int) -> None:
 
 
 @kernel
-def _update_residual(counts: np.ndarray, state: ActiveSet, size: int, residual: np.ndarray) -> None:
+def _update_residual(counts: FloatArray, state: ActiveSet, size: int, residual: FloatArray) -> None:
     """residual = counts - A x from scratch, so that no error builds up."""
     residual[:] = counts
     for column in range(size):
