@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.coarse_grid import Grid, coarse_counts, fill_strategies, interpolated_prices
-from gaudi_bert.packing.exact.fill_slots import settle_slots
+from gaudi_bert.packing.exact.fill_slots import fill_slots
 from gaudi_bert.packing.exact.pack_search import search_packs
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
@@ -42,13 +42,13 @@ def test_search_gives_up() -> None:
 
 def test_a_longer_slot_holds_a_shorter_sequence() -> None:
     counts = np.array([1, 2, 0, 1, 0, 0], dtype=np.int64)
-    mixture = settle_slots({(1, 4): 2, (2,): 1}, counts)
+    mixture = fill_slots({(1, 4): 2, (2,): 1}, counts)
     assert coverage(mixture, 6).tolist() == counts.tolist()
 
 
 def test_too_few_slots() -> None:
     with pytest.raises(InputError, match="too few"):
-        settle_slots({(1, 2): 1}, np.array([0, 0, 1], dtype=np.int64))
+        fill_slots({(1, 2): 1}, np.array([0, 0, 1], dtype=np.int64))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 5))
@@ -62,7 +62,7 @@ def test_settled_slots_cover_exactly(seed: int, depth: int) -> None:
         shorter = int(rng.integers(0, length + 1))
         if shorter:
             counts[shorter - 1] += 1
-    settled = settle_slots(mixture, counts)
+    settled = fill_slots(mixture, counts)
     check_mixture(settled, Histogram(17, counts), depth)
     assert packs_of(settled) <= packs_of(mixture)
 

@@ -14,7 +14,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.coarse_grid import Grid, coarse_counts, interpolated_prices
 from gaudi_bert.packing.exact.column_generation import Relaxation
-from gaudi_bert.packing.exact.linear_program import Programme
+from gaudi_bert.packing.exact.linear_program import LinearProgram
 from gaudi_bert.packing.pricing import best_worth
 from gaudi_bert.packing.work import BOUND_WORK, Work
 
@@ -54,12 +54,12 @@ def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certi
         return max(
             best, prove(counts, interpolated_prices(coarse.prices, grid), depth), key=lambda certificate: certificate.bound
         )
-    programme = Programme.unlimited(counts, work.share(0.5))
+    programme = LinearProgram.unlimited(counts, work.share(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(programme.lengths))
     programme.generate(iterations)
     best = max(best, certify(programme, depth), key=lambda certificate: certificate.bound)
     if depth < programme.deepest:
-        limited = Programme.limited(counts, depth, work)
+        limited = LinearProgram.limited(counts, depth, work)
         limited.relaxation = programme.relaxation
         limited.generate(iterations)
         best = max(best, certify(limited, depth), key=lambda certificate: certificate.bound)
@@ -78,7 +78,7 @@ def simple_certificate(counts: IntArray, depth: int) -> Certificate:
     return Certificate(lengths, depth, by_tokens)
 
 
-def certify(programme: Programme, depth: int) -> Certificate:
+def certify(programme: LinearProgram, depth: int) -> Certificate:
     """Integer prices from the programme's relaxation, and what they prove for packs of at most `depth` sequences."""
     relaxation = programme.relaxation
     if relaxation is None:
@@ -94,7 +94,7 @@ def certify(programme: Programme, depth: int) -> Certificate:
     return certificate
 
 
-def _per_length(programme: Programme, prices: IntArray) -> IntArray:
+def _per_length(programme: LinearProgram, prices: IntArray) -> IntArray:
     """Prices of all lengths from those of the lengths that occur: each takes the price of the next shorter one."""
     row = np.searchsorted(programme.lengths, np.arange(1, programme.max_length + 1), side="right") - 1
     result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)

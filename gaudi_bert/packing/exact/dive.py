@@ -16,7 +16,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.packing.exact.column_generation import generate_columns
-from gaudi_bert.packing.exact.linear_program import Programme
+from gaudi_bert.packing.exact.linear_program import LinearProgram
 from gaudi_bert.packing.exact.pack_search import search_packs
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
 
@@ -82,7 +82,7 @@ class _Path:
         return result
 
 
-def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray]:
+def dive(programme: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray]:
     """Whole packs for the programme's sequences, in `target` packs if the dive goes well.
 
     Args:
@@ -91,7 +91,7 @@ def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mix
         settings: step sizes and effort.
 
     Returns:
-        The packs (slots may hold shorter sequences, see `settle`) and the sequences that they do not hold:
+        The packs (slots may hold shorter sequences, see `fill_slots`) and the sequences that they do not hold:
         int64 [rows].
     """
     master = programme.master
@@ -127,7 +127,7 @@ def dive(programme: Programme, target: int, settings: DiveSettings) -> tuple[Mix
     return path.mixture({}), path.waiting(path.left)
 
 
-def _resolve(programme: Programme, path: _Path, target: int) -> bool:
+def _resolve(programme: LinearProgram, path: _Path, target: int) -> bool:
     """Solve for what is left; False if it provably needs more packs than the target leaves."""
     demand = path.left.astype(np.float64)
     programme.master.set_demand(demand)

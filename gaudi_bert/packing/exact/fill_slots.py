@@ -14,12 +14,12 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, sorted_mixture
 
-__all__ = ["settle_slots"]
+__all__ = ["fill_slots"]
 
 Share = list[int]  # [length of the sequence (0: none), slots]
 
 
-def settle_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
+def fill_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
     """The mixture whose slots are exactly the sequences of `counts`.
 
     Args:

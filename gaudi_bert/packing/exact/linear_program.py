@@ -15,10 +15,10 @@ from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Strategy
 from gaudi_bert.packing.work import Work
 
-__all__ = ["Programme"]
+__all__ = ["LinearProgram"]
 
 
-class Programme:
+class LinearProgram:
     """A linear programme for a histogram with at least one sequence.
 
     Args:
@@ -49,14 +49,14 @@ class Programme:
         return self.lengths / self.max_length if self.relaxation is None else self.relaxation.prices
 
     @classmethod
-    def limited(cls, counts: IntArray, depth: int, work: Work | None = None) -> Programme:
+    def limited(cls, counts: IntArray, depth: int, work: Work | None = None) -> LinearProgram:
         """With the strategies of LPFHP at this depth, which cover everything."""
         programme = cls(counts, depth, work)
         programme.add(pack_longest_first(counts, depth))
         return programme
 
     @classmethod
-    def unlimited(cls, counts: IntArray, work: Work | None = None) -> Programme:
+    def unlimited(cls, counts: IntArray, work: Work | None = None) -> LinearProgram:
         """As `limited`, without a limit on depth."""
         return cls.limited(counts, len(counts), work)
 

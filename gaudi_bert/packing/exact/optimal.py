@@ -27,8 +27,8 @@ from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.coarse_grid import Grid, interpolated_prices, pack_on_grids
 from gaudi_bert.packing.exact.bounds import MANY_LENGTHS, certify, prove, simple_certificate
 from gaudi_bert.packing.exact.dive import DiveSettings, dive
-from gaudi_bert.packing.exact.fill_slots import settle_slots
-from gaudi_bert.packing.exact.linear_program import Programme
+from gaudi_bert.packing.exact.fill_slots import fill_slots
+from gaudi_bert.packing.exact.linear_program import LinearProgram
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
@@ -103,7 +103,7 @@ def pack_optimally(counts: IntArray, depth: int, effort: Effort = THOROUGH, work
         return optimum
     if np.count_nonzero(counts) > MANY_LENGTHS:
         return _pack_coarsely(counts, depth, optimum, work)
-    programme = Programme.unlimited(counts, work.share(0.4))
+    programme = LinearProgram.unlimited(counts, work.share(0.4))
     programme.generate()
     optimum = _better(optimum, None, certify(programme, depth))
     if depth < programme.deepest and optimum.gap:
@@ -140,9 +140,9 @@ def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate)
     return Optimum(mixture, certificate)
 
 
-def _limited_programme(counts: IntArray, depth: int, unlimited: Programme, effort: Effort, work: Work) -> Programme:
+def _limited_programme(counts: IntArray, depth: int, unlimited: LinearProgram, effort: Effort, work: Work) -> LinearProgram:
     """The programme with the depth limit, solved."""
-    programme = Programme.limited(counts, depth, work)
+    programme = LinearProgram.limited(counts, depth, work)
     programme.relaxation = unlimited.relaxation
     relaxation = programme.generate(PATIENCE * len(programme.lengths))
     if not relaxation.closed and programme.max_length > LONGEST_WHOLE:
@@ -156,16 +156,16 @@ def _limited_programme(counts: IntArray, depth: int, unlimited: Programme, effor
             max_rounds=int(NNLS_ROUNDS * len(programme.lengths)),
             work=work.share(0.6),
         )
-        programme = Programme(counts, depth, work)
+        programme = LinearProgram(counts, depth, work)
         programme.relaxation = relaxation
         programme.add(solution.strategies)
         programme.generate(effort.iterations * len(programme.lengths))
     return programme
 
 
-def _whole_packs(programme: Programme, target: int, settings: DiveSettings) -> Mixture:
+def _whole_packs(programme: LinearProgram, target: int, settings: DiveSettings) -> Mixture:
     """One attempt at the target."""
     slots, waiting = dive(programme, target, settings)
     unpacked = np.zeros_like(programme.counts)
     unpacked[programme.lengths - 1] = waiting
-    return best_fit_into(settle_slots(slots, programme.counts - unpacked), unpacked, programme.depth)
+    return best_fit_into(fill_slots(slots, programme.counts - unpacked), unpacked, programme.depth)
