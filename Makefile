@@ -62,7 +62,7 @@ train: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
 test: setup-test
 	$(PYTEST)
 
-# The rooms that need neither TensorFlow nor Horovod, without what takes long: a minute in all.
+# The rooms that need neither TensorFlow nor Horovod, without what takes long.
 test-fast: $(TEST)
 	$(PYTEST) -m 'not slow' $(wildcard tests/test_[!e]*.py) $(addprefix tests/,$(FAST))
 
