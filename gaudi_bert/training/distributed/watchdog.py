@@ -43,6 +43,8 @@ __all__ = ["Watchdog", "connect_to_server", "own_addresses", "watch"]
 
 BEAT_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
+# Within three beats every process that can hear has heard the verdict and said so.
+HEARING_SECONDS = 3 * BEAT_SECONDS
 # How long a process that ends waits for the others to hear why.
 FAREWELL_SECONDS = 6.0
 # How long a process may take to save and end once its launcher has ended.
@@ -51,8 +53,12 @@ ADDRESS_BYTES = 1024
 
 
 def end_process(line: str, exit_code: int) -> None:
-    """Print `line` and end this process, whatever its threads are doing."""
+    """Print `line` and end this process, whatever its threads are doing.
+
+    A launcher ends all processes once one has ended, so none ends before the others can have heard why.
+    """
     print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that ends here
+    time.sleep(HEARING_SECONDS)
     os._exit(exit_code)
 
 
