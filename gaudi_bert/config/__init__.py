@@ -18,6 +18,7 @@ from gaudi_bert.config.places import (
     Toleration,
 )
 from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping
+from gaudi_bert.config.tasks import TaskSettings
 from gaudi_bert.config.training import GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import ALGORITHMS
 
@@ -35,6 +36,7 @@ __all__ = [
     "PodResources",
     "PrepareSettings",
     "ResourceSettings",
+    "TaskSettings",
     "Toleration",
     "TrainingSettings",
     "load_pipeline",

@@ -1,0 +1,61 @@
+"""Settings of downstream tasks: what the rows of their data are called and how they are read."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from gaudi_bert.config.values import Settings
+
+__all__ = [
+    "ROW_FORMATS",
+    "TASK_NAMES",
+    "RowFormat",
+    "TaskName",
+    "TaskSettings",
+    "TooLong",
+]
+
+TaskName = Literal[
+    "classification",
+    "multi-label",
+    "regression",
+    "token-classification",
+    "question-answering",
+    "masked-language-modelling",
+    "causal-language-modelling",
+]
+TASK_NAMES: tuple[str, ...] = get_args(TaskName)
+
+RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
+ROW_FORMATS: tuple[str, ...] = get_args(RowFormat)
+
+TooLong = Literal["error", "truncate", "window"]
+
+
+class TaskSettings(Settings):
+    """A downstream task and how its data is read."""
+
+    name: TaskName | None = Field(None, description="the task")
+    text: str = Field("text", description="column (or key of a JSON line) of the text")
+    text_pair: str = Field("text_pair", description="... of the second text of a pair, where there is one")
+    label: str = Field("label", description="... of the label: a name, several names, or a number")
+    tokens: str = Field("tokens", description="... of the words, for token classification")
+    tags: str = Field("tags", description="... of the tag of each word")
+    id: str = Field("id", description="... of a name of the row; read past")
+    columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")
+    labels: str | None = Field(
+        None, description="a file with a label's name a line: labels in the data are its line numbers"
+    )
+    format: RowFormat | None = Field(None, description="of the data; default: by the ending of the file")
+    too_long: TooLong = Field(
+        "error", description="rows of too many tokens: refuse them, cut them, or take windows (token classification)"
+    )
+    stride: int = Field(128, ge=0, le=8192, description="tokens that neighbouring windows of one row share")
+    n_best: int = Field(1, ge=1, le=1000, description="question answering: answers printed for each question")
+    max_answer_tokens: int = Field(30, ge=1, le=8192, description="question answering: the longest answer")
+    null_score_threshold: float = Field(
+        0.0, description="question answering: no answer where its score is better by more than this"
+    )
+    masked_lm_probability: float = Field(0.15, gt=0, lt=1, description="masked language modelling: share of masked tokens")

@@ -1,0 +1,1 @@
+"""Labelled (or plain) text: files to rows, rows to token numbers. No TensorFlow."""

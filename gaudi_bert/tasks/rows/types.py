@@ -1,0 +1,181 @@
+"""What passes between the readers of rows, the tokenizer and the tasks.
+
+Rows are read one after the other and forgotten; what is kept of many is columnar (flat values, and where each sequence
+starts), so that a million sequences are a few arrays and not a million objects.
+
+Letters: N sequences, T tokens of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
+from gaudi_bert.config.tasks import TaskName
+
+__all__ = [
+    "IGNORED",
+    "NO_WORD",
+    "STANDARD_INPUT",
+    "IdsRow",
+    "QuestionRow",
+    "Row",
+    "Sequences",
+    "TaggedRow",
+    "TaskName",
+    "TextRow",
+    "join_sequences",
+    "source_name",
+]
+
+STANDARD_INPUT = "-"
+NO_WORD = -1
+"""In `Sequences.words`, a token that stands for no word; in `characters`, one outside the text."""
+IGNORED = -100
+"""In the targets of token classification, a token that carries no tag."""
+
+
+class TextRow(NamedTuple):
+    """One text or a pair, and its label: a name, several names, or a number; None where there is none.
+
+    Here and below `number` is the line of a file with lines, else the row, the sentence or the question, from 1.
+    """
+
+    number: int
+    text: str
+    text_pair: str | None = None
+    label: str | tuple[str, ...] | float | None = None
+
+
+class TaggedRow(NamedTuple):
+    """Words with their tags; `starts` says where each starts in its text, None for words with one space between."""
+
+    number: int
+    tokens: tuple[str, ...]
+    tags: tuple[str, ...] | None = None
+    starts: tuple[int, ...] | None = None
+
+    def word_starts(self) -> IntArray:
+        """Where each word starts in the text, in characters, int64."""
+        if self.starts is not None:
+            return np.asarray(self.starts, np.int64)
+        lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens)) + 1
+        starts: IntArray = np.cumsum(lengths) - lengths
+        return starts
+
+
+class QuestionRow(NamedTuple):
+    """A question about a context; `answers` are pairs (text, first character), () if it has none, None if not known."""
+
+    number: int
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...] | None = None
+
+
+class IdsRow(NamedTuple):
+    """A sequence that is tokenized already."""
+
+    number: int
+    input_ids: tuple[int, ...]
+
+
+Row: TypeAlias = TextRow | TaggedRow | QuestionRow | IdsRow
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Tokenized sequences: the tokens of sequence i are `offsets[i] : offsets[i + 1]` of every array [T].
+
+    Attributes:
+        row: int64 [N], which of the rows that were tokenized together it is (a window of); never decreasing.
+        offsets: int64 [N + 1].
+        input_ids: int32 [T], with [CLS] and [SEP].
+        segment_ids: int8 [T], 1 for the second text of a pair.
+        characters: int32 [T, 2], begin and end in the row's text (the context of a question), -1 for what is not of it; None
+            for tasks of whole texts.
+        words: token classification: int32 [T], which word of the row a token stands for: the first word piece of each word,
+            in one window only, the one that shows most around it; else -1. None for other tasks.
+        target: what is to be learnt, None without labels. classification int32 [N]; multi-label float32 [N, labels];
+            regression float32 [N]; token classification int32 [T], -100 where `words` is -1; question answering int32
+            [N, 2], first and last token within the sequence, 0 and 0 where the window does not hold the answer.
+        cut_rows: rows that were cut, or taken in several windows, because they are too long.
+    """
+
+    row: IntArray
+    offsets: IntArray
+    input_ids: Int32Array
+    segment_ids: NDArray[np.int8]
+    characters: Int32Array | None = None
+    words: Int32Array | None = None
+    target: AnyArray | None = None
+    cut_rows: int = 0
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> IntArray:
+        """Tokens of each sequence, int64 [N]."""
+        return np.diff(self.offsets)
+
+    @property
+    def counted(self) -> BoolArray | None:
+        """bool [T], the tokens that stand for a word; None where `words` is."""
+        return None if self.words is None else self.words != NO_WORD
+
+    def take(self, indices: IntArray) -> Sequences:
+        """The sequences `indices`, in that order."""
+        lengths = self.lengths[indices]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
+
+        target = self.target
+        if target is not None:
+            target = target[places] if self.words is not None else target[indices]
+        return Sequences(
+            row=self.row[indices],
+            offsets=offsets,
+            input_ids=self.input_ids[places],
+            segment_ids=self.segment_ids[places],
+            characters=None if self.characters is None else self.characters[places],
+            words=None if self.words is None else self.words[places],
+            target=target,
+            cut_rows=self.cut_rows,
+        )
+
+
+def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
+    """Sequences of consecutive windows of rows as one.
+
+    Args:
+        parts: at least one, all of one task.
+        rows_of_parts: how many rows each was made from.
+    """
+    rows_before = np.cumsum(rows_of_parts) - np.asarray(rows_of_parts)
+
+    def joined(name: str) -> AnyArray | None:
+        columns = [getattr(part, name) for part in parts]
+        return None if columns[0] is None else np.concatenate(columns)
+
+    return Sequences(
+        row=np.concatenate([part.row + before for part, before in zip(parts, rows_before, strict=True)]),
+        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([part.lengths for part in parts]))]),
+        input_ids=np.concatenate([part.input_ids for part in parts]),
+        segment_ids=np.concatenate([part.segment_ids for part in parts]),
+        characters=joined("characters"),
+        words=joined("words"),
+        target=joined("target"),
+        cut_rows=sum(part.cut_rows for part in parts),
+    )
+
+
+def source_name(path: object) -> str:
+    """How errors call a source of rows."""
+    return "standard input" if str(path) == STANDARD_INPUT else str(path)

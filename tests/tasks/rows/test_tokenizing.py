@@ -1,0 +1,206 @@
+"""Token numbers as transformers' own tokenizer gives them; spans that name the very characters; every word in one window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import TaskSettings
+from gaudi_bert.tasks.rows.labels import find_labels
+from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
+from gaudi_bert.tasks.rows.types import IdsRow, QuestionRow, Row, Sequences, TaggedRow, TextRow
+from tests.builders.bert_folder import VOCABULARY, write_tokenizer
+from tests.builders.properties import examples
+
+CONTEXT = "The river flows north over the hill, and the cat sat on the mat. Unable dogs runs south!"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> RowTokenizer:
+    return open_tokenizer(folder)
+
+
+def tokenized(rows: list[Row], tokenizer: RowTokenizer, task: Any, most: int = 64, **settings: Any) -> Sequences:
+    labels = find_labels(rows, task) if task else ()
+    given = TaskSettings(**settings)
+    return tokenize_rows(rows, tokenizer, task=task, settings=given, max_sequence_length=most, labels=labels, file="x.jsonl")
+
+
+def words_of(sequences: Sequences, number: int) -> list[str]:
+    ids = sequences.input_ids[sequences.offsets[number] : sequences.offsets[number + 1]]
+    return [VOCABULARY[token] for token in ids]
+
+
+def test_a_pair_and_a_text(tokenizer: RowTokenizer) -> None:
+    found = tokenized([TextRow(1, "The CAT sat.", "unables"), TextRow(2, "dogs!")], tokenizer, None)
+    assert words_of(found, 0) == ["[CLS]", "the", "cat", "sat", ".", "[SEP]", "un", "##able", "##s", "[SEP]"]
+    assert words_of(found, 1) == ["[CLS]", "dog", "##s", "!", "[SEP]"]
+    assert found.segment_ids.tolist() == [0] * 6 + [1] * 4 + [0] * 5
+    assert found.row.tolist() == [0, 1]
+
+
+@pytest.mark.slow
+def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folder)
+    pairs = [("The river flows", "north and south " * 9), ("Ünable mats?! " * 7, "cats"), ("x" * 120, "na\u0301ive \u4e2d")]
+    rows: list[Row] = [TextRow(number, *pair) for number, pair in enumerate(pairs)]
+    ours = tokenized(rows, tokenizer, None, most=21, too_long="truncate")
+    for number, pair in enumerate(pairs):
+        encoded = theirs(*pair, truncation="longest_first", max_length=21)
+        span = slice(ours.offsets[number], ours.offsets[number + 1])
+        assert ours.input_ids[span].tolist() == encoded["input_ids"]
+        assert ours.segment_ids[span].tolist() == encoded["token_type_ids"]
+    assert ours.cut_rows == 2
+    windows = theirs(
+        "what flows", CONTEXT, truncation="only_second", max_length=15, stride=4, return_overflowing_tokens=True
+    )
+    cut = tokenized([QuestionRow(1, "a", "what flows", CONTEXT)], tokenizer, "question-answering", 15, stride=4)
+    spans = [slice(cut.offsets[number], cut.offsets[number + 1]) for number in range(len(cut))]
+    assert [cut.input_ids[span].tolist() for span in spans] == windows["input_ids"]
+
+
+def test_characters_of_words(tokenizer: RowTokenizer) -> None:
+    text = "The CATS, unable!"
+    rows: list[Row] = [TaggedRow(1, ("CATS", ",", "unable"), None, (4, 8, 10))]
+    found = tokenized(rows, tokenizer, "token-classification")
+    spans = found.characters
+    assert spans is not None
+    assert [text[start:end] for start, end in spans[1:-1]] == ["CAT", "S", ",", "un", "able"]
+    assert found.words is not None
+    assert found.words.tolist() == [-1, 0, -1, 1, 2, -1, -1]
+    assert found.target is None
+
+
+@examples(60)
+@given(
+    words=st.lists(st.sampled_from(["cat", "unables", "dogs", "x7", "\u200d", "!"]), min_size=1, max_size=40), data=st.data()
+)
+def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, tokenizer: RowTokenizer) -> None:
+    most = data.draw(st.integers(4, 20))
+    stride = data.draw(st.integers(0, most - 3))
+    tags = tuple(data.draw(st.sampled_from(["O", "B-x", "I-x"])) for _ in words)
+    rows: list[Row] = [tagged(1, words, tags), tagged(2, ["cat"], ("O",))]
+    found = tokenized(rows, tokenizer, "token-classification", most, too_long="window", stride=stride)
+    assert found.lengths.max() <= most
+    assert found.words is not None
+    assert found.target is not None
+    own = found.row[np.repeat(np.arange(len(found)), found.lengths)]
+    with_pieces = [place for place, word in enumerate(words) if word != "\u200d"]
+    assert sorted(found.words[(own == 0) & (found.words >= 0)].tolist()) == with_pieces
+    names = find_labels(rows, "token-classification")
+    for word, target, row in zip(found.words, found.target, own, strict=True):
+        if word < 0:
+            assert target == -100
+        elif row == 0:
+            assert names[target] == tags[word]
+
+
+def tagged(number: int, words: list[str], tags: tuple[str, ...]) -> TaggedRow:
+    return TaggedRow(number, tuple(words), tags)
+
+
+@examples(60)
+@given(start=st.integers(0, len(CONTEXT) - 1), length=st.integers(1, 30), most=st.integers(18, 64))
+def test_answers_are_found_in_the_windows_that_hold_them(
+    start: int, length: int, most: int, tokenizer: RowTokenizer
+) -> None:
+    text = CONTEXT[start : start + length].strip()
+    if not text:
+        return
+    begin = CONTEXT.index(text, start)
+    row = QuestionRow(1, "a", "what flows?", CONTEXT, ((text, begin),))
+    found = tokenized([row], tokenizer, "question-answering", most, stride=8)
+    assert found.target is not None
+    assert found.characters is not None
+    for number, (first, last) in enumerate(found.target):
+        spans = found.characters[found.offsets[number] : found.offsets[number + 1]]
+        of_context = spans[spans[:, 0] >= 0]
+        holds = of_context[0, 0] <= begin and of_context[-1, 1] >= begin + len(text)
+        assert (last > 0) == holds
+        if holds:
+            assert spans[first, 0] <= begin
+            assert spans[last, 1] >= begin + len(text)
+            assert spans[first, 1] > begin
+            assert spans[last, 0] < begin + len(text)
+
+
+def test_targets_of_texts(tokenizer: RowTokenizer) -> None:
+    rows: list[Row] = [TextRow(1, "cat", None, ("b", "a")), TextRow(2, "dog", None, ()), TextRow(3, "mat", None, ("c",))]
+    found = tokenized(rows, tokenizer, "multi-label")
+    assert found.target is not None
+    assert found.target.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    one = tokenized([TextRow(1, "cat", None, "b"), TextRow(2, "dog", None, "a")], tokenizer, "classification")
+    assert one.target is not None
+    assert one.target.tolist() == [1, 0]
+
+
+def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> None:
+    rows: list[Row] = [TextRow(1, "the cat sat on the mat"), IdsRow(2, tuple(range(9)))]
+    found = tokenized(rows, tokenizer, "causal-language-modelling", 5, too_long="window")
+    assert [words_of(found, number) for number in range(2)] == [
+        ["[CLS]", "the", "cat", "sat", "[SEP]"],
+        ["[CLS]", "on", "the", "mat", "[SEP]"],
+    ]
+    assert found.lengths.tolist() == [5, 5, 5, 4]
+    assert found.row.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "settings", "message"),
+    [
+        ([TextRow(4, "the cat sat on the mat")], None, {}, "x.jsonl: row 4: has 8 tokens, a sequence has at most 7"),
+        ([TextRow(4, "cat")], None, {"too_long": "window"}, "cannot be taken in windows"),
+        ([TaggedRow(4, ("cat",) * 6)], "token-classification", {}, "row 4: has 8 tokens, .*=truncate, or window"),
+        ([QuestionRow(4, "a", "the cat sat on", "mat")], "question-answering", {}, "row 4: the question has 4 tokens"),
+        ([IdsRow(4, (5, 999))], "masked-language-modelling", {}, "row 4: the token 999 is not of this vocabulary"),
+        ([TextRow(4, "a", None, "x"), TextRow(5, "b")], "classification", {}, "row 5: has no label, others have"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    rows: list[Row], task: Any, settings: dict[str, Any], message: str, tokenizer: RowTokenizer
+) -> None:
+    with pytest.raises(InputError, match=message):
+        tokenized(rows, tokenizer, task, 7, **settings)
+
+
+def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
+    with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is unknown, known are a, b"):
+        tokenize_rows(
+            [TextRow(9, "cat", None, "c")],
+            tokenizer,
+            task="classification",
+            settings=TaskSettings(),
+            max_sequence_length=8,
+            labels=("a", "b"),
+            file="x.tsv",
+        )
+
+
+def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no tokenizer; put the model's tokenizer.json or vocab.txt there"):
+        open_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="not a tokenizer"):
+        open_tokenizer(tmp_path)
+
+
+def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
+    cased = open_tokenizer(write_tokenizer(tmp_path / "cased", lower_case=False))
+    found = tokenized([TextRow(1, "Cat cat")], cased, None)
+    assert words_of(found, 0) == ["[CLS]", "[UNK]", "cat", "[SEP]"]
+    assert (cased.cls_id, cased.sep_id, cased.pad_id, cased.mask_id) == (2, 3, 0, 4)
+    assert cased.vocabulary_size == len(VOCABULARY)
