@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 
-__all__ = ["FailedError", "GaudiBertError", "InputError", "StoppedError", "shortened", "shown"]
+__all__ = ["ArgumentError", "FailedError", "GaudiBertError", "InputError", "StoppedError", "shortened", "shown"]
 
 
 class GaudiBertError(Exception):
@@ -27,6 +27,10 @@ class InputError(GaudiBertError):
     """Wrong usage or bad input (settings, files, records): exit code 2."""
 
     exit_code = 2
+
+
+class ArgumentError(InputError, ValueError):
+    """A bad argument of a function that users call from Python: what they expect there is a ValueError."""
 
 
 class StoppedError(GaudiBertError):

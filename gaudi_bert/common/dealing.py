@@ -1,0 +1,116 @@
+"""Which sequences go into which pack: seeded, and a function of the lengths, the strategies and the seed alone.
+
+A plan says how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
+length are put into a random order; then each place of a pack takes the next sequence of its length. Any run of packs is
+therefore a fair sample. Both orders are counting sorts, so the work and the memory are a few numbers a sequence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.permutation import permutation
+
+__all__ = ["DealtPacks", "deal_sequences"]
+
+
+class DealtPacks(NamedTuple):
+    """Pack p holds `members[starts[p] : starts[p + 1]]`.
+
+    Attributes:
+        starts: int64 [packs + 1].
+        members: int32 or int64 [sequences], numbers of sequences, each exactly once.
+    """
+
+    starts: IntArray
+    members: AnyArray
+
+
+def deal_sequences(
+    lengths: AnyArray,
+    strategies: Sequence[tuple[Sequence[int], int]],
+    seed: int,
+    group: int,
+    members: AnyArray,
+) -> DealtPacks:
+    """Deal sequences to the packs of a plan.
+
+    Args:
+        lengths: integers [sequences], from 1.
+        strategies: pairs (lengths of a pack, how many such packs).
+        seed: of both orders.
+        group: number of the group, so that groups differ.
+        members: int32 or int64 [sequences], to be filled.
+
+    Raises:
+        InputError: the packs do not hold exactly these lengths.
+    """
+    sizes = np.array([len(strategy) for strategy, _ in strategies], dtype=np.int64)
+    counts = np.array([count for _, count in strategies], dtype=np.int64)
+    flat_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    flat = np.fromiter(
+        itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
+    )
+    firsts = _first_places(lengths, flat, np.repeat(counts, sizes))
+    order = permutation(lengths.size, seed, "sequences", group).astype(members.dtype)
+    by_length = np.empty_like(members)
+    _sort_by_length(lengths, order, firsts.copy(), by_length)
+    del order
+    kinds = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+    kinds = kinds[permutation(kinds.size, seed, "packs", group)]
+    starts = np.zeros(kinds.size + 1, dtype=np.int64)
+    _fill_packs(kinds, flat, flat_starts, by_length, firsts, starts, members)
+    return DealtPacks(starts, members)
+
+
+def _first_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> IntArray:
+    """int64 [longest + 2]: how many sequences are shorter than each length; the plan must have places for all."""
+    most = int(max(lengths.max(initial=0), flat.max(initial=0)))
+    found = np.bincount(lengths, minlength=most + 1)
+    planned = np.zeros(most + 1, dtype=np.int64)
+    np.add.at(planned, flat, repeats)
+    if not np.array_equal(found, planned):
+        length = int(np.flatnonzero(found != planned)[0])
+        raise InputError(
+            f"the plan has places for {planned[length]} sequences of length {length}, the records hold {found[length]};"
+            " make the histogram and the plan again"
+        )
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(found)])
+
+
+@kernel
+def _sort_by_length(lengths: AnyArray, order: AnyArray, places: IntArray, by_length: AnyArray) -> None:
+    """The sequences by length, those of one length in the sequence of `order`; `places` are the next free ones."""
+    for sequence in order:
+        length = lengths[sequence]
+        by_length[places[length]] = sequence
+        places[length] += 1
+
+
+@kernel
+def _fill_packs(
+    kinds: Int32Array,
+    flat: Int32Array,
+    flat_starts: IntArray,
+    by_length: AnyArray,
+    places: IntArray,
+    starts: IntArray,
+    members: AnyArray,
+) -> None:
+    """Each place of each pack, in order, takes the next sequence of its length."""
+    filled = 0
+    for pack in range(kinds.size):
+        starts[pack] = filled
+        for place in range(flat_starts[kinds[pack]], flat_starts[kinds[pack] + 1]):
+            length = flat[place]
+            members[filled] = by_length[places[length]]
+            places[length] += 1
+            filled += 1
+    starts[kinds.size] = filled

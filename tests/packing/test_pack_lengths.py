@@ -1,0 +1,210 @@
+"""The packer as a library."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gaudi_bert
+from gaudi_bert import pack_histogram, pack_lengths
+from gaudi_bert.common.errors import ArgumentError
+from gaudi_bert.packing.lengths import histogram_of
+from gaudi_bert.records.assign import assign_sequences
+from tests.builders.properties import examples
+
+ALGORITHMS = ("optimal", "nnls", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none")
+
+
+def as_lists(packs) -> list[list[int]]:
+    return [pack.tolist() for pack in packs]
+
+
+def test_a_small_case_spelt_out() -> None:
+    packs = pack_lengths([5, 3, 2, 5, 4, 1], 10, seed=1)
+    assert sorted(sorted([5, 3, 2, 5, 4, 1][index] for index in pack) for pack in packs) in (
+        [[1, 4, 5], [2, 3, 5]],
+        [[1, 2, 3, 4], [5, 5]],
+    )
+    assert (len(packs), packs.lower_bound, packs.gap) == (2, 2, 0)
+    assert (packs.efficiency, packs.packing_factor) == (1.0, 3.0)
+    assert (packs.tokens, packs.max_sequence_length, packs.algorithm) == (20, 10, "optimal")
+    assert repr(packs) == "Packs(6 sequences in 2 packs, efficiency 1.000000, 0 above the proven bound)"
+
+
+@given(
+    lengths=st.lists(st.integers(1, 17), min_size=1, max_size=60),
+    depth=st.one_of(st.just("max"), st.integers(1, 5)),
+    algorithm=st.sampled_from(ALGORITHMS),
+    seed=st.integers(0, 2**70),
+)
+@examples(90)
+def test_every_sequence_is_there_once_and_every_figure_is_true(lengths, depth, algorithm: str, seed: int) -> None:
+    packs = pack_lengths(lengths, 17, depth=depth, algorithm=algorithm, seed=seed)
+    listed = as_lists(packs)
+    assert sorted(index for pack in listed for index in pack) == list(range(len(lengths)))
+    assert max(sum(lengths[index] for index in pack) for pack in listed) <= 17
+    assert 1 <= min(map(len, listed)) <= max(map(len, listed)) <= (17 if depth == "max" else depth)
+    assert len(packs) == len(listed)
+    assert packs.gap == len(listed) - packs.lower_bound >= 0
+    assert packs.efficiency == pytest.approx(sum(lengths) / (17 * len(listed)))
+    assert packs.packing_factor == pytest.approx(len(lengths) / len(listed))
+    assert [packs[place].tolist() for place in range(len(packs))] == listed
+    assert packs.indices.dtype == packs.offsets.dtype == np.int64
+
+
+@given(packs=st.integers(1, 30), size=st.integers(1, 9))
+@examples(40)
+def test_shards_are_every_nth_pack(packs: int, size: int) -> None:
+    whole = pack_lengths([8, 2] * packs, 10)
+    shards = [whole.shard(rank, size) for rank in range(size)]
+    for rank, shard in enumerate(shards):
+        assert as_lists(shard) == as_lists(whole)[rank::size]
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_a_pack_is_found_from_the_end_and_not_beyond() -> None:
+    packs = pack_lengths([3, 3, 3], 3)
+    assert packs[-1].tolist() == as_lists(packs)[2]
+    with pytest.raises(IndexError):
+        packs[3]
+
+
+def test_arrays_cannot_be_changed_and_the_input_is_not() -> None:
+    lengths = np.array([2, 1, 2])
+    packs = pack_lengths(lengths, 3)
+    with pytest.raises(ValueError, match="read-only"):
+        packs.indices[0] = 1
+    with pytest.raises(AttributeError):
+        packs.tokens = 1  # type: ignore[misc]
+    assert lengths.flags.writeable
+    assert lengths.tolist() == [2, 1, 2]
+
+
+def test_packs_can_be_sent_to_other_processes() -> None:
+    packs = pack_lengths(range(1, 30), 31)
+    again = pickle.loads(pickle.dumps(packs))
+    assert as_lists(again) == as_lists(packs)
+    assert repr(again) == repr(packs)
+
+
+def test_the_seed_decides_and_the_kind_of_array_does_not() -> None:
+    lengths = np.random.default_rng(3).integers(1, 65, 997)
+    first = pack_lengths(lengths, 64, seed=7)
+    for same in (lengths.tolist(), lengths.astype(np.uint8), lengths[::-1][::-1]):
+        assert as_lists(pack_lengths(same, 64, seed=7)) == as_lists(first)
+    assert as_lists(pack_lengths(lengths, 64, seed=8)) != as_lists(first)
+
+
+def test_packs_are_those_that_write_deals() -> None:
+    lengths = np.random.default_rng(4).integers(1, 33, 499).astype(np.int32)
+    packs = pack_lengths(lengths, 32, depth=3, seed=5)
+    plan = pack_histogram(histogram_of(lengths, 32).counts, depth=3)
+    written = assign_sequences(lengths, list(zip(plan.strategies, plan.counts.tolist(), strict=True)), 5, 0)
+    assert written.members.tolist() == packs.indices.tolist()
+    assert written.starts.tolist() == packs.offsets.tolist()
+
+
+def test_any_number_of_threads_gives_the_same_packs() -> None:
+    code = (
+        "import numpy; from gaudi_bert import pack_lengths; "
+        "packs = pack_lengths(numpy.arange(5003) % 61 + 1, 73, depth=4); "
+        "print(packs.gap, hash(packs.indices.tobytes()), hash(packs.offsets.tobytes()))"
+    )
+    printed = set()
+    for threads in ("1", "3"):
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+        environment = {**os.environ, **dict.fromkeys(names, threads), "PYTHONHASHSEED": "0"}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        printed.add(done.stdout)
+    assert len(printed) == 1
+
+
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=19).filter(any), depth=st.integers(1, 5))
+@examples(60)
+def test_a_histogram_has_the_figures_of_its_lengths(counts: list[int], depth: int) -> None:
+    lengths = np.repeat(np.arange(1, len(counts) + 1), counts)
+    packed = pack_histogram(counts, depth=depth)
+    packs = pack_lengths(lengths, len(counts), depth=depth)
+    for figure in ("lower_bound", "gap", "efficiency", "packing_factor", "tokens", "algorithm", "max_sequence_length"):
+        assert getattr(packed, figure) == getattr(packs, figure)
+    assert packed.packs == len(packs)
+    assert packed.sequences == len(lengths)
+    slots = np.zeros(len(counts) + 1, np.int64)
+    for strategy, count in zip(packed.strategies, packed.counts, strict=True):
+        assert list(strategy) == sorted(strategy)
+        np.add.at(slots, list(strategy), count)
+    assert slots[1:].tolist() == counts
+
+
+def test_a_histogram_in_longer_rows() -> None:
+    packed = pack_histogram([0, 0, 4], 6)
+    assert packed.strategies == ((3, 3),)
+    assert packed.counts.tolist() == [2]
+    assert packed.efficiency == 1.0
+
+
+BAD_SETTINGS = {
+    "depth 0": ({"depth": 0}, "depth is 0;"),
+    "depth in words": ({"depth": "deep"}, "depth is 'deep';"),
+    "depth true": ({"depth": True}, "depth is True;"),
+    "depth 2.5": ({"depth": 2.5}, "depth is 2.5;"),
+    "algorithm": ({"algorithm": "optimall"}, "algorithm `optimall` is unknown; did you mean `optimal`?"),
+    "seed": ({"seed": -1}, "seed is -1;"),
+    "seed 1.5": ({"seed": 1.5}, "seed is 1.5;"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS)
+def test_bad_settings_are_named(case: str) -> None:
+    settings, words = BAD_SETTINGS[case]
+    for function, data in ((pack_lengths, ([1, 2], 3)), (pack_histogram, ([1, 2, 3],))):
+        with pytest.raises(ValueError) as caught:
+            function(*data, **settings)
+        assert isinstance(caught.value, ArgumentError)
+        assert words in str(caught.value)
+
+
+BAD_COUNTS = {
+    "negative": ([1, -2], "counts holds -2 at length 2;"),
+    "fraction": ([1, 0.5], "counts holds 0.5 at length 2;"),
+    "NaN": (np.array([np.nan]), "at length 1;"),
+    "truth value": ([True], "counts holds True at length 1;"),
+    "two dimensions": (np.ones((2, 2), np.int64), "counts must be a list of whole numbers"),
+    "no sequence": ([0, 0], "counts holds no sequence;"),
+    "empty": ([], "max_sequence_length is 0;"),
+    "a number": (3, "max_sequence_length is 0;"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_COUNTS)
+def test_bad_histograms_are_named(case: str) -> None:
+    counts, words = BAD_COUNTS[case]
+    with pytest.raises(ArgumentError) as caught:
+        pack_histogram(counts)
+    assert words in str(caught.value)
+
+
+def test_a_histogram_with_longer_sequences_than_rows() -> None:
+    with pytest.raises(ArgumentError, match="max_sequence_length 2 is less than the longest sequence, 3 tokens"):
+        pack_histogram([0, 0, 1], 2)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (2, 2), (0, 0), (0.0, 1), (True, 2)])
+def test_bad_shards_are_named(rank, size) -> None:
+    with pytest.raises(ArgumentError, match=r"(rank|size) is "):
+        pack_lengths([1], 1).shard(rank, size)
+
+
+def test_the_package_names_its_library_and_nothing_else() -> None:
+    assert {"pack_lengths", "pack_histogram", "__version__"} <= set(dir(gaudi_bert))
+    with pytest.raises(AttributeError, match="no attribute 'pack_length'"):
+        gaudi_bert.pack_length  # noqa: B018
+    with pytest.raises(ImportError):
+        from gaudi_bert import nothing  # noqa: F401
