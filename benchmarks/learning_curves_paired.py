@@ -3,10 +3,11 @@
     python benchmarks/learning_curves_paired.py                   12 seeds, about 8 minutes of CPU time
     python benchmarks/learning_curves_paired.py --seeds 40        a narrower interval
 
-Both runs of a pair start from the same weights. There are two kinds of pairs:
+Both runs of a pair start from the same weights. There are three kinds of pairs:
 
     the rows     packed, and the very same sequences of the very same updates one to a row, without dropout. Until
                  rounding has grown, both losses are the same numbers: the arithmetic of packing changes nothing
+    dropout      the same with dropout 0.1, which falls on other slots: only its noise differs
     all of it    packed and unpacked as the trainer does it: each in its own order, dropout 0.1, as many sequences an update
 
 What is compared is the loss on the same held-out sequences after each quarter of the run: the mean difference over the
@@ -42,6 +43,7 @@ Run = dict[str, list[float]]
 # A pair: two kinds of rows, each with its dropout.
 PAIRS: dict[str, tuple[Arm, Arm]] = {
     "the rows": (("packed", 0.0), ("same order", 0.0)),
+    "dropout": (("packed", 0.1), ("same order", 0.1)),
     "all of it": (("packed", 0.1), ("unpacked", 0.1)),
 }
 ARMS = tuple(dict.fromkeys(itertools.chain.from_iterable(PAIRS.values())))

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from gaudi_bert.config.values import EnvironmentName, ImageName, KubernetesName, Quantity, Settings
 
 __all__ = [
+    "DataPodResources",
     "DockerSettings",
     "ImageSettings",
     "KubernetesSettings",
@@ -17,6 +18,7 @@ __all__ = [
     "PodResources",
     "ResourceSettings",
     "Toleration",
+    "TrainingPodResources",
 ]
 
 
@@ -45,6 +47,20 @@ class PodResources(Settings):
     memory_limit: Quantity | None = Field(None, description="default: the same as `memory`; not for training on cards")
 
 
+class DataPodResources(PodResources):
+    """What a container that prepares, counts, plans, writes or verifies asks for."""
+
+    memory_limit: Quantity | None = Field("2Gi", description="null: the same as `memory`")
+
+
+class TrainingPodResources(PodResources):
+    """What a container that trains asks for."""
+
+    cpu: Quantity = Field("200m", description="cores; a limit only on cards, where request and limit are equal")
+    memory: Quantity = "1Gi"
+    memory_limit: Quantity | None = Field("4Gi", description="null: the same as `memory`; not for training on cards")
+
+
 class ResourceSettings(Settings):
     """Workers, cards, and what each container asks for."""
 
@@ -52,8 +68,8 @@ class ResourceSettings(Settings):
     cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards a worker, one process each; 0: CPU, one process")
     data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count and write side by side")
     data_processes: int = Field(2, ge=1, le=1024, description="processes or threads of each of them; each takes memory")
-    data: PodResources = Field(default_factory=lambda: PodResources(memory_limit="2Gi"))
-    training: PodResources = Field(default_factory=lambda: PodResources(cpu="200m", memory="1Gi", memory_limit="4Gi"))
+    data: DataPodResources = Field(default_factory=DataPodResources)
+    training: TrainingPodResources = Field(default_factory=TrainingPodResources)
     hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages a training worker, e.g. 95000Mi for 8 Gaudi2 cards")
     shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
     cores_per_process: int | None = Field(

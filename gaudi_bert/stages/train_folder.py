@@ -14,6 +14,7 @@ import yaml
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.names import TRAINING_NAME
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, read_json, write_json, write_text
 from gaudi_bert.common.progress import Reporter
 
@@ -59,8 +60,14 @@ def prepare_folder(job: TrainingJob, reporter: Reporter, *, resume: bool, overwr
     from gaudi_bert.training.checkpoint import checkpoint_files
 
     out, final, signature = job.out, job.out / TRAINING_NAME, _signature(job)
-    if resume:
-        _raise_updates(out, final, signature, reporter)
+    before = _fewer_updates(out, signature)
+    if before is not None and resume:
+        _raise_updates(out, final, signature, before, reporter)
+    elif before is not None and not overwrite:
+        raise InputError(
+            f"{out}: is this run with training.updates = {before:,}; pass --resume to go on to "
+            f"{job.plan.settings.updates:,}, choose another folder, or pass --overwrite to start anew"
+        )
     finished = begin_artefact(out, final, signature, overwrite=overwrite)
     if finished and not overwrite:
         return True
@@ -83,23 +90,27 @@ def _signature(job: TrainingJob) -> Signature:
     return Signature("train", {"model": job.config.to_json(), "training": kept}, inputs)
 
 
-def _raise_updates(out: Path, final: Path, signature: Signature, reporter: Reporter) -> None:
-    """Where the folder holds the same run with fewer updates, make it this one."""
+def _fewer_updates(out: Path, signature: Signature) -> int | None:
+    """The updates of the run in the folder, where it is the same run but for having fewer of them."""
     kept = settings_path(out)
     if not kept.exists():
-        return
+        return None
     made, wanted = read_json(kept), signature.as_json()
     updates = wanted["settings"]["training"]["updates"]
     before = made.get("settings", {}).get("training", {}).get("updates") if isinstance(made, dict) else None
     if not isinstance(before, int) or before >= updates:
-        return
+        return None
     wanted["settings"]["training"]["updates"] = before
-    if made != wanted:
-        return
+    return before if made == wanted else None
+
+
+def _raise_updates(out: Path, final: Path, signature: Signature, before: int, reporter: Reporter) -> None:
+    """Make the run of `before` updates in the folder one of as many as `signature` has."""
     # First the run stops being finished: a kill between the two leaves one that was stopped.
     with explained_os_errors(final, "remove"):
         final.unlink(missing_ok=True)
-    write_json(kept, signature.as_json())
+    write_json(settings_path(out), signature.as_json())
+    updates = signature.settings["training"]["updates"]
     reporter.say(
         f"train: training.updates = {before:,} is raised to {updates:,}: the moments are kept, "
         f"and the learning rate goes on as that of {updates:,} updates"

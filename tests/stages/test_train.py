@@ -146,7 +146,7 @@ def test_more_updates_may_be_asked_for_when_a_run_is_taken_up(packed, held_out, 
     else:
         with pytest.raises(StoppedError):
             train(short_run, packed, held_out, out, reporter=StopAfter(5))
-    with pytest.raises(InputError, match=r"made with another settings.training.updates: 10 there, 15 asked for"):
+    with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to go on to 15"):
         train(long_run, packed, held_out, out, reporter=Reporter(quiet=True))
     listener = Listener()
     train(long_run, packed, held_out, out, reporter=listener, resume=True)
