@@ -100,7 +100,8 @@ def test_masks_and_zeros(size: int) -> None:
             place = int(rng.integers(size))
             wrong = bytearray(mask)
             wrong[place] ^= int(rng.choice([1, 2, 3, 128]))
-            still = next((n for n in range(size + 1) if bytes(wrong) == bytes([1] * n + [0] * (size - n))), -1)
+            leading = size - len(wrong.lstrip(b"\1"))
+            still = -1 if any(wrong[leading:]) else leading
             assert on_bytes(kernels.count_leading_ones, bytes(wrong)) == still
             wrong_floats = bytearray(floats)
             wrong_floats[4 * place + int(rng.integers(4))] ^= 1 << int(rng.integers(8))
