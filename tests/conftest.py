@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 from tests.builders.properties import register_profiles
+from tests.builders.s3_server import ENVIRONMENT, PYTHON, S3Server, s3_server
 
 register_profiles()
 prepare_tensorflow()  # tests that import TensorFlow themselves run as the product does
@@ -29,3 +31,15 @@ def shared_data() -> Path:
     if not (folder / "wiki-sample").is_dir():
         pytest.skip(f"REAL DATA MISSING: {folder / 'wiki-sample'} is not there; set GAUDI_BERT_SHARED to test on it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A real S3 server with the bucket `bucket`; skips loudly where `scripts/s3-server.sh` has not made its environment."""
+    if not PYTHON.exists():
+        pytest.skip(f"S3 SERVER MISSING: {PYTHON} is not there; run scripts/s3-server.sh")
+    with pytest.MonkeyPatch.context() as patch, s3_server() as server:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        server.make_bucket("bucket")
+        yield server

@@ -58,6 +58,10 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
     "pyarrow": (set(), {"records/tables", "tasks/rows/records"}),
+    **dict.fromkeys(
+        ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"),
+        (set(), {"artefacts/store/libraries"}),
+    ),
     "docker": (set(), {"runners/docker/engine"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
     "torch": (set(), set()),

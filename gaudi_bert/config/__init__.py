@@ -15,6 +15,7 @@ from gaudi_bert.config.places import (
     PodPlacement,
     PodResources,
     ResourceSettings,
+    StoreSettings,
     Toleration,
 )
 from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping
@@ -36,6 +37,7 @@ __all__ = [
     "PodResources",
     "PrepareSettings",
     "ResourceSettings",
+    "StoreSettings",
     "TaskSettings",
     "Toleration",
     "TrainingSettings",

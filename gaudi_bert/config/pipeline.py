@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from gaudi_bert.config.data import PackingSettings, PrepareSettings
-from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings
+from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
 from gaudi_bert.config.training import GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import Settings
 
@@ -26,6 +26,7 @@ class PipelineSettings(Settings):
     mlperf: MlperfSettings = Field(default_factory=MlperfSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)
     resources: ResourceSettings = Field(default_factory=ResourceSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
     docker: DockerSettings = Field(default_factory=DockerSettings)
     kubernetes: KubernetesSettings = Field(default_factory=KubernetesSettings)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import EnvironmentName, ImageName, KubernetesName, Quantity, Settings
+from gaudi_bert.config.values import Bytes, EnvironmentName, ImageName, KubernetesName, Quantity, Settings
 
 __all__ = [
     "DataPodResources",
@@ -17,6 +17,7 @@ __all__ = [
     "PodPlacement",
     "PodResources",
     "ResourceSettings",
+    "StoreSettings",
     "Toleration",
     "TrainingPodResources",
 ]
@@ -175,3 +176,21 @@ class DockerSettings(Settings):
     unlimited_memory_lock: bool = Field(
         False, description="Gaudi: --ulimit memlock=-1, where the driver asks for it and the host allows it"
     )
+
+
+class StoreSettings(Settings):
+    """How object stores are reached. Credentials are never here: each store's own variables and files give them."""
+
+    endpoint_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s@/?#]+/?$",
+        description="s3: a server of one's own, e.g. https://minio.example:9000; default: AWS_ENDPOINT_URL, or AWS",
+    )
+    ca_file: str | None = Field(None, description="s3: the certificates to trust, a PEM file; default: AWS_CA_BUNDLE")
+    attempts: int = Field(8, ge=1, le=100, description="how often a request is tried before the command fails")
+    first_pause_seconds: float = Field(0.5, gt=0, le=60, description="between two attempts; each pause is twice the last")
+    longest_pause_seconds: float = Field(30.0, gt=0, le=3600, description="... and no longer than this")
+    timeout_seconds: float = Field(60.0, gt=0, le=3600, description="s3: how long a silent server is waited for")
+    connections: int = Field(4, ge=1, le=64, description="objects that are fetched or put at the same time")
+    cache_bytes: Bytes = Field(4 * 2**30, description="training: packed shards kept on the local disk, at most")
+    scratch: str | None = Field(None, description="the folder for scratch; default: TMPDIR, or /tmp")

@@ -14,7 +14,9 @@ import numpy as np
 
 from gaudi_bert.artefacts.histogram import HistogramFile, read_histogram
 from gaudi_bert.artefacts.metadata import VocabularyInfo
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import StoreSettings
 from gaudi_bert.packing.groups import FileCounts, group_histogram
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
 
@@ -65,16 +67,19 @@ def read_histograms(paths: Sequence[Path]) -> CountedRecords:
     return merged
 
 
-def histogram_shard(records: str | Path, shard: tuple[int, int]) -> tuple[int, int] | None:
+def histogram_shard(
+    records: str | Path, shard: tuple[int, int], store: StoreSettings | None = None
+) -> tuple[int, int] | None:
     """The part (K, N) that machine `shard` counts, N no more than there are files; None where none is left for it.
 
     Raises:
         InputError: there are no records.
     """
-    from gaudi_bert.records.files import list_record_files
+    from gaudi_bert.records.inputs import open_inputs
 
     number, machines = shard
-    parts = min(machines, len(list_record_files(records)))
+    with open_inputs(records, Objects(store)) as inputs:
+        parts = min(machines, len(inputs.files))
     return (number, parts) if number < parts else None
 
 

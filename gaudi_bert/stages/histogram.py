@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile, read_histogram, write_histogram
 from gaudi_bert.artefacts.metadata import VocabularyInfo
+from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.store.workplace import Workplace, begin_in, workplace
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import StoreSettings
 from gaudi_bert.stages.results import HistogramResult
 
 if TYPE_CHECKING:
     from gaudi_bert.records.files import RecordFile
+    from gaudi_bert.records.inputs import RecordInputs
     from gaudi_bert.records.schema import UnpackedSchema
 
 __all__ = ["histogram"]
@@ -40,6 +45,7 @@ def histogram(
     overwrite: bool = False,
     vocabulary: Path | None = None,
     workers: int | None = None,
+    store: StoreSettings | None = None,
 ) -> HistogramResult:
     """Check RECORDS and count their sequences.
 
@@ -51,34 +57,60 @@ def histogram(
         overwrite: replace a histogram of other records.
         vocabulary: a vocab.txt; by default `vocab.txt` beside the folder of RECORDS, if there is one.
         workers: threads; None for all cores.
+        store: how object stores are reached, where RECORDS or `out` are URLs.
 
     Raises:
         InputError: bad input, with file, record and offset; or `out` was made from something else.
     """
-    from gaudi_bert.records.files import find_vocabulary, list_record_files
-    from gaudi_bert.records.read.threads import map_files
+    from gaudi_bert.records.inputs import open_inputs
 
-    files = list_record_files(records)
-    if shard is not None:
-        files = files[shard[0] :: shard[1]]
-        if not files:
-            raise InputError(f"{records}: shard {shard[0]}/{shard[1]} has no files, there are fewer than {shard[1]}")
-    vocabulary = vocabulary if vocabulary is not None else find_vocabulary(records)
-    info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
-    signature = Signature(
-        "histogram",
-        {"shard": None if shard is None else list(shard)},
-        {"files": {file.name: file.bytes for file in files}, "vocabulary": None if info is None else info.as_json()},
-    )
-    if begin_artefact(out, out, signature, overwrite):
-        reporter.say(f"{out}: already there, nothing to do")
-        return _result(read_histogram(out), skipped=True)
-    schema = _common_schema(files, reporter)
-    with reporter.task("histogram", sum(file.bytes for file in files), "bytes") as task:
-        counted = map_files(lambda file, buffer: _count_file(file, schema, buffer, task.advance), files, workers)
-    content = _content(schema, counted, info)
-    write_histogram(out, content)
-    return _result(content)
+    with open_inputs(records, Objects(store)) as inputs, workplace(out.parent, store) as place:
+        files = list(inputs.files)
+        if shard is not None:
+            files = files[shard[0] :: shard[1]]
+            if not files:
+                raise InputError(f"{records}: shard {shard[0]}/{shard[1]} has no files, there are fewer than {shard[1]}")
+        vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
+        info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
+        signature = Signature(
+            "histogram",
+            {"shard": None if shard is None else list(shard)},
+            {"files": {file.name: file.bytes for file in files}, "vocabulary": None if info is None else info.as_json()},
+        )
+        made = place.folder / out.name
+        if begin_in(place, made, made, signature, overwrite):
+            reporter.say(f"{shown_place(out)}: already there, nothing to do")
+            return _result(read_histogram(made), skipped=True)
+        content = _count(inputs, files, info, reporter, workers)
+        _keep(place, made, content)
+        return _result(content)
+
+
+def _count(
+    inputs: RecordInputs, files: list[RecordFile], vocabulary: VocabularyInfo | None, reporter: Reporter, workers: int | None
+) -> HistogramFile:
+    """Read all files, each when its turn comes."""
+    from gaudi_bert.records.read.threads import map_files, worker_count
+
+    with inputs.all_here([files[0].name]):
+        schema = _common_schema(files, reporter)
+    ahead = worker_count(workers, len(files))
+    with (
+        reporter.task("histogram", sum(file.bytes for file in files), "bytes") as task,
+        inputs.turns([[file.name] for file in files], ahead) as turns,
+    ):
+
+        def count(number: int, buffer: NDArray[np.uint8]) -> CountedFile:
+            with turns.batch(number):
+                return _count_file(files[number], schema, buffer, task.advance)
+
+        counted = map_files(count, range(len(files)), workers)
+    return _content(schema, counted, vocabulary)
+
+
+def _keep(place: Workplace, made: Path, content: HistogramFile) -> None:
+    write_histogram(made, content)
+    place.put(made)
 
 
 def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchema:

@@ -6,11 +6,12 @@ The histogram and the plan are kept beside the packed folder, in `<out>-plan/`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings
+from gaudi_bert.config import PackingSettings, StoreSettings
 from gaudi_bert.stages.results import PackResult
 
 __all__ = ["pack"]
@@ -25,6 +26,7 @@ def pack(
     overwrite: bool = False,
     workers: int | None = None,
     verified: bool = False,
+    store: StoreSettings | None = None,
 ) -> PackResult:
     """Pack `records` into `out`.
 
@@ -36,6 +38,7 @@ def pack(
         overwrite: replace what other settings made.
         workers: processes or threads; None for all cores.
         verified: prove afterwards that nothing was lost.
+        store: how object stores are reached, where a path is a URL.
 
     Raises:
         InputError: bad records, or a folder made with other settings.
@@ -51,8 +54,9 @@ def pack(
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
     histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
     plan_path = histogram_path.with_name("plan.json")
-    histogram(records, histogram_path, reporter=reporter, overwrite=overwrite, workers=workers)
-    planned = plan([histogram_path], plan_path, settings, reporter=reporter, overwrite=overwrite)
-    written = write(records, plan_path, out, reporter=reporter, overwrite=overwrite, workers=workers)
-    proof = verify(records, out, reporter=reporter, workers=workers) if verified else None
+    common: dict[str, Any] = {"reporter": reporter, "overwrite": overwrite, "store": store}
+    histogram(records, histogram_path, workers=workers, **common)
+    planned = plan([histogram_path], plan_path, settings, **common)
+    written = write(records, plan_path, out, workers=workers, **common)
+    proof = verify(records, out, reporter=reporter, workers=workers, store=store) if verified else None
     return PackResult(planned, written, proof)

@@ -10,13 +10,16 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.plan import Plan, PlannedFile, PlannedGroup, PlanTotals, SmallerBudget, read_plan, write_plan
+from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.workplace import begin_in, local_copy, workplace
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings
+from gaudi_bert.config import PackingSettings, StoreSettings
 from gaudi_bert.stages.results import PlanResult
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ def plan(
     *,
     reporter: Reporter,
     overwrite: bool = False,
+    store: StoreSettings | None = None,
 ) -> PlanResult:
     """Plan the packing of the records that `histograms` count.
 
@@ -43,6 +47,7 @@ def plan(
         settings: how to pack.
         reporter: where progress goes.
         overwrite: replace a plan made from other inputs or settings.
+        store: how object stores are reached, where a path is a URL.
 
     Returns:
         The quality of the plan, in total, and the seconds that it took, which are never stored.
@@ -53,17 +58,23 @@ def plan(
     from gaudi_bert.stages.counted_records import read_histograms
 
     started = time.monotonic()
-    records = read_histograms(histograms)
+    with ExitStack() as stack:
+        records = read_histograms([stack.enter_context(local_copy(path, store)) for path in histograms])
     signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
-    if begin_artefact(out, out, signature, overwrite):
-        reporter.say(f"{out}: already there, nothing to do")
-        return PlanResult(read_plan(out).totals, seconds=0.0, skipped=True)
-    groups = _groups(records, settings, reporter)
-    packings = _pack_groups(records, groups, settings, reporter)
-    content = _content(records, groups, packings, settings)
-    write_plan(out, content)
+    with workplace(out.parent, store) as place:
+        made = place.folder / out.name
+        if begin_in(place, made, made, signature, overwrite):
+            reporter.say(f"{shown_place(out)}: already there, nothing to do")
+            return PlanResult(read_plan(made).totals, seconds=0.0, skipped=True)
+        groups = _groups(records, settings, reporter)
+        packings = _pack_groups(records, groups, settings, reporter)
+        content = _content(records, groups, packings, settings)
+        write_plan(made, content)
+        place.put(made)
     if records.files is None:
-        reporter.say(f"{out}: the histogram has no counts per file, so this plan cannot be written, only looked at")
+        reporter.say(
+            f"{shown_place(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
+        )
     return PlanResult(content.totals, seconds=round(time.monotonic() - started, 3))
 
 

@@ -3,7 +3,8 @@
 A group is a pure function of its files and the plan: whoever writes it, on whatever machine and with however
 many threads, writes the same bytes. Its shards come first and its manifest `group-GGGGG.json` last, all of
 them whole or absent, so a killed run is continued by running it again: groups with a manifest are skipped. A
-kernel lock keeps two writers of one group apart.
+kernel lock keeps two writers of one group apart. In an object store there is no lock: they put equal bytes. There the files
+of a group are fetched while the group before it is packed, and every shard is put as soon as it is whole.
 
 A group with fewer packs than shards still has them all, some of them empty files: then every reader may count
 on a multiple of `shard_multiple` shards per group, and rank r of W reads the shards whose index mod W is r.
@@ -17,14 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
+from gaudi_bert.artefacts.completion import Signature, is_finished, settings_path
 from gaudi_bert.artefacts.manifest import GroupManifest, read_manifest, write_manifest
 from gaudi_bert.artefacts.metadata import InputFile, Metadata, Shard, read_own_metadata, write_metadata
 from gaudi_bert.artefacts.names import METADATA_NAME, manifest_path
 from gaudi_bert.artefacts.plan import WritablePlan, read_writable_plan
+from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
+from gaudi_bert.artefacts.store.workplace import Workplace, begin_in, local_copy, workplace
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.config import StoreSettings
 from gaudi_bert.stages.plan_proof import prove_plan
 from gaudi_bert.stages.results import GroupsResult, WriteResult
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gaudi_bert.records.files import RecordFile
+    from gaudi_bert.records.inputs import RecordInputs
     from gaudi_bert.records.read.group import GroupFile
 
 __all__ = ["match_files", "write", "write_shard"]
@@ -47,6 +52,7 @@ def write(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
+    store: StoreSettings | None = None,
 ) -> WriteResult:
     """Write the packed records of a plan.
 
@@ -58,6 +64,7 @@ def write(
         reporter: where progress goes.
         overwrite: replace what another plan made.
         workers: threads; None for all cores.
+        store: how object stores are reached, where a path is a URL.
 
     Returns:
         The totals of the packed folder.
@@ -67,13 +74,14 @@ def write(
         FailedError: disk full, another writer, or a group missing at `finish`.
     """
     started = time.monotonic()
-    content = read_writable_plan(plan)
-    if _begin(records, content, out, overwrite, reporter):
-        return _result(read_own_metadata(out), skipped=True)
-    prove_plan(plan, content, range(len(content.groups)))
-    if not finish:
-        _write_groups(out, content, _plan_files(records, content), range(len(content.groups)), reporter, workers)
-    metadata = _finish(out, content)
+    with local_copy(plan, store) as path, workplace(out, store) as place:
+        content = read_writable_plan(path)
+        if _begin(records, content, place, overwrite, reporter):
+            return _result(read_own_metadata(place.folder), skipped=True)
+        prove_plan(path, content, range(len(content.groups)))
+        if not finish:
+            _write_groups(records, place, content, range(len(content.groups)), reporter, workers)
+        metadata = _finish(place, content)
     return _result(metadata, seconds=round(time.monotonic() - started, 3))
 
 
@@ -86,11 +94,12 @@ def write_shard(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
+    store: StoreSettings | None = None,
 ) -> WriteResult | GroupsResult:
     """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
 
     Args:
-        records, plan, out, reporter, overwrite, workers: as in `write`.
+        records, plan, out, reporter, overwrite, workers, store: as in `write`.
 
     Returns:
         The totals of these groups, or of the whole folder where it was finished already.
@@ -98,35 +107,40 @@ def write_shard(
     Raises:
         InputError, FailedError: as `write`.
     """
-    content = read_writable_plan(plan)
-    if _begin(records, content, out, overwrite, reporter):
-        return _result(read_own_metadata(out), skipped=True)
-    numbers = range(len(content.groups))[shard[0] :: shard[1]]
-    prove_plan(plan, content, numbers)
-    written = _write_groups(out, content, _plan_files(records, content), numbers, reporter, workers)
-    return _groups_result(out, numbers, written)
+    with local_copy(plan, store) as path, workplace(out, store) as place:
+        content = read_writable_plan(path)
+        if _begin(records, content, place, overwrite, reporter):
+            return _result(read_own_metadata(place.folder), skipped=True)
+        numbers = range(len(content.groups))[shard[0] :: shard[1]]
+        prove_plan(path, content, numbers)
+        written = _write_groups(records, place, content, numbers, reporter, workers)
+        return _groups_result(place.folder, numbers, written)
 
 
-def _begin(records: str | Path, plan: WritablePlan, out: Path, overwrite: bool, reporter: Reporter) -> bool:
+def _begin(records: str | Path, plan: WritablePlan, place: Workplace, overwrite: bool, reporter: Reporter) -> bool:
     """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
-    from gaudi_bert.records.files import records_folder
-
-    if records_folder(records).resolve() == out.resolve():
-        raise InputError(f"{out}: the output folder is the folder of the records; choose another one")
+    _check_apart(records, place)
+    out = place.folder
     final, signature = out / METADATA_NAME, Signature("write", {}, {"plan_sha256": plan.sha256})
-    done = is_finished(out, final, signature)
+    done = not place.is_store and is_finished(out, final, signature)
     if not done:
         with exclusive_lock(settings_path(out), str(out), wait=True):
-            done = begin_artefact(out, final, signature, overwrite)
+            done = begin_in(place, out, final, signature, overwrite)
     if done:
-        reporter.say(f"{out}: already there, nothing to do")
+        reporter.say(f"{place.url or out}: already there, nothing to do")
     return done
 
 
-def _plan_files(records: str | Path, plan: WritablePlan) -> dict[str, GroupFile]:
-    from gaudi_bert.records.files import list_record_files
+def _check_apart(records: str | Path, place: Workplace) -> None:
+    """Refuse to write into the folder of the records."""
+    from gaudi_bert.records.files import records_folder
 
-    return match_files(records, list_record_files(records), plan)
+    if in_store(records):
+        same = url_of(records) == place.url
+    else:
+        same = not place.is_store and records_folder(records).resolve() == place.folder.resolve()
+    if same:
+        raise InputError(f"{shown_place(records)}: the output folder is the folder of the records; choose another one")
 
 
 def match_files(records: str | Path, found: Sequence[RecordFile], plan: WritablePlan) -> dict[str, GroupFile]:
@@ -150,33 +164,59 @@ def match_files(records: str | Path, found: Sequence[RecordFile], plan: Writable
 
 
 def _write_groups(
-    out: Path,
+    records: str | Path,
+    place: Workplace,
     plan: WritablePlan,
-    files: dict[str, GroupFile],
     numbers: Sequence[int],
     reporter: Reporter,
     workers: int | None,
 ) -> int:
     """Write the groups that have no manifest yet; how many that were."""
-    from gaudi_bert.records.read.group import buffer_bytes, group_buffer
+    from gaudi_bert.records.inputs import open_inputs
 
-    pending = [number for number in numbers if _finished_group(out, number, plan) is None]
-    members = {number: [files[name] for name in plan.groups[number].files] for number in pending}
-    if len(pending) < len(numbers):
-        reporter.say(f"{out}: {len(numbers) - len(pending)} of {len(numbers)} groups are there already")
-    if not pending:
-        return 0
-    buffer = group_buffer(max(buffer_bytes(group) for group in members.values()))
-    with reporter.task("write", sum(file.bytes for group in members.values() for file in group), "bytes") as task:
-        for number in pending:
-            with exclusive_lock(manifest_path(out, number), f"{out}: group {number}"):
-                if _finished_group(out, number, plan) is None:
-                    _write_group(out, plan, number, members[number], buffer, task, workers)
+    with open_inputs(records, place.objects) as inputs:
+        files = match_files(inputs.shown, inputs.files, plan)
+        place.fetch(*(manifest_path(place.folder, number) for number in numbers))
+        pending = [number for number in numbers if _finished_group(place, number, plan) is None]
+        if len(pending) < len(numbers):
+            done = len(numbers) - len(pending)
+            reporter.say(f"{place.url or place.folder}: {done} of {len(numbers)} groups are there already")
+        if pending:
+            _write_pending(inputs, files, place, plan, pending, reporter, workers)
     return len(pending)
 
 
+def _write_pending(
+    inputs: RecordInputs,
+    files: dict[str, GroupFile],
+    place: Workplace,
+    plan: WritablePlan,
+    pending: Sequence[int],
+    reporter: Reporter,
+    workers: int | None,
+) -> None:
+    """Write one group after the other; where files are fetched, those of the next group meanwhile."""
+    from gaudi_bert.records.read.group import buffer_bytes, group_buffer
+
+    buffer = group_buffer(0)
+    members = [[files[name] for name in plan.groups[number].files] for number in pending]
+    total = sum(file.bytes for group in members for file in group)
+    with (
+        reporter.task("write", total, "bytes") as task,
+        inputs.turns([plan.groups[number].files for number in pending]) as turns,
+    ):
+        for turn, number in enumerate(pending):
+            with turns.batch(turn), exclusive_lock(manifest_path(place.folder, number), f"{place.folder}: group {number}"):
+                if not place.is_store and _finished_group(place, number, plan) is not None:
+                    continue
+                needed = buffer_bytes(members[turn])
+                if buffer.size < needed:
+                    buffer = group_buffer(needed)
+                _write_group(place, plan, number, members[turn], buffer, task, workers)
+
+
 def _write_group(
-    out: Path,
+    place: Workplace,
     plan: WritablePlan,
     number: int,
     files: Sequence[GroupFile],
@@ -202,21 +242,16 @@ def _write_group(
     share = sum(file.bytes for file in files) / planned.packs / 2
     cores = worker_count(workers, shards)
     slots = threading.Semaphore(cores)
-    made = map_in_threads(
-        lambda shard, output: write_shard(
-            out / shard_name(number, shard),
-            encoder,
-            int(bounds[shard]),
-            int(bounds[shard + 1]),
-            output,
-            slots,
-            lambda packs: task.advance(packs * share),
-        ),
-        range(shards),
-        WRITERS_PER_CORE * cores,
-        lambda: output_buffer(schema),
-    )
-    write_manifest(out, _manifest(plan, number, group.lengths, made))
+
+    def make(shard: int, output: NDArray[np.uint8]) -> Shard:
+        path, first, last = place.folder / shard_name(number, shard), int(bounds[shard]), int(bounds[shard + 1])
+        written = write_shard(path, encoder, first, last, output, slots, lambda packs: task.advance(packs * share))
+        place.move(path)
+        return written
+
+    made = map_in_threads(make, range(shards), WRITERS_PER_CORE * cores, lambda: output_buffer(schema))
+    write_manifest(place.folder, _manifest(plan, number, group.lengths, made))
+    place.put_once(manifest_path(place.folder, number))
 
 
 def _manifest(plan: WritablePlan, number: int, lengths: NDArray[np.int32], shards: Sequence[Shard]) -> GroupManifest:
@@ -233,23 +268,27 @@ def _manifest(plan: WritablePlan, number: int, lengths: NDArray[np.int32], shard
     )
 
 
-def _finished_group(out: Path, number: int, plan: WritablePlan) -> GroupManifest | None:
-    """The manifest of a group, if it is there, of this plan, and its shards have their sizes."""
+def _finished_group(place: Workplace, number: int, plan: WritablePlan) -> GroupManifest | None:
+    """The manifest of a group, if it is there, of this plan, and its shards have their sizes; in a store it was put last."""
+    out = place.folder
     if not manifest_path(out, number).exists():
         return None
     manifest = read_manifest(out, number)
     if manifest.plan_sha256 != plan.sha256:
         return None
-    for shard in manifest.shards:
+    for shard in () if place.is_store else manifest.shards:
         file = out / shard.name
         if not file.is_file() or file.stat().st_size != shard.bytes:
             return None
     return manifest
 
 
-def _finish(out: Path, plan: WritablePlan) -> Metadata:
+def _finish(place: Workplace, plan: WritablePlan) -> Metadata:
     """Check the sums of all manifests against the plan and write metadata.json."""
-    found = [_finished_group(out, number, plan) for number in range(len(plan.groups))]
+    out = place.folder
+    paths = [manifest_path(out, number) for number in range(len(plan.groups))]
+    place.fetch(*(path for path in paths if not path.exists()))
+    found = [_finished_group(place, number, plan) for number in range(len(plan.groups))]
     missing = [number for number, manifest in enumerate(found) if manifest is None]
     if missing:
         raise FailedError(
@@ -264,6 +303,7 @@ def _finish(out: Path, plan: WritablePlan) -> Metadata:
     metadata = _metadata(plan, groups)
     with exclusive_lock(out / METADATA_NAME, str(out), wait=True):
         write_metadata(out, metadata)
+        place.put(out / METADATA_NAME)
     return metadata
 
 

@@ -1,0 +1,1 @@
+"""Where an artefact lies: in a folder, or in an object store."""

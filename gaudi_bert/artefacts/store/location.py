@@ -1,0 +1,54 @@
+"""How a place in an object store is written: as its URL, or as the `Path` that `pathlib` makes of it.
+
+`Path("s3://bucket/work") / "plan.json"` is `s3:/bucket/work/plan.json`: pathlib drops one slash and keeps the rest, so a
+place in a store has a name, a parent and children as every path has. Its first part, `s3:`, says that it is no place on a
+disk. A folder of this machine whose name ends in a colon is written `./s3:`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gaudi_bert.common.errors import InputError
+
+__all__ = ["in_store", "place_below", "scheme_of", "shown_place", "url_of"]
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
+
+
+def in_store(place: str | Path) -> bool:
+    """Whether `place` lies in an object store."""
+    return _URL.fullmatch(str(place)) is not None
+
+
+def url_of(place: str | Path) -> str:
+    """The URL of a place in a store, without a slash at its end.
+
+    Raises:
+        InputError: it is no URL, or has what only a web page's has.
+    """
+    match = _URL.fullmatch(str(place))
+    if match is None:
+        raise InputError(f"{place}: is no URL of an object store; write for example s3://bucket/prefix")
+    scheme, rest = match[1], match[2].rstrip("/")
+    if "@" in rest.split("/")[0] and scheme in ("s3", "gs", "http", "https"):
+        raise InputError(
+            f"{scheme}://...: a URL with credentials in it; leave them out, the store's own variables or files give them"
+        )
+    return f"{scheme}://{rest}"
+
+
+def scheme_of(place: str | Path) -> str:
+    """`s3` of `s3://bucket/prefix`."""
+    return url_of(place).split(":", 1)[0]
+
+
+def place_below(folder: Path, text: str) -> Path:
+    """`text` as a place: a URL as it is, a relative path from `folder`."""
+    return Path(text) if in_store(text) else folder / text
+
+
+def shown_place(place: str | Path) -> str:
+    """How messages name a place: a URL, or the path."""
+    return url_of(place) if in_store(place) else str(place)

@@ -1,0 +1,216 @@
+"""Objects in a store: few verbs, each of them whole or not at all, tried again with growing pauses.
+
+A put makes an object appear whole or not at all, so there is no hidden name and no rename. What a server or a network does
+wrong for a moment (500, 503, a reset, a body cut short, silence) costs a pause and another attempt; what will not change
+(no rights, no such bucket, a full disk) is said at once. Every fetched object has the size that the store says, and is the
+version that it was before: one that is replaced while it is read is refused.
+
+The libraries are fsspec's: each takes its credentials as its own tools do. Nothing of them is ever in a message.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gaudi_bert.artefacts.store.libraries import no_credentials, open_filesystem, passing_errors
+from gaudi_bert.artefacts.store.location import scheme_of, url_of
+from gaudi_bert.common.errors import FailedError, InputError, shortened
+from gaudi_bert.config import StoreSettings
+
+__all__ = ["ObjectInfo", "Objects"]
+
+Answer = TypeVar("Answer")
+PART_BYTES = 16 << 20
+"""Larger objects are put in parts of this size, so that no object has to be in memory whole."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a store says of an object: its size, what changes when it is replaced ("" where the store has no such), and when
+    it was made, in seconds since 1970 (None where it does not say)."""
+
+    bytes: int
+    version: str
+    modified: float | None = field(default=None, compare=False)
+
+
+class Objects:
+    """The objects of all stores, by URL. May be used by several threads."""
+
+    def __init__(self, settings: StoreSettings | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.settings = settings or StoreSettings()
+        self._sleep = sleep
+        self._filesystems: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def info(self, url: str | Path) -> ObjectInfo | None:
+        """What lies at `url`; None where no object does."""
+        url = url_of(url)
+        try:
+            found = self._attempt("look at", url, lambda filesystem: filesystem.info(url))
+        except FileNotFoundError:
+            return None
+        return _info(found) if found["type"] == "file" else None
+
+    def read(self, url: str | Path) -> bytes:
+        """A small object, whole.
+
+        Raises:
+            InputError: there is none.
+        """
+        url = url_of(url)
+        try:
+            return bytes(self._attempt("read", url, lambda filesystem: filesystem.cat_file(url)))
+        except FileNotFoundError as error:
+            raise _missing(url) from error
+
+    def fetch(self, url: str | Path, path: Path, known: ObjectInfo | None = None) -> None:
+        """Copy an object to the local file `path`, which appears whole or not at all.
+
+        Args:
+            url: the object.
+            path: where it goes.
+            known: what the store said of it earlier; it must still be so.
+
+        Raises:
+            InputError: there is none, or it was replaced while it was read.
+            FailedError: the store or the disk refuses.
+        """
+        url = url_of(url)
+        before = known or self.info(url)
+        if before is None:
+            raise _missing(url)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
+        try:
+            self._attempt("fetch", url, lambda filesystem: self._fetch_whole(filesystem, url, temporary, before))
+            self._attempt("fetch", url, lambda _: os.replace(temporary, path))
+        except FileNotFoundError as error:
+            raise InputError(f"{url}: was removed while it was read; leave the data alone, and run it again") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _fetch_whole(self, filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
+        options = {"max_concurrency": 1} if scheme_of(url) == "s3" else {}
+        filesystem.get_file(url, str(temporary), **options)
+        size, after = temporary.stat().st_size, _info(filesystem.info(url))
+        if after != before:
+            raise InputError(
+                f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
+                "alone, and run the same again"
+            )
+        if size != after.bytes:
+            raise OSError(errno.EIO, f"{size:,} of {after.bytes:,} bytes came")
+
+    def put(self, path: Path, url: str | Path) -> None:
+        """Copy the local file `path` to the object `url`, whole."""
+        url = url_of(url)
+        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if scheme_of(url) == "s3" else {}
+        self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
+
+    def write(self, url: str | Path, data: bytes) -> None:
+        """Make a small object, whole; what was there is replaced."""
+        url = url_of(url)
+        self._make(url, lambda filesystem: filesystem.pipe_file(url, data))
+
+    def _make(self, url: str, request: Callable[[Any], object]) -> None:
+        try:
+            self._attempt("put", url, request)
+        except FileNotFoundError as error:
+            raise InputError(f"{url}: cannot put: there is no such bucket; make it, or check the URL") from error
+
+    def list(self, url: str | Path) -> dict[str, ObjectInfo]:
+        """All objects below `url`, by their names relative to it, sorted; none where there is nothing."""
+        url = url_of(url)
+        try:
+            found = self._attempt("list", url, lambda filesystem: filesystem.find(url, detail=True))
+        except FileNotFoundError:
+            return {}
+        start = len(re.sub(r"^[a-z][a-z0-9+.-]*://", "", url)) + 1
+        named = {name.removeprefix(f"{scheme_of(url)}://"): _info(value) for name, value in found.items()}
+        return {name[start:]: value for name, value in sorted(named.items()) if len(name) > start}
+
+    def remove(self, url: str | Path) -> None:
+        """Remove an object, if it is there."""
+        url = url_of(url)
+        try:
+            self._attempt("remove", url, lambda filesystem: filesystem.rm_file(url))
+        except FileNotFoundError:
+            return
+
+    def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
+        """The answer to a request, which is made again while what fails may pass.
+
+        Raises:
+            FileNotFoundError: there is no such object (or bucket).
+            FailedError: the store refuses, or all attempts failed.
+        """
+        scheme, settings = scheme_of(url), self.settings
+        filesystem, passing = self._filesystem(scheme), passing_errors(scheme)
+        pause, attempt = settings.first_pause_seconds, 0
+        while True:
+            attempt += 1
+            try:
+                return request(filesystem)
+            except (FileNotFoundError, InputError, FailedError):
+                raise
+            except PermissionError as error:
+                raise FailedError(
+                    f"{url}: cannot {action}: {_reason(error)}; give this account the right to it, or check the credentials"
+                ) from error
+            except passing as error:
+                self._refuse_what_stays(action, url, error)
+                if attempt == settings.attempts:
+                    raise FailedError(
+                        f"{url}: cannot {action}: {_reason(error)} ({attempt} attempts); check that the store is there and "
+                        "how it is reached (store.endpoint_url, store.ca_file), then run the same again"
+                    ) from error
+            self._sleep(pause)
+            pause = min(2 * pause, settings.longest_pause_seconds)
+
+    def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:
+        """Say at once what another attempt would not mend."""
+        number = getattr(error, "errno", None)
+        if number in _NO_SPACE:
+            raise FailedError(
+                f"{url}: cannot {action}: {_reason(error)}; give scratch more room, or another place (store.scratch)"
+            ) from error
+        if no_credentials(error):
+            raise FailedError(
+                f"{url}: cannot {action}: there are no credentials; give them as the store's own tools take them "
+                "(s3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
+            ) from error
+        if number in _FINAL or isinstance(error, ValueError):
+            raise InputError(f"{url}: cannot {action}: {_reason(error)}; check the URL and store.endpoint_url") from error
+
+    def _filesystem(self, scheme: str) -> Any:
+        with self._lock:
+            if scheme not in self._filesystems:
+                self._filesystems[scheme] = open_filesystem(scheme, self.settings)
+            return self._filesystems[scheme]
+
+
+def _info(found: dict[str, Any]) -> ObjectInfo:
+    version = found.get("ETag") or found.get("etag") or found.get("generation") or found.get("mtime") or ""
+    modified = found.get("LastModified") or found.get("last_modified") or found.get("mtime")
+    return ObjectInfo(int(found["size"]), str(version), modified.timestamp() if isinstance(modified, datetime) else None)
+
+
+def _missing(url: str) -> InputError:
+    return InputError(f"{url}: no such object, or no such bucket; check the URL")
+
+
+def _reason(error: BaseException) -> str:
+    return shortened(str(error) or type(error).__name__, 160)

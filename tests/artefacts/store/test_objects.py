@@ -1,0 +1,119 @@
+"""Objects: whole or not at all, through a server and a network that do wrong; what stays wrong is said in one line."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.store.location import in_store, place_below, shown_place, url_of
+from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.config import StoreSettings
+from tests.builders.faulty_proxy import FAULTS, faulty_proxy
+from tests.builders.s3_server import S3Server, quick
+
+
+def test_places_in_a_store_are_paths_too() -> None:
+    work = Path("s3://bucket/work")
+    assert in_store(work)
+    assert shown_place(work / "demo" / "plan.json") == "s3://bucket/work/demo/plan.json"
+    assert url_of("gs://bucket/a/") == "gs://bucket/a"
+    assert place_below(Path("/pipelines"), "s3://bucket/text") == Path("s3://bucket/text")
+    assert place_below(Path("/pipelines"), "text") == Path("/pipelines/text")
+    assert not any(in_store(place) for place in ("work", "/work", "./s3:/x", "c:", "s3:", "s3://"))
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(InputError, match="credentials") as caught:
+        url_of("s3://key:secret@bucket/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_objects_survive_a_bad_server(s3: S3Server, tmp_path: Path) -> None:
+    with faulty_proxy(s3.port, seed=3) as proxy:
+        objects, content = Objects(quick(proxy.endpoint)), bytes(range(256)) * 1001
+        (tmp_path / "file").write_bytes(content)
+        proxy.share = 0.3
+        for number in range(13):
+            url = f"s3://bucket/objects/{number}"
+            objects.put(tmp_path / "file", url)
+            objects.fetch(url, tmp_path / "copy")
+            assert (tmp_path / "copy").read_bytes() == content
+            assert objects.read(url) == content
+        assert list(objects.list("s3://bucket/objects")) == sorted(str(number) for number in range(13))
+        objects.remove("s3://bucket/objects/7")
+        assert objects.info("s3://bucket/objects/7") is None
+        assert set(proxy.happened) == set(FAULTS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "file"]
+
+
+def test_large_objects_go_up_in_parts_and_come_back(s3: S3Server, tmp_path: Path) -> None:
+    objects, content = Objects(quick(s3.endpoint)), bytes(range(251)) * (5 * PART_BYTES // 2 // 251)
+    (tmp_path / "large").write_bytes(content)
+    objects.put(tmp_path / "large", "s3://bucket/large")
+    objects.fetch("s3://bucket/large", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == content
+
+
+def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_path: Path) -> None:
+    direct = Objects(quick(s3.endpoint))
+    direct.write("s3://bucket/changing", b"one" * 100)
+    with faulty_proxy(s3.port) as proxy:
+        proxy.after_get = lambda path: direct.write("s3://bucket/changing", b"another" * 100)
+        with pytest.raises(InputError, match=r"changing: changed while it was read \(300 bytes before, 700 now\)"):
+            Objects(quick(proxy.endpoint)).fetch("s3://bucket/changing", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_what_is_not_there_is_told(s3: S3Server, tmp_path: Path) -> None:
+    objects = Objects(quick(s3.endpoint))
+    assert objects.info("s3://bucket/none") is None
+    assert objects.list("s3://bucket/none") == {}
+    assert objects.list("s3://no-such-bucket/none") == {}
+    with pytest.raises(InputError, match="s3://no-such-bucket/x: no such object, or no such bucket"):
+        objects.fetch("s3://no-such-bucket/x", tmp_path / "copy")
+
+
+def test_a_put_into_no_bucket_fails(s3: S3Server) -> None:
+    with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: there is no such bucket"):
+        Objects(quick(s3.endpoint)).write("s3://no-such-bucket/x", b"x")
+
+
+def test_a_server_that_is_away_is_asked_again_with_growing_pauses() -> None:
+    pauses: list[float] = []
+    settings = StoreSettings(
+        endpoint_url="http://127.0.0.1:9", attempts=5, first_pause_seconds=0.5, longest_pause_seconds=3, timeout_seconds=1
+    )
+    with pytest.raises(FailedError, match=r"s3://bucket/x: cannot look at: .*127.0.0.1:9.* \(5 attempts\); .*endpoint_url"):
+        Objects(settings, sleep=pauses.append).info("s3://bucket/x")
+    assert pauses == [0.5, 1, 2, 3]
+
+
+def test_missing_credentials_are_said_at_once(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    with pytest.raises(FailedError, match="there are no credentials; give them as the store's own tools"):
+        Objects(quick(s3.endpoint, timeout_seconds=7), sleep=pytest.fail).write("s3://bucket/x", b"x")
+
+
+def test_a_scheme_that_nothing_reads_names_the_extra() -> None:
+    with pytest.raises(InputError, match=r"gs://: nothing here reads such URLs; pip install 'gaudi-bert\[gcs\]'"):
+        Objects().info("gs://bucket/x")
+    with pytest.raises(InputError, match=r"xyz://: .*; use s3://, gs:// or az://"):
+        Objects().info("xyz://bucket/x")
+
+
+def test_a_full_disk_is_said_at_once(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Objects(quick(s3.endpoint), sleep=pytest.fail)
+    objects.write("s3://bucket/full", b"x")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(FailedError, match="No space left on device; give scratch more room"):
+        objects.fetch("s3://bucket/full", tmp_path / "copy")

@@ -1,0 +1,151 @@
+"""A proxy in front of an HTTP server that does wrong what servers and networks do wrong, by a seeded die.
+
+Faults: an answer 500 or 503, a reset connection, an answer that comes late, and a body that is cut short. A request is
+forwarded before its answer is spoilt (reset, cut short) in half of the cases: the server may have done what it was asked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+FAULTS = ("500", "503", "reset", "slow", "truncated")
+_NOT_FORWARDED = {"connection", "keep-alive", "transfer-encoding"}
+
+
+class FaultyProxy:
+    """What the proxy does, to be changed while it runs.
+
+    Attributes:
+        port: where it listens.
+        share: of requests that go wrong.
+        happened: how often each fault was injected.
+        after_get: called with the path after an object was read and before the answer goes on; for replacing it.
+    """
+
+    def __init__(self, upstream_port: int, seed: int, slow_seconds: float) -> None:
+        self.upstream_port, self.slow_seconds = upstream_port, slow_seconds
+        self.share = 0.0
+        self.happened: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.after_get: Callable[[str], None] | None = None
+        self.port = 0
+        self._random, self._lock = random.Random(seed), threading.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def fault(self) -> str | None:
+        """What happens to this request."""
+        with self._lock:
+            if self._random.random() >= self.share:
+                return None
+            fault = self._random.choice(FAULTS)
+            self.happened[fault] += 1
+            return fault
+
+    def flip(self) -> bool:
+        with self._lock:
+            return self._random.random() < 0.5
+
+
+@contextmanager
+def faulty_proxy(upstream_port: int, seed: int = 7, slow_seconds: float = 0.05) -> Iterator[FaultyProxy]:
+    """A proxy in front of a server on loopback; it ends with the block."""
+    proxy = FaultyProxy(upstream_port, seed, slow_seconds)
+
+    class Handler(_Handler):
+        rules = proxy
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    proxy.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    rules: FaultyProxy
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        rules, fault = self.rules, self.rules.fault()
+        rules.requests[self.command] += 1
+        if fault in ("500", "503"):
+            self._answer(int(fault), {}, b"<Error><Code>InternalError</Code><Message>injected</Message></Error>")
+            return
+        if fault == "reset" and rules.flip():
+            self._reset()
+            return
+        if fault == "slow":
+            time.sleep(rules.slow_seconds)
+        status, headers, answer = self._ask_upstream(body)
+        if self.command == "GET" and rules.after_get is not None:
+            rules.after_get(self.path)
+        if fault == "reset":
+            self._reset()
+        elif fault == "truncated" and len(answer) > 1 and self.command == "GET":
+            self._answer(status, headers, answer, send=len(answer) // 2)
+            self._reset()
+        else:
+            self._answer(status, headers, answer)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
+
+    def _ask_upstream(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.rules.upstream_port, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in (*_NOT_FORWARDED, "expect")}
+        connection.request(self.command, self.path, body or None, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        kept = {name: value for name, value in answer.getheaders() if name.lower() not in _NOT_FORWARDED}
+        connection.close()
+        return answer.status, kept, content
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes, send: int | None = None) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() != "content-length":
+                self.send_header(name, value)
+        length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[:send])
+
+    def _reset(self) -> None:
+        """Close the connection so that the other side sees a reset."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (OSError, ValueError):
+            self.close_connection = True  # the other side is gone, or we closed it
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except (OSError, ValueError):
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
