@@ -22,12 +22,16 @@ __all__ = [
     "PreparedSection",
     "PreparedVocabulary",
     "TextSource",
+    "read_imported_examples",
+    "read_imported_table",
     "read_prepared_examples",
     "read_section",
     "write_examples",
+    "write_imported_table",
 ]
 
 REMEDY = "prepare the examples again"
+IMPORT_REMEDY = "import the tables again with --overwrite"
 
 
 class PreparedFile(Artefact):
@@ -104,6 +108,29 @@ def read_prepared_examples(folder: Path) -> PreparedExamples:
         InputError: examples.json is missing or damaged.
     """
     return read_artefact(folder / EXAMPLES_NAME, PreparedExamples, REMEDY)
+
+
+def read_imported_examples(folder: Path) -> ImportedExamples:
+    """What `import` made.
+
+    Raises:
+        InputError: examples.json is missing or damaged.
+    """
+    return read_artefact(folder / EXAMPLES_NAME, ImportedExamples, IMPORT_REMEDY)
+
+
+def read_imported_table(path: Path) -> ImportedTable:
+    """What became of one table.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    return read_artefact(path, ImportedTable, IMPORT_REMEDY)
+
+
+def write_imported_table(path: Path, content: ImportedTable) -> None:
+    """Write what became of one table, whole or not at all."""
+    write_json(path, content.as_json())
 
 
 def write_examples(folder: Path, content: PreparedExamples | ImportedExamples) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "Json",
     "Overwrite",
     "Records",
+    "RecordsOrTable",
     "Seed",
     "Set",
     "Shard",
@@ -27,6 +28,9 @@ __all__ = [
 ]
 
 Records = Annotated[str, typer.Argument(help="Unpacked TFRecords: a folder, a file or a glob.", show_default=False)]
+RecordsOrTable = Annotated[
+    str, typer.Argument(help="Unpacked TFRecords or a table: a folder, a file or a glob.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what other settings made.")]
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Do part K (from 0) of N only, for many machines.")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gaudi_bert.cli import arguments, output
+from gaudi_bert.cli import arguments, output, table_options
 from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -150,19 +150,43 @@ def write(
 
 
 def pack(
-    records: arguments.Records,
+    records: arguments.RecordsOrTable,
     out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
     algorithm: arguments.Algorithm = None,
     depth: arguments.Depth = None,
     seed: arguments.Seed = None,
+    max_sequence_length: table_options.MaxSequenceLength = None,
+    too_long: table_options.TooLong = None,
+    index_only: table_options.IndexOnly = False,
+    keep_together: table_options.KeepTogether = None,
+    columns: table_options.Columns = None,
+    group_bytes: table_options.GroupBytes = None,
+    shard: arguments.Shard = None,
+    finish: table_options.Finish = False,
     workers: arguments.Workers = None,
     verify: Annotated[bool, typer.Option("--verify", help="Prove afterwards that nothing was lost.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Histogram, plan and write in one; the plan is kept beside the output, in `OUT-plan/`."""
+    """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
     from gaudi_bert.stages.pack import pack as run
 
+    of_tables = {
+        "max_sequence_length": max_sequence_length,
+        "too_long": too_long,
+        "index_only": index_only,
+        "keep_together": keep_together,
+        "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        "group_bytes": group_bytes,
+    }
+    if table_options.is_table(records):
+        options = {**of_tables, "algorithm": algorithm, "depth": depth, "seed": seed}
+        packed = table_options.pack_table(
+            *(records, out, options), shard=shard, finish=finish, workers=workers, verified=verify, overwrite=overwrite
+        )
+        output.print_result(packed, json, table_options.describe_table)
+        return
+    table_options.refuse_table_options(records, {**of_tables, "shard": shard, "finish": finish})
     settings = arguments.packing_settings(algorithm=algorithm, depth=depth, seed=seed)
     result = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers, verified=verify)
     output.print_result(result, json, _describe_pack)
@@ -176,7 +200,7 @@ def _describe_pack(result: Mapping[str, Any]) -> list[str]:
 
 
 def verify(
-    records: arguments.Records,
+    records: arguments.RecordsOrTable,
     packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
     workers: arguments.Workers = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what is verified already.")] = False,
@@ -184,7 +208,12 @@ def verify(
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.stages.verify import verify as run
+    from gaudi_bert.stages.verify_table import verify_table
 
+    if table_options.is_table(records):
+        proof = verify_table(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
+        output.print_result(proof, json, table_options.describe_proof)
+        return
     result = run(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_any)
 

@@ -20,7 +20,9 @@ def register(app: typer.Typer) -> None:
 
 
 def import_tables(
-    source: Annotated[str, typer.Argument(help="A .parquet or .arrow file, or a folder of them.", show_default=False)],
+    source: Annotated[
+        str, typer.Argument(help="A .parquet, .arrow or .jsonl file, a folder or a glob.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="The folder for unpacked TFRecords.", show_default=False)],
     max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Default: the longest row.")] = None,
     max_predictions: Annotated[int | None, typer.Option(min=1, help="Default: the most masked positions of a row.")] = None,
@@ -28,7 +30,7 @@ def import_tables(
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, Hugging Face datasets)."""
+    """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
     from gaudi_bert.stages.import_tables import import_tables as run
 
     result = run(

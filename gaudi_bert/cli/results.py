@@ -13,7 +13,16 @@ from typing import Any
 
 from gaudi_bert.artefacts.model import Artefact
 from gaudi_bert.stages.model_results import EvaluateResult, GraphResult, TrainDryRun, TrainResult
-from gaudi_bert.stages.results import PackResult, PlanResult, PreparedShard, PrepareResult, ReportResult, VerifyResult
+from gaudi_bert.stages.results import (
+    PackResult,
+    PackTableResult,
+    PlanResult,
+    PreparedShard,
+    PrepareResult,
+    ReportResult,
+    VerifyResult,
+    VerifyTableResult,
+)
 
 __all__ = ["to_json"]
 
@@ -66,6 +75,18 @@ def _(result: VerifyResult) -> dict[str, Any]:
 def _(result: PackResult) -> dict[str, Any]:
     verified = {} if result.verified is None else {"verify": to_json(result.verified)}
     return {**to_json(result.planned), **to_json(result.written), **verified}
+
+
+@to_json.register
+def _(result: VerifyTableResult) -> dict[str, Any]:
+    return {**to_json(result.verification), **_fields(result, "verification")}
+
+
+@to_json.register
+def _(result: PackTableResult) -> dict[str, Any]:
+    content = {name: value for name, value in to_json(result.metadata).items() if name not in ("inputs", "histogram")}
+    verified = {} if result.verified is None else {"verify": to_json(result.verified)}
+    return {**content, "shards": len(result.metadata.shards), **_fields(result, "metadata", "verified"), **verified}
 
 
 @to_json.register

@@ -6,7 +6,7 @@ allowed and, for a misspelt key, the nearest right one. `--set packing.depth=4` 
 
 from __future__ import annotations
 
-from gaudi_bert.config.data import PackingSettings, PrepareSettings
+from gaudi_bert.config.data import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import (
     DockerSettings,
@@ -18,7 +18,7 @@ from gaudi_bert.config.places import (
     StoreSettings,
     Toleration,
 )
-from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping
+from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping, table_settings_from_mapping
 from gaudi_bert.config.tasks import TaskSettings
 from gaudi_bert.config.training import GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import ALGORITHMS
@@ -38,9 +38,11 @@ __all__ = [
     "PrepareSettings",
     "ResourceSettings",
     "StoreSettings",
+    "TableSettings",
     "TaskSettings",
     "Toleration",
     "TrainingSettings",
     "load_pipeline",
     "pipeline_from_mapping",
+    "table_settings_from_mapping",
 ]

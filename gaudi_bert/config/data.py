@@ -11,6 +11,7 @@ from gaudi_bert.config.values import Algorithm, Bytes, Depth, Settings
 __all__ = [
     "PackingSettings",
     "PrepareSettings",
+    "TableSettings",
 ]
 
 
@@ -49,4 +50,21 @@ class PackingSettings(Settings):
     group_bytes: Bytes = Field(2**30, description="... and at most this many bytes")
     shard_multiple: int = Field(32, ge=1, le=4096, description="the number of shards of a group is a multiple of this")
     shard_bytes: Bytes = Field(128 * 10**6, description="a shard is at most this big")
+    seed: int = 12345
+
+
+class TableSettings(Settings):
+    """How the rows of a table are packed. Only the command line sets them; no pipeline file has them."""
+
+    max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
+    algorithm: Algorithm = "optimal"
+    depth: Depth = "max"
+    too_long: Literal["error", "truncate", "split", "drop"] = "error"
+    index_only: bool = False
+    keep_together: str | None = None
+    columns: tuple[str, ...] | None = None
+    group_sequences: int = Field(500_000, ge=1)
+    group_bytes: Bytes = Field(2**30)
+    shard_multiple: int = Field(32, ge=1, le=4096)
+    shard_bytes: Bytes = Field(128 * 10**6)
     seed: int = 12345

@@ -14,11 +14,13 @@ from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.yaml_text import parse_yaml
+from gaudi_bert.config.data import TableSettings
 from gaudi_bert.config.pipeline import PipelineSettings
 
 __all__ = [
     "load_pipeline",
     "pipeline_from_mapping",
+    "table_settings_from_mapping",
 ]
 
 
@@ -58,6 +60,18 @@ def pipeline_from_mapping(mapping: Mapping[str, Any], source: str) -> PipelineSe
     """
     try:
         return PipelineSettings.model_validate(mapping)
+    except ValidationError as error:
+        raise InputError(f"{source}: {_first_problem(error)}") from error
+
+
+def table_settings_from_mapping(mapping: Mapping[str, Any], source: str) -> TableSettings:
+    """How a table is packed; `source` names where it came from in errors.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    try:
+        return TableSettings.model_validate(mapping)
     except ValidationError as error:
         raise InputError(f"{source}: {_first_problem(error)}") from error
 

@@ -16,7 +16,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.permutation import permutation
 from gaudi_bert.packing.histogram import Histogram
 
-__all__ = ["FileCounts", "form_groups", "group_histogram", "too_large_files"]
+__all__ = ["FileCounts", "form_groups", "form_runs", "group_histogram", "too_large_files"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +56,20 @@ def form_groups(files: Sequence[FileCounts], group_sequences: int, group_bytes: 
     """
     ordered = sorted(files, key=lambda file: file.name)
     dealt = [ordered[index] for index in permutation(len(ordered), seed, "groups")]
-    # As few groups as the limits allow, then as even as that number allows: a small last group would pack badly.
+    groups = _cut_evenly(dealt, group_sequences, group_bytes)
+    return [sorted(group, key=lambda file: file.name) for group in groups]
+
+
+def form_runs(files: Sequence[FileCounts], group_sequences: int, group_bytes: int) -> list[list[FileCounts]]:
+    """The same without a permutation: each group is a run of the files in the order of their names."""
+    return _cut_evenly(sorted(files, key=lambda file: file.name), group_sequences, group_bytes)
+
+
+def _cut_evenly(dealt: list[FileCounts], group_sequences: int, group_bytes: int) -> list[list[FileCounts]]:
+    """As few groups as the limits allow, then as even as that number allows: a small last group would pack badly."""
     fewest = _cut(dealt, group_sequences, group_bytes, 1)
     even = _cut(dealt, group_sequences, group_bytes, len(fewest))
-    groups = even if len(even) == len(fewest) else fewest
-    return [sorted(group, key=lambda file: file.name) for group in groups]
+    return even if len(even) == len(fewest) else fewest
 
 
 def _cut(dealt: list[FileCounts], group_sequences: int, group_bytes: int, parts: int) -> list[list[FileCounts]]:

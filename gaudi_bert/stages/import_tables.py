@@ -1,4 +1,4 @@
-"""The stage `import`: tables of token ids (Parquet, Arrow, Hugging Face datasets) to unpacked TFRecords of
+"""The stage `import`: tables of token ids (Parquet, Arrow, JSON lines, Hugging Face datasets) to unpacked TFRecords of
 the contract.
 
 One table file becomes one TFRecord file of the same stem, so files can be shared out (`shard=(K, N)` takes
@@ -9,18 +9,24 @@ folder is whole when `examples.json` is there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.examples import (
+    ImportedExamples,
+    ImportedTable,
+    read_imported_examples,
+    read_imported_table,
+    write_examples,
+    write_imported_table,
+)
+from gaudi_bert.artefacts.names import EXAMPLES_NAME
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, explained_os_errors, read_json, write_json
+from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 
 __all__ = ["ImportedTables", "import_tables"]
-
-_PIECE_BYTES = 1 << 20
-_FINISHED_NAME = "examples.json"
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def import_tables(
     """Write the sequences of `source` to `out` as unpacked examples.
 
     Args:
-        source: a .parquet or .arrow file, or a folder of them (a split that `Dataset.save_to_disk` wrote).
+        source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or a split of a saved `Dataset`.
         out: the folder for the TFRecord files.
         max_sequence_length: L; the longest row when None (all tables are read once more to find it).
         max_predictions: P; the most masked positions of a row when None, and 1 where nothing is masked.
@@ -60,8 +66,10 @@ def import_tables(
         InputError: no tables, no column `input_ids`, or a row that does not fit (file, row and reason are named).
         FailedError: the files cannot be written.
     """
-    from gaudi_bert.records.tables.arrow_files import table_files
+    from gaudi_bert.records.tables.arrow import require_pyarrow
+    from gaudi_bert.records.tables.sources import file_identity, table_files
 
+    require_pyarrow()
     tables = table_files(source)
     if tables.left_out:
         reporter.say(f"{source}: state.json does not name {', '.join(tables.left_out)}; left out, as of an earlier save")
@@ -71,26 +79,43 @@ def import_tables(
         )
     targets = [out / name for name in _record_names(tables.files)]
     settings = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
-    inputs = {path.name: _identity(path) for path in tables.files}
-    finished = out / _FINISHED_NAME
+    inputs = {path.name: file_identity(path) for path in tables.files}
+    finished = out / EXAMPLES_NAME
     if begin_artefact(out, finished, Signature("import", settings, inputs), overwrite):
         reporter.say(f"{out}: already there, nothing to do")
-        return _read_finished(finished)
+        return _result(read_imported_examples(out))
     sizes = _sizes(tables.files, max_sequence_length, max_predictions)
     _import_files(list(zip(tables.files, targets, strict=True)), sizes, shard or (0, 1), reporter)
-    counted = [_count_path(target) for target in targets if _count_path(target).exists()]
-    result = replace(sizes, sequences=sum(read_json(path)["sequences"] for path in counted), files=len(counted))
+    counted = [read_imported_table(_count_path(target)) for target in targets if _count_path(target).exists()]
+    result = replace(sizes, sequences=sum(table.sequences for table in counted), files=len(counted))
     if len(counted) == len(targets):
-        write_json(finished, {name: value for name, value in asdict(result).items() if name != "skipped"})
+        write_examples(out, _content(result))
     if result.ignored_columns:
         reporter.say(f"columns that are not used: {', '.join(result.ignored_columns)}")
     return result
 
 
-def _read_finished(path: Path) -> ImportedTables:
-    """The result of an import that is whole, from its last file."""
-    content = read_json(path)
-    return ImportedTables(**{**content, "ignored_columns": tuple(content["ignored_columns"])}, skipped=True)
+def _content(result: ImportedTables) -> ImportedExamples:
+    """examples.json of an import that is whole."""
+    return ImportedExamples(
+        sequences=result.sequences,
+        files=result.files,
+        max_sequence_length=result.max_sequence_length,
+        max_predictions=result.max_predictions,
+        ignored_columns=result.ignored_columns,
+    )
+
+
+def _result(content: ImportedExamples) -> ImportedTables:
+    """The result of an import that was whole already."""
+    return ImportedTables(
+        content.sequences,
+        content.files,
+        content.max_sequence_length,
+        content.max_predictions,
+        content.ignored_columns,
+        skipped=True,
+    )
 
 
 def _sizes(files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None) -> ImportedTables:
@@ -119,20 +144,9 @@ def _import_files(
             task.advance(table.stat().st_size)
 
 
-def _identity(path: Path) -> dict[str, int]:
-    """Size and CRC-32C, by which an input is known wherever it lies."""
-    from gaudi_bert.records.wire.crc32c import crc32c
-
-    checksum = 0
-    with explained_os_errors(path, "read"), path.open("rb") as handle:
-        while piece := handle.read(_PIECE_BYTES):
-            checksum = crc32c(piece, checksum)
-    return {"bytes": path.stat().st_size, "crc32c": checksum}
-
-
 def _record_names(files: Sequence[Path]) -> list[str]:
     """The names of the TFRecord files: the stems of the tables, which must differ."""
-    names = [f"{path.stem}.tfrecord" for path in files]
+    names = [f"{path.name.removesuffix('.gz').rpartition('.')[0]}.tfrecord" for path in files]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InputError(f"{files[0].parent}: several tables would become {twice[0]}; give them different names")
@@ -141,18 +155,22 @@ def _record_names(files: Sequence[Path]) -> list[str]:
 
 def _import_file(table: Path, target: Path, sizes: ImportedTables) -> None:
     """Convert one table, unless it is done already; the count beside it is written after it."""
-    from gaudi_bert.records.tables.token_tables import read_examples
-    from gaudi_bert.records.wire.example import encode_example
-    from gaudi_bert.records.wire.framing import write_record
+    from gaudi_bert.records.schema import UnpackedSchema
+    from gaudi_bert.records.tables.token_tables import read_sequences
+    from gaudi_bert.records.write.unpacked import UnpackedEncoder
 
     if target.exists() and _count_path(target).exists():
         return
     count = 0
+    encoder = UnpackedEncoder(UnpackedSchema(sizes.max_sequence_length, sizes.max_predictions))
     with atomic_file(target) as handle:
-        for features in read_examples(table, sizes.max_sequence_length, sizes.max_predictions):
-            write_record(handle, encode_example(features))
-            count += 1
-    write_json(_count_path(target), {"sequences": count})
+        for sequences in read_sequences(table, sizes.max_sequence_length, sizes.max_predictions):
+            following = 0
+            while following < sequences.lengths.size:
+                data, following = encoder.encode(sequences, following)
+                handle.write(data)
+            count += sequences.lengths.size
+    write_imported_table(_count_path(target), ImportedTable(sequences=count))
 
 
 def _count_path(target: Path) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gaudi_bert.artefacts.examples import PreparedExamples
 from gaudi_bert.artefacts.plan import PlanTotals
+from gaudi_bert.artefacts.tables import TableMetadata, TableVerification
 from gaudi_bert.artefacts.verification import Verification
 
 __all__ = [
@@ -17,11 +18,13 @@ __all__ = [
     "GroupsResult",
     "HistogramResult",
     "PackResult",
+    "PackTableResult",
     "PlanResult",
     "PrepareResult",
     "PreparedShard",
     "ReportResult",
     "VerifyResult",
+    "VerifyTableResult",
     "WriteResult",
 ]
 
@@ -119,6 +122,24 @@ class PackResult:
     planned: PlanResult
     written: WriteResult
     verified: VerifyResult | None = None
+
+
+@dataclass(frozen=True)
+class VerifyTableResult:
+    """What the proof of a packed table found."""
+
+    verification: TableVerification
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class PackTableResult:
+    """A packed table, and the proof where it was asked for."""
+
+    metadata: TableMetadata
+    verified: VerifyTableResult | None = None
+    seconds: float | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True)

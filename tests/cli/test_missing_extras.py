@@ -19,6 +19,7 @@ def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("tensorflow", "tensorflow", ["verify-model"]),
         ("pyarrow", "parquet", ["import", "table.parquet", "--out", "records"]),
+        ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
         ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
     ],
 )

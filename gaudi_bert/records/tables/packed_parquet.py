@@ -28,8 +28,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.columns import decode_columns
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.arrow_files import require_pyarrow
-from gaudi_bert.records.tables.token_tables import NOT_PREDICTED
+from gaudi_bert.records.tables.arrow import require_pyarrow
+from gaudi_bert.records.tables.token_check import NOT_PREDICTED
 from gaudi_bert.records.wire.framing import read_records
 
 __all__ = ["PARQUET_FOLDER", "write_packed_parquet"]

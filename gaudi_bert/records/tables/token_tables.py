@@ -1,4 +1,4 @@
-"""Tables of sequences (Parquet, Arrow, Hugging Face datasets) read as unpacked examples.
+"""Tables of sequences (Parquet, Arrow, JSON lines, Hugging Face datasets) read as unpacked examples.
 
 A row is a sequence. Only `input_ids` is needed; the other columns may go by the names of the contract or by
 Hugging Face's:
@@ -11,9 +11,8 @@ Hugging Face's:
                                                 the contract's form of the same, padded or not; without either: none
     next_sentence_label | next_sentence_labels  0 or 1, a number or a list of one; without it 0
 
-Tables are read batch by batch, so memory does not grow with the file. Nothing is cut or dropped: a row that
-does not fit is refused with its file, number and reason. pyarrow is imported only here and in
-`packed_parquet`.
+Tables are read batch by batch, so memory does not grow with the file; a batch is checked by a kernel, and only a row that is
+at fault is looked at by itself, to say why. Nothing is cut or dropped.
 """
 
 from __future__ import annotations
@@ -21,22 +20,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID
-from gaudi_bert.records.tables.arrow_files import column_names, read_batches
+from gaudi_bert.records.tables.arrow import require_pyarrow
+from gaudi_bert.records.tables.columns import is_list
+from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
+from gaudi_bert.records.tables.rows import list_values
+from gaudi_bert.records.tables.token_check import NOT_PREDICTED, RowLists, first_bad_row
+from gaudi_bert.records.write.unpacked import SequenceArrays
 
-__all__ = ["NOT_PREDICTED", "TableSizes", "measure_tables", "read_examples"]
-
-NOT_PREDICTED = -100
+__all__ = ["NOT_PREDICTED", "TableSizes", "measure_tables", "read_sequences"]
 
 MASK_COLUMNS = ("attention_mask", "input_mask")
 SEGMENT_COLUMNS = ("token_type_ids", "segment_ids")
 LABEL_COLUMNS = ("next_sentence_label", "next_sentence_labels")
 MASKED_COLUMNS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+ROWS_PER_BATCH = 8192
+BYTES_PER_BATCH = 64 << 20
+LARGEST_EXACT = 2.0**53
+_ABSENT = RowLists(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -50,110 +57,165 @@ class TableSizes:
     ignored_columns: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One sequence, without padding. All int64, of length n (ids, segments) and k (positions, masked ids)."""
-
-    input_ids: IntArray
-    segment_ids: IntArray
-    masked_lm_positions: IntArray
-    masked_lm_ids: IntArray
-    next_sentence_label: int
-
-
 def measure_tables(files: Sequence[Path]) -> TableSizes:
     """Read `files` once for the sizes that their examples need (`max_predictions` is at least 1).
 
     Raises:
-        InputError: as `read_rows`.
+        InputError: as `read_sequences`; or there is no row.
     """
     rows = tokens = longest = most_masked = 0
     ignored: set[str] = set()
     for path in files:
         ignored |= set(_columns(path)[1])
-        for row in read_rows(path):
-            rows += 1
-            tokens += row.input_ids.size
-            longest = max(longest, row.input_ids.size)
-            most_masked = max(most_masked, row.masked_lm_ids.size)
+        for sequences in read_sequences(path):
+            rows += sequences.lengths.size
+            tokens += int(sequences.lengths.sum())
+            longest = max(longest, int(sequences.lengths.max()))
+            most_masked = max(most_masked, int(sequences.masked.max()))
     if rows == 0:
         raise InputError(f"{files[0].parent}: the tables hold no row; there is nothing to pack")
     return TableSizes(rows, tokens, longest, max(1, most_masked), tuple(sorted(ignored)))
 
 
-def read_examples(path: Path, max_sequence_length: int, max_predictions: int) -> Iterator[dict[str, AnyArray]]:
-    """The rows of a table as features of unpacked examples, padded to the contract's sizes.
+def read_sequences(
+    path: Path, max_sequence_length: int | None = None, max_predictions: int | None = None
+) -> Iterator[SequenceArrays]:
+    """The sequences of one table, in order, a batch of rows at a time.
+
+    Args:
+        path: the table.
+        max_sequence_length, max_predictions: what a row may hold; None for the limits of the contract.
 
     Raises:
-        InputError: a row is longer than `max_sequence_length`, has more than `max_predictions` masked
-            positions, or as `read_rows`.
-    """
-    for number, row in enumerate(read_rows(path)):
-        length, masked = row.input_ids.size, row.masked_lm_ids.size
-        if length > max_sequence_length:
-            raise InputError(
-                f"{path}: row {number}: has {length} tokens, allowed are 1 to {max_sequence_length}; "
-                "raise --max-sequence-length, or cut the sequences before"
-            )
-        if masked > max_predictions:
-            raise InputError(
-                f"{path}: row {number}: has {masked} masked positions, allowed are 0 to {max_predictions}; "
-                "raise --max-predictions"
-            )
-        yield {
-            "input_ids": _padded(row.input_ids, max_sequence_length),
-            "input_mask": _padded(np.ones(length, np.int64), max_sequence_length),
-            "segment_ids": _padded(row.segment_ids, max_sequence_length),
-            "masked_lm_positions": _padded(row.masked_lm_positions, max_predictions),
-            "masked_lm_ids": _padded(row.masked_lm_ids, max_predictions),
-            "masked_lm_weights": _padded(np.ones(masked, np.float32), max_predictions),
-            "next_sentence_labels": np.array([row.next_sentence_label], np.int64),
-        }
-
-
-def _padded(values: AnyArray, size: int) -> AnyArray:
-    out = np.zeros(size, values.dtype)
-    out[: values.size] = values
-    return out
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The sequences of one table, in order.
-
-    Raises:
-        InputError: the file is not a table, has no column `input_ids`, or a row is not a sequence; row and
+        InputError: the file is not a table, has no column `input_ids`, or a row is not a sequence or does not fit; row and
             reason are named.
     """
     used, _ = _columns(path)
-    number = 0
-    for columns in read_batches(path, used, or_numbers=LABEL_COLUMNS):
-        for index in range(columns["input_ids"].rows):
-            cells = {name: lists.row(index, number) for name, lists in columns.items()}
-            try:
-                yield _row(cells)
-            except ValueError as error:
-                raise InputError(f"{path}: row {number}: {error}") from error
-            number += 1
+    parts = list_parts(path, used, ROWS_PER_BATCH, BYTES_PER_BATCH)
+    for part, table in zip(parts, read_parts(parts, used, table_schema(path), threads=False), strict=True):
+        for start in range(0, part.rows, ROWS_PER_BATCH):
+            rows = table.slice(start, ROWS_PER_BATCH)
+            batch = part._replace(first_row=part.first_row + start, rows=rows.num_rows)
+            sequences = _sequences(batch, {name: _row_lists(batch, name, rows.column(name)) for name in used})
+            _check_sizes(batch, sequences, max_sequence_length, max_predictions)
+            yield sequences
 
 
-def _row(cells: Mapping[str, IntArray]) -> Row:
-    """A sequence from the cells of a row. Raises ValueError with the reason, when it is none."""
+def _columns(path: Path) -> tuple[list[str], list[str]]:
+    """The columns of a table that are read, and those that are not."""
+    schema = table_schema(path)
+    names = list(schema.names)
+    if "input_ids" not in names:
+        raise InputError(f"{path}: has no column input_ids (it has {', '.join(names)}); tokenise the text first")
+    known = ("input_ids", "labels", *MASK_COLUMNS, *SEGMENT_COLUMNS, *LABEL_COLUMNS, *MASKED_COLUMNS)
+    used = [name for name in names if name in known]
+    for name in used:
+        _check_type(path, name, schema.field(name).type)
+    return used, [name for name in names if name not in known]
+
+
+def _check_type(path: Path, name: str, kind: Any) -> None:
+    types = require_pyarrow().types
+    value = kind.value_type if is_list(kind) else kind
+    numbers = types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)
+    if not numbers or not (is_list(kind) or name in LABEL_COLUMNS):
+        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+
+
+def _row_lists(part: TablePart, name: str, column: Any) -> RowLists:
+    """A column as int64; plain numbers as lists of one."""
+    pyarrow = require_pyarrow()
+    if not is_list(column.type):
+        offsets = pyarrow.array(np.arange(part.rows + 1, dtype=np.int32))
+        column = pyarrow.ListArray.from_arrays(offsets, column.combine_chunks())
+    values, offsets = list_values(part.path, part.first_row, name, column)
+    values = values[offsets[0] : offsets[-1]]
+    offsets = offsets.astype(np.int64) - offsets[0]
+    if values.dtype.kind == "f":
+        broken = (values != np.rint(values)) | (np.abs(values) > LARGEST_EXACT)
+        if broken.any():
+            row = int(np.searchsorted(offsets, int(np.argmax(broken)), side="right")) - 1
+            place = f"{part.path}: row {part.first_row + row}"
+            raise InputError(f"{place}: {name} holds numbers that are not whole; it must hold whole numbers")
+    return RowLists(values.astype(np.int64), offsets)
+
+
+def _sequences(part: TablePart, columns: Mapping[str, RowLists]) -> SequenceArrays:
+    """The sequences of a batch of rows, once all are found to be some."""
+    ids, labels = columns["input_ids"], _first(columns, LABEL_COLUMNS)
+    mask, segments = _first(columns, MASK_COLUMNS), _first(columns, SEGMENT_COLUMNS)
+    predicted = columns.get("labels", _ABSENT)
+    positions, masked_ids, weights = (columns.get(name, _ABSENT) for name in MASKED_COLUMNS)
+    lengths, masked = np.zeros(part.rows, np.int64), np.zeros(part.rows, np.int64)
+    bad = first_bad_row(ids, mask, segments, predicted, positions, masked_ids, weights, labels, lengths, masked)
+    if bad >= 0:
+        raise InputError(f"{part.path}: row {part.first_row + bad}: {_fault(columns, bad)}")
+    masked_starts = positions.offsets[:-1] if positions.offsets.size else np.zeros(part.rows, np.int64)
+    masked_positions, its_ids = positions.values, masked_ids.values
+    if predicted.offsets.size:
+        places = np.flatnonzero(predicted.values != NOT_PREDICTED)
+        masked_starts = np.cumsum(masked) - masked
+        masked_positions = places - np.repeat(predicted.offsets[:-1], masked)
+        its_ids = predicted.values[places]
+    return SequenceArrays(
+        lengths,
+        ids.values,
+        ids.offsets[:-1],
+        segments.values,
+        segments.offsets[:-1] if segments.offsets.size else np.zeros(part.rows, np.int64),
+        masked,
+        masked_positions,
+        its_ids,
+        masked_starts,
+        labels.values if labels.offsets.size else np.zeros(part.rows, np.int64),
+    )
+
+
+def _check_sizes(
+    part: TablePart, sequences: SequenceArrays, max_sequence_length: int | None, max_predictions: int | None
+) -> None:
+    for what, counted, most, remedy in (
+        ("tokens", sequences.lengths, max_sequence_length, "raise --max-sequence-length, or cut the sequences before"),
+        ("masked positions", sequences.masked, max_predictions, "raise --max-predictions"),
+    ):
+        if most is not None and (counted > most).any():
+            row = int(np.argmax(counted > most))
+            least = 1 if what == "tokens" else 0
+            place = f"{part.path}: row {part.first_row + row}"
+            raise InputError(f"{place}: has {counted[row]} {what}, allowed are {least} to {most}; {remedy}")
+
+
+def _first(columns: Mapping[str, RowLists], names: tuple[str, ...]) -> RowLists:
+    return next((columns[name] for name in names if name in columns), _ABSENT)
+
+
+def _fault(columns: Mapping[str, RowLists], row: int) -> str:
+    """What is wrong with a row that the kernel found."""
+    cells = {name: values[offsets[row] : offsets[row + 1]] for name, (values, offsets) in columns.items()}
+    try:
+        _check_row(cells)
+    except ValueError as error:
+        return str(error)
+    return "is no sequence; compare it with the columns that docs/tables.md describes"
+
+
+def _check_row(cells: Mapping[str, IntArray]) -> None:
+    """Raise ValueError with the reason why the cells of a row are no sequence."""
     ids = cells["input_ids"]
-    mask = _first(cells, MASK_COLUMNS)
+    mask = _first_cell(cells, MASK_COLUMNS)
     length = ids.size if mask is None else _prefix_length(mask, ids.size)
     if length == 0:
         raise ValueError("has no token; leave empty rows out")
     if length > MAX_SEQUENCE_LENGTH:
         raise ValueError(f"has {length} tokens, at most {MAX_SEQUENCE_LENGTH} are allowed; split it, or leave it out")
     _check_range("input_ids", ids[:length], MAX_TOKEN_ID)
-    segments = _segments(cells, length, ids.size)
+    _check_segments(cells, length, ids.size)
     positions, masked_ids = _masked(cells, length, ids.size)
     _check_range("masked positions", positions, length - 1)
     _check_range("ids of masked positions", masked_ids, MAX_TOKEN_ID)
-    label = _first(cells, LABEL_COLUMNS)
+    label = _first_cell(cells, LABEL_COLUMNS)
     if label is not None and (label.size != 1 or label[0] not in (0, 1)):
         raise ValueError(f"next_sentence_label is {label.tolist()}; it must be one number, 0 or 1")
-    return Row(ids[:length], segments, positions, masked_ids, 0 if label is None else int(label[0]))
 
 
 def _check_range(name: str, values: IntArray, most: int) -> None:
@@ -162,18 +224,17 @@ def _check_range(name: str, values: IntArray, most: int) -> None:
         raise ValueError(f"{name}: holds {values[outside[0]]} at {outside[0]}, 0 to {most} is allowed")
 
 
-def _segments(cells: Mapping[str, IntArray], length: int, size: int) -> IntArray:
+def _check_segments(cells: Mapping[str, IntArray], length: int, size: int) -> None:
     """The segment ids of the `length` real ones of `size` tokens."""
-    segments = _first(cells, SEGMENT_COLUMNS)
+    segments = _first_cell(cells, SEGMENT_COLUMNS)
     if segments is None:
-        return np.zeros(length, np.int64)
+        return
     if segments.size != size:
         raise ValueError(f"has {segments.size} segment ids for {size} input_ids; give as many")
     _check_range("segment ids", segments[:length], MAX_SEGMENT_ID)
-    return segments[:length]
 
 
-def _first(cells: Mapping[str, IntArray], names: tuple[str, ...]) -> IntArray | None:
+def _first_cell(cells: Mapping[str, IntArray], names: tuple[str, ...]) -> IntArray | None:
     return next((cells[name] for name in names if name in cells), None)
 
 
@@ -209,12 +270,3 @@ def _masked(cells: Mapping[str, IntArray], length: int, size: int) -> tuple[IntA
         raise ValueError("masked_lm_positions and masked_lm_ids differ in number")
     masked = positions.size if weights is None else _prefix_length(weights, positions.size)
     return positions[:masked], ids[:masked]
-
-
-def _columns(path: Path) -> tuple[list[str], list[str]]:
-    """The columns of a table that are read, and those that are not."""
-    names = column_names(path)
-    if "input_ids" not in names:
-        raise InputError(f"{path}: has no column input_ids (it has {', '.join(names)}); tokenise the text first")
-    known = ("input_ids", "labels", *MASK_COLUMNS, *SEGMENT_COLUMNS, *LABEL_COLUMNS, *MASKED_COLUMNS)
-    return [name for name in names if name in known], [name for name in names if name not in known]

@@ -1,0 +1,228 @@
+"""What a shard of a packed table holds, held to the rows that it was made from; nothing of the writer is used.
+
+Values are compared byte by byte in a numba kernel, positions and numbers of sequences by numpy, scalar columns by pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow
+from gaudi_bert.records.tables.columns import is_list
+from gaudi_bert.records.tables.rows import GroupRows, list_values
+from gaudi_bert.records.tables.write_packs import PackLayout, pad_value
+from gaudi_bert.records.wire.memory import address_of, as_word, load_u8, load_word
+
+__all__ = ["StoredPacks", "check_scalars", "check_tokens", "stored_packs"]
+
+
+class StoredPacks(NamedTuple):
+    """A row group of a shard.
+
+    Attributes:
+        path: the shard.
+        first: number of its first pack in the shard.
+        offsets: int64 [packs + 1], into the following.
+        indices: int64 [sequences], row numbers in the whole table.
+        starts: int32 [sequences], first tokens in these rows; 0 where rows are not split.
+        lengths: int32 [sequences].
+        table: all columns, as pyarrow.
+    """
+
+    path: Path
+    first: int
+    offsets: IntArray
+    indices: IntArray
+    starts: Int32Array
+    lengths: Int32Array
+    table: Any
+
+    @property
+    def place(self) -> str:
+        """How errors name it."""
+        return f"{self.path}: from pack {self.first} on"
+
+
+def stored_packs(path: Path, layout: PackLayout) -> Iterator[StoredPacks]:
+    """The row groups of a shard, whose form is checked: columns, types, one length and index a sequence, at most L tokens.
+
+    Raises:
+        FailedError: the shard is damaged or of another form.
+    """
+    from pyarrow import parquet
+
+    try:
+        with explained_arrow_errors(path):
+            shard = parquet.ParquetFile(path)
+        found, wanted = shard.schema_arrow, layout.schema()
+        if not _same_columns(found, wanted):
+            raise FailedError(f"{path}: has the columns {', '.join(found.names)}, or other types; pack the table again")
+        first = 0
+        with shard:
+            for number in range(shard.num_row_groups):
+                with explained_arrow_errors(path):
+                    table = shard.read_row_group(number)
+                yield _checked(path, layout, first, table)
+                first += table.num_rows
+    except InputError as error:
+        raise FailedError(str(error)) from error
+
+
+def _same_columns(found: Any, wanted: Any) -> bool:
+    return bool(found.names == wanted.names) and all(
+        (
+            one.type.value_type == other.type.value_type
+            if is_list(one.type) and is_list(other.type)
+            else one.type == other.type
+        )
+        for one, other in zip(found, wanted, strict=True)
+    )
+
+
+def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> StoredPacks:
+    lengths, offsets = list_values(path, first, "seq_lens", table.column("seq_lens"))
+    indices, others = list_values(path, first, "indices", table.column("indices"))
+    starts = np.zeros(lengths.size, np.int32)
+    if layout.with_starts:
+        starts, more = list_values(path, first, "starts", table.column("starts"))
+        if not np.array_equal(more, others):
+            raise FailedError(f"{path}: from pack {first} on: starts and indices differ in number; pack the table again")
+    packs = StoredPacks(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
+    if not np.array_equal(offsets, others) or (np.diff(offsets) < 1).any() or (lengths < 1).any():
+        raise FailedError(f"{packs.place}: seq_lens and indices do not go together; pack the table again")
+    used = np.add.reduceat(lengths.astype(np.int64), offsets[:-1]) if lengths.size else lengths
+    if (used > layout.max_sequence_length).any():
+        pack = first + int(np.argmax(used > layout.max_sequence_length))
+        raise FailedError(f"{path}: pack {pack}: holds more than {layout.max_sequence_length} tokens; pack the table again")
+    return packs
+
+
+def check_tokens(packs: StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+    """Every slot of every column along the tokens is what it must be.
+
+    Args:
+        packs: what is stored.
+        layout: its form.
+        rows: of the group that was packed.
+        of_rows: int64 [sequences], the row of the group that each sequence is of.
+
+    Raises:
+        FailedError: a value differs; pack and column are named.
+    """
+    slots, count = layout.max_sequence_length, packs.offsets.size - 1
+    positions, numbers = _expected_numbers(packs, slots)
+    padding = numbers == 0
+    for name, expected in (("position_ids", positions), ("sequence_ids", numbers)):
+        _refuse(packs, name, _values(packs, name, count, slots) != expected)
+    for name in layout.columns.aligned:
+        stored = _values(packs, name, count, slots)
+        filler = pad_value(name) if stored.dtype.kind != "u" else 0
+        _refuse(packs, name, padding & (stored != filler))
+        flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        size = stored.itemsize
+        different = _first_difference(
+            packs.offsets, of_rows, packs.starts, packs.lengths, rows.addresses[name], size, slots * size, flat
+        )
+        if different >= 0:
+            pack = packs.first + int(np.searchsorted(packs.offsets, different, side="right")) - 1
+            raise FailedError(
+                f"{packs.path}: pack {pack}: {name} is not that of row {packs.indices[different]}; pack the table again"
+            )
+
+
+def _values(packs: StoredPacks, name: str, count: int, slots: int) -> AnyArray:
+    """[packs, L]"""
+    values, offsets = list_values(packs.path, packs.first, name, packs.table.column(name))
+    if not (np.diff(offsets) == slots).all():
+        raise FailedError(f"{packs.place}: {name} does not have {slots} slots a pack; pack the table again")
+    return values[offsets[0] : offsets[-1]].reshape(count, slots)
+
+
+def _refuse(packs: StoredPacks, name: str, wrong: AnyArray) -> None:
+    if wrong.any():
+        pack, slot = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        raise FailedError(f"{packs.path}: pack {packs.first + pack}: {name} is wrong at slot {slot}; pack the table again")
+
+
+def _expected_numbers(packs: StoredPacks, slots: int) -> tuple[IntArray, IntArray]:
+    """Positions and numbers of sequences, [packs, L], from the lengths: each slot counts from the last start before it."""
+    count = packs.offsets.size - 1
+    of_pack = np.repeat(np.arange(count), np.diff(packs.offsets))
+    ends = np.cumsum(packs.lengths, dtype=np.int64)
+    before = np.concatenate([np.zeros(1, np.int64), ends])
+    begins = before[:-1] - before[packs.offsets[:-1]][of_pack]
+    used = np.diff(before[packs.offsets])
+    starts = np.zeros((count, slots + 1), np.int64)
+    starts[of_pack, begins] = begins
+    starts[np.arange(count), used] = used  # that of the padding; beyond the row where there is none
+    slot = np.arange(slots)
+    positions = slot - np.maximum.accumulate(starts[:, :slots], axis=1)
+    marks = np.zeros((count, slots), np.int64)
+    marks[of_pack, begins] = 1
+    numbers = np.where(slot < used[:, None], np.cumsum(marks, axis=1), 0)
+    return positions, numbers
+
+
+def check_scalars(packs: StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
+    """Every scalar column holds, for each sequence, the value of its row.
+
+    Raises:
+        FailedError: one does not.
+    """
+    pyarrow = require_pyarrow()
+    for name in layout.columns.scalars:
+        column = packs.table.column(name).combine_chunks()
+        stored = column.chunk(0) if isinstance(column, pyarrow.ChunkedArray) else column
+        if stored.null_count or not np.array_equal(np.diff(stored.offsets.to_numpy()), np.diff(packs.offsets)):
+            raise FailedError(f"{packs.place}: {name} does not have one value a sequence; pack the table again")
+        expected = rows.scalars.column(name).take(pyarrow.array(of_rows))
+        if not _equal_values(stored.flatten(), expected):
+            raise FailedError(f"{packs.place}: {name} is not that of the rows; pack the table again")
+
+
+def _equal_values(stored: Any, expected: Any) -> bool:
+    """Whether two columns are equal; NaN is equal to NaN."""
+    pyarrow = require_pyarrow()
+    if pyarrow.types.is_floating(stored.type):
+        nulls = np.array_equal(stored.is_null().to_numpy(zero_copy_only=False), expected.is_null().to_numpy())
+        one, other = stored.to_numpy(zero_copy_only=False), expected.to_numpy()
+        return nulls and bool(np.array_equal(one, other, equal_nan=True))
+    return bool(pyarrow.chunked_array([stored]).equals(expected))
+
+
+@borrowing_kernel
+def _first_difference(
+    offsets: IntArray,
+    of_rows: IntArray,
+    starts: Int32Array,
+    lengths: Int32Array,
+    addresses: IntArray,
+    value_bytes: int,
+    row_bytes: int,
+    stored: ByteArray,
+) -> int:
+    """The first sequence whose stored values are not those of its row; -1 where all are."""
+    begin = address_of(stored)
+    for pack in range(offsets.size - 1):
+        at = begin + pack * row_bytes
+        for place in range(offsets[pack], offsets[pack + 1]):
+            size = as_word(lengths[place]) * value_bytes
+            source = addresses[of_rows[place]] + as_word(starts[place]) * value_bytes
+            done = as_word(0)
+            while done + 8 <= size:
+                if load_word(at + done) != load_word(source + done):
+                    return place
+                done += 8
+            while done < size:
+                if load_u8(at + done) != load_u8(source + done):
+                    return place
+                done += 1
+            at += size
+    return -1

@@ -1,0 +1,219 @@
+"""Parts of tables: the runs of rows that are read at once, so that memory is bounded by a few parts and not by a file.
+
+A part is what the format itself can read alone: a row group of Parquet, a record batch of Arrow (a file, or a stream as
+Hugging Face datasets write it; both are mapped into memory and not copied), a block of lines of JSON. One that is larger
+than asked for is read in equal runs of rows; those of a row group are decoded from its front. A gzipped file can be read
+from its front only, so it is one part. What parts there are is told by the footer or by the heads of batches, without
+reading a value; lines of JSON are counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow
+from gaudi_bert.records.tables.json_lines import json_parts, json_schema, read_json_lines
+
+__all__ = ["TablePart", "is_json", "list_parts", "read_parts", "table_schema"]
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+_BYTES_OF_OTHERS = 16
+"""Of a value whose type has no fixed width, besides what the format says."""
+
+
+class TablePart(NamedTuple):
+    """A run of rows of one file.
+
+    Attributes:
+        path: the file.
+        first_row: number of its first row in the file.
+        rows: how many there are.
+        bytes: about what they take in memory.
+        place: number of the row group or the batch; for JSON, the byte at which the block begins.
+        start: rows of the row group or the batch before this part.
+        step: rows of each part of the row group or the batch but the last; for JSON, bytes of the block.
+    """
+
+    path: Path
+    first_row: int
+    rows: int
+    bytes: int
+    place: int
+    start: int
+    step: int
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file holds JSON lines, by its ending."""
+    return path.name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def table_schema(path: Path) -> Any:
+    """The pyarrow schema of a table; that of JSON lines is what its first block shows.
+
+    Raises:
+        InputError: the file is no table.
+    """
+    pyarrow = require_pyarrow()
+    if is_json(path):
+        return json_schema(path)
+    with explained_arrow_errors(path):
+        if _is_parquet(path):
+            from pyarrow import parquet
+
+            return parquet.read_schema(path)
+        with pyarrow.OSFile(str(path)) as source:
+            return _open_arrow(pyarrow, source).schema
+
+
+def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:
+    """The parts of a table, in order; empty ones are left out.
+
+    Args:
+        path: the file.
+        columns: those that will be read: only they take memory.
+        most_rows, most_bytes: of a part, where the format can read less at once.
+
+    Raises:
+        InputError: the file is damaged, or no table.
+    """
+    parts: list[TablePart] = []
+    first_row = 0
+    if is_json(path):
+        for start, end, rows, size in json_parts(path):
+            if rows:
+                parts.append(TablePart(path, first_row, rows, size, start, 0, end - start))
+            first_row += rows
+        return parts
+    with explained_arrow_errors(path):
+        sizes = list(_parquet_sizes(path, columns) if _is_parquet(path) else _arrow_sizes(path, columns))
+    for place, (whole_rows, size) in enumerate(sizes):
+        pieces = max(1, -(-whole_rows // most_rows), -(-size // most_bytes))
+        step = max(1, -(-whole_rows // pieces))
+        for start in range(0, whole_rows, step):
+            rows = min(step, whole_rows - start)
+            parts.append(TablePart(path, first_row + start, rows, size * rows // whole_rows, place, start, step))
+        first_row += whole_rows
+    return parts
+
+
+def read_parts(parts: Sequence[TablePart], columns: Sequence[str], schema: Any, threads: bool = True) -> Iterator[Any]:
+    """The rows of these parts of one file, as a pyarrow Table each.
+
+    Args:
+        parts: of one file, in order.
+        columns: their names; the tables hold them in this order.
+        schema: that of the table, which lines of JSON must follow.
+        threads: several threads may decode.
+
+    Raises:
+        InputError: the file is damaged, or has changed.
+    """
+    if not parts:
+        return
+    path = parts[0].path
+    if is_json(path):
+        for part in parts:
+            table = read_json_lines(path, part.place, part.place + part.step, part.first_row, schema)
+            yield _checked(part, table.select(list(columns)))
+        return
+    with explained_arrow_errors(path):
+        tables = _read_parquet(path, parts, columns, threads) if _is_parquet(path) else _read_arrow(path, parts, columns)
+    while True:
+        with explained_arrow_errors(path):  # not around the caller's work between two parts
+            table = next(tables, None)
+        if table is None:
+            return
+        yield table
+
+
+def _checked(part: TablePart, table: Any) -> Any:
+    if table.num_rows != part.rows:
+        raise InputError(
+            f"{part.path}: {table.num_rows} rows from row {part.first_row}, {part.rows} were there before; "
+            "let nobody write the table meanwhile, and put one JSON object on each line"
+        )
+    return table
+
+
+def _is_parquet(path: Path) -> bool:
+    with explained_os_errors(path, "read"), path.open("rb") as handle:
+        return handle.read(4) == b"PAR1"
+
+
+def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
+    """(rows, bytes in memory) of each row group."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as table:
+        metadata = table.metadata
+        names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
+            yield group.num_rows, sum(max(chunk.total_uncompressed_size, _bytes_of_values(chunk)) for chunk in chunks)
+
+
+def _bytes_of_values(chunk: Any) -> int:
+    width: int = _WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS)
+    return width * int(chunk.num_values)
+
+
+def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as table:
+        for number, group in itertools.groupby(parts, key=lambda part: part.place):
+            wanted = {part.start: part for part in group}
+            step = next(iter(wanted.values())).step
+            if table.metadata.row_group(number).num_rows <= step:
+                yield _checked(wanted[0], table.read_row_group(number, columns=list(columns), use_threads=threads))
+                continue
+            batches = table.iter_batches(step, row_groups=[number], columns=list(columns), use_threads=threads)
+            for start, batch in zip(range(0, max(wanted) + 1, step), batches, strict=False):
+                if start in wanted:
+                    yield _checked(wanted[start], pyarrow.Table.from_batches([batch]))
+
+
+def _open_arrow(pyarrow: Any, source: Any) -> Any:
+    """A reader of an Arrow file or, as Hugging Face datasets writes, an Arrow stream."""
+    if source.read(6) == b"ARROW1":
+        source.seek(0)
+        return pyarrow.ipc.open_file(source)
+    source.seek(0)
+    return pyarrow.ipc.open_stream(source)
+
+
+def _arrow_batches(path: Path) -> Iterator[Any]:
+    """All record batches: views of the file, of which only what is looked at is read."""
+    pyarrow = require_pyarrow()
+    with pyarrow.memory_map(str(path)) as source:
+        reader = _open_arrow(pyarrow, source)
+        if hasattr(reader, "num_record_batches"):
+            for index in range(reader.num_record_batches):
+                yield reader.get_batch(index)
+        else:
+            yield from reader
+
+
+def _arrow_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
+    """(rows, bytes) of each batch."""
+    for batch in _arrow_batches(path):
+        yield batch.num_rows, batch.select([name for name in batch.schema.names if name in columns]).nbytes
+
+
+def _read_arrow(path: Path, parts: Sequence[TablePart], columns: Sequence[str]) -> Iterator[Any]:
+    pyarrow = require_pyarrow()
+    wanted = {place: list(group) for place, group in itertools.groupby(parts, key=lambda part: part.place)}
+    for number, batch in enumerate(_arrow_batches(path)):
+        for part in wanted.get(number, ()):
+            rows = batch.select(list(columns)).slice(part.start, part.rows)
+            yield _checked(part, pyarrow.Table.from_batches([rows]))
+        if number >= parts[-1].place:
+            return
