@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.names import METADATA_NAME, manifest_path
+from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.tables import (
     InputTable,
     TableGroupManifest,
@@ -136,6 +137,8 @@ def _signature(source: str | Path, out: Path, settings: TableSettings) -> Signat
     from gaudi_bert.records.tables.sources import file_identity, table_files
 
     require_pyarrow()
+    if in_store(out):
+        raise InputError(f"{out}: packed tables are written to folders, not to an object store; copy them there afterwards")
     check_name(out)
     files = table_files(source).files
     if out.resolve() in {file.resolve().parent for file in files}:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
-SEED, MOMENTS = 11, 20
+SEED, MOMENTS, TABLE_MOMENTS = 11, 20, 8
 
 
 def test_the_whole_packing_at_random_moments(repository: Path, tmp_path: Path) -> None:
@@ -23,3 +26,15 @@ def test_the_whole_packing_at_random_moments(repository: Path, tmp_path: Path) -
     result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=900, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert int(result.stdout.splitlines()[-1].split()[1]) >= MOMENTS, result.stdout
+
+
+def test_the_packing_of_a_table_at_random_moments(repository: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", exc_type=ImportError)
+    write_parquet(tmp_path / "rows.parquet", random_rows(900, 60, seed=SEED), row_group_size=50)
+    arguments = [str(tmp_path / "rows.parquet"), str(tmp_path), str(SEED), str(TABLE_MOMENTS)]
+    command = [sys.executable, "-m", "tests.builders.kill_table", *arguments]
+    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    words = result.stdout.splitlines()[-1].split()
+    assert int(words[1]) >= TABLE_MOMENTS, result.stdout
+    assert int(words[6]) >= 1, result.stdout

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, read_json
 from gaudi_bert.records.wire.crc32c import crc32c
@@ -50,6 +51,8 @@ def table_files(source: str | Path) -> TableFiles:
         FailedError: the folder cannot be read.
     """
     path = Path(source)
+    if in_store(source):
+        raise InputError(f"{source}: tables are read from folders, not from an object store; copy it to this machine first")
     if path.is_file():
         return TableFiles([path], [])
     if not path.is_dir():

@@ -33,7 +33,8 @@ def _is_there(column: RowLists) -> bool:
 
 @inlined_kernel
 def _size(column: RowLists, row: int) -> int:
-    return column.offsets[row + 1] - column.offsets[row]
+    size: int = column.offsets[row + 1] - column.offsets[row]
+    return size
 
 
 @borrowing_kernel
@@ -46,7 +47,8 @@ def _prefix_length(column: RowLists, row: int) -> int:
     for place in range(length, end):
         if column.values[place] != 0:
             return -1
-    return length - start
+    prefix: int = length - start
+    return prefix
 
 
 @borrowing_kernel
