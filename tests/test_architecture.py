@@ -21,7 +21,11 @@ ROOMS = {
     "reporting": {"common", "artefacts", "packing", "config"},
     "tasks": {"common", "config", "model", "corpus", "records"},
     "training": {"common", "artefacts", "model", "tasks", "records", "packing", "config"},
-    "stages": {"common", "artefacts", "corpus", "records", "packing", "model", "tasks", "training", "reporting", "config"},
+    "pytorch": {"common", "artefacts", "records", "packing"},
+    "stages": {
+        *("common", "artefacts", "corpus", "records", "packing", "model", "tasks", "training", "reporting", "pytorch"),
+        "config",
+    },
     "runners": {"common", "artefacts", "stages", "config"},
     "cli": {"common", "artefacts", "runners", "stages", "config"},
     "__main__": {"cli"},
@@ -64,8 +68,8 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     ),
     "docker": (set(), {"runners/docker/engine"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
-    "torch": (set(), set()),
-    "transformers": (set(), set()),
+    "torch": ({"pytorch"}, set()),
+    "transformers": ({"pytorch"}, set()),
 }
 
 

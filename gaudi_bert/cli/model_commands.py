@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 
 __all__ = ["register"]
@@ -72,13 +74,34 @@ def evaluate(
 def verify_model(
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint; without it, seeded random weights.")] = None,
     data: Annotated[Path | None, typer.Option(help="A packed folder; without it, packs made for the purpose.")] = None,
+    huggingface: Annotated[
+        Path | None, typer.Option(help="The folder of a transformers model, to be tried instead.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The way of feeding it packs; without it, all are tried.")] = None,
+    attention: Annotated[str | None, typer.Option(help="sdpa, eager or flex_attention; default: the model's own.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
+    if huggingface is not None:
+        if checkpoint is not None or data is not None:
+            raise InputError("--huggingface is tried on packs made for the purpose: leave --checkpoint and --data out")
+        from gaudi_bert.stages.verify_huggingface import verify_huggingface
+
+        found = verify_huggingface(huggingface, target=target, attention=attention, reporter=Reporter())
+        output.print_result(found, json, _describe_feeding)
+        return
+    if target is not None or attention is not None:
+        raise InputError("--target and --attention are of a transformers model: give its folder with --huggingface")
     from gaudi_bert.stages.verify_model import verify_model as run
 
     result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
     output.print_result(result, json, output.describe_any)
+
+
+def _describe_feeding(result: Mapping[str, Any]) -> list[str]:
+    """Which way of feeding packs is right."""
+    kind = f"{result['model']} ({result['model_type']}, {result['attention']})"
+    return [f"{kind}: packs are treated right when fed as {' or '.join(result['right'])}"]
 
 
 def export(

@@ -96,7 +96,7 @@ class TrainingSettings(Settings):
         False, description="time passes over packed and unpacked rows first: the realized speed-up, for two more graphs"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads of one operation; default: one a core")
-    shuffle_packs: int = Field(4096, ge=1, description="buffer of the seeded shuffle while reading")
+    shuffle_packs: int = Field(4096, ge=1, description="packs of a file change places within so many while reading")
     fusion_bytes: Bytes = Field(64 * 2**20, description="several workers: gradients travel merged to at most this much")
     stall_seconds: float = Field(
         300,

@@ -92,6 +92,10 @@ def _prepare(folder: Path) -> Path:
 
 def _count_records(folder: Path) -> Path:
     """Read records of random lengths as training, evaluation and the histogram do."""
+    import numpy as np
+
+    from gaudi_bert.records.read.random_access import RecordFiles
+    from gaudi_bert.records.schema import UnpackedSchema
     from gaudi_bert.records.wire.example import decode_example
     from gaudi_bert.records.wire.framing import read_records
     from gaudi_bert.stages.histogram import histogram
@@ -100,6 +104,7 @@ def _count_records(folder: Path) -> Path:
     _write_records(records, 2000)
     for payload in read_records(records):
         decode_example(payload)
+    RecordFiles([records], UnpackedSchema(LENGTH, PREDICTIONS)).read(np.zeros(2, np.int64), np.arange(2))
     histogram(records.parent, folder / "histogram.json", reporter=QUIET)
     return records.parent
 

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 __all__ = [
     "EvaluateResult",
     "ExportResult",
+    "FeedingFinding",
     "GraphResult",
     "GraphSizes",
     "TrainDryRun",
     "TrainResult",
+    "VerifyHuggingFaceResult",
     "VerifyModelResult",
 ]
 
@@ -43,6 +45,44 @@ class EvaluateResult:
 
     evaluation: EvaluationResult
     skipped: bool = False
+
+
+@dataclass(frozen=True)
+class FeedingFinding:
+    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
+
+    Attributes:
+        way: its name.
+        right: whether every sequence is treated as if it stood alone.
+        alone: largest difference between packed and alone.
+        neighbour: largest change by a changed neighbour.
+        refusal: what the model said.
+    """
+
+    way: str
+    right: bool
+    alone: float | None
+    neighbour: float | None
+    refusal: str
+
+
+@dataclass(frozen=True)
+class VerifyHuggingFaceResult:
+    """Which ways of feeding packs to a `transformers` model are right.
+
+    Attributes:
+        model: its folder.
+        model_type: as its config names it.
+        attention: what it computes attention with.
+        right: the names of the right ways.
+        findings: of each way that was tried.
+    """
+
+    model: str
+    model_type: str
+    attention: str
+    right: tuple[str, ...]
+    findings: tuple[FeedingFinding, ...]
 
 
 @dataclass(frozen=True)

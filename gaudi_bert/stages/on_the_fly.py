@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gaudi_bert.artefacts.plan import WritablePlan
     from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup, OnTheFlyPacking
     from gaudi_bert.training.input.source import DataSource
 
@@ -37,9 +36,10 @@ def open_on_the_fly(
         InputError: the plan is not writable, or the files are not those of the plan.
     """
     from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking
+    from gaudi_bert.records.read.planned import planned_groups
     from gaudi_bert.records.schema import PackedSchema
 
-    content, groups = _open(records, plan)
+    content, groups = planned_groups(records, plan)
     return OnTheFlyPacking(
         groups,
         PackedSchema.of(content),
@@ -57,10 +57,11 @@ def on_the_fly_source(records: str | Path, plan: Path) -> DataSource:
     Raises:
         InputError: as `open_on_the_fly`.
     """
+    from gaudi_bert.records.read.planned import planned_groups
     from gaudi_bert.records.schema import PackedSchema
     from gaudi_bert.training.input.source import DataSource
 
-    content, groups = _open(records, plan)
+    content, groups = planned_groups(records, plan)
     packs = sum(group.packs for group in groups)
     return DataSource(
         path=Path(records),
@@ -76,16 +77,3 @@ def on_the_fly_source(records: str | Path, plan: Path) -> DataSource:
 
 def _tokens(groups: list[OnTheFlyGroup]) -> int:
     return sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)
-
-
-def _open(records: str | Path, plan: Path) -> tuple[WritablePlan, list[OnTheFlyGroup]]:
-    """A plan, and its groups with their files where they are now."""
-    from gaudi_bert.artefacts.plan import read_writable_plan
-    from gaudi_bert.records.files import list_record_files
-    from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
-    from gaudi_bert.stages.write import match_files
-
-    content = read_writable_plan(plan)
-    files = match_files(records, list_record_files(records), content)
-    groups = [OnTheFlyGroup(tuple(files[name] for name in group.files), group.strategies) for group in content.groups]
-    return content, groups

@@ -218,7 +218,7 @@ def _train(run: TrainingRun) -> Outcome:
 
     progress = Progress()
     if run.communicator.is_first:
-        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.communicator.size, run.reporter.say)
+        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.source.epoch_packs, run.reporter.say)
         initial = run.plan.settings.init_checkpoint
         if progress.update == 0 and initial is not None:
             weights = load_weights(initial, run.model)

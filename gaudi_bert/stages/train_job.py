@@ -54,7 +54,7 @@ def plan_job(
         dry_run: plan the run that the settings describe, with all their workers, wherever this is asked.
 
     Raises:
-        InputError: data and model do not fit, or the processes cannot share the data evenly.
+        InputError: data and model do not fit.
     """
     from gaudi_bert.stages.on_the_fly import on_the_fly_source
     from gaudi_bert.training.input.source import check_fits, open_source
@@ -71,8 +71,6 @@ def plan_job(
     resources = settings.resources
     alone = dry_run and communicator.size == 1
     processes = resources.workers * resources.processes_per_worker if alone else communicator.size
-    if source.files:
-        source.share(communicator.rank, processes)
     plan = plan_run(
         settings.training,
         source.packing_factor,

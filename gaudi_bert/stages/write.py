@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from gaudi_bert.records.files import RecordFile
     from gaudi_bert.records.inputs import RecordInputs
     from gaudi_bert.records.read.group import GroupFile
 
-__all__ = ["match_files", "write", "write_shard"]
+__all__ = ["write", "write_shard"]
 
 
 def write(
@@ -143,26 +142,6 @@ def _check_apart(records: str | Path, place: Workplace) -> None:
         raise InputError(f"{shown_place(records)}: the output folder is the folder of the records; choose another one")
 
 
-def match_files(records: str | Path, found: Sequence[RecordFile], plan: WritablePlan) -> dict[str, GroupFile]:
-    """The files of the plan, by name, where they are now."""
-    from gaudi_bert.records.read.group import GroupFile
-
-    there = {file.name: file for file in found}
-    for name in sorted(set(there) - {file.name for file in plan.files}):
-        raise InputError(f"{there[name].path}: is not in the plan; make the histogram and the plan again")
-    matched = {}
-    for file in plan.files:
-        if file.name not in there:
-            raise InputError(f"{records}: file {file.name} of the plan is missing; bring it back, or plan again")
-        if there[file.name].bytes != file.bytes:
-            raise InputError(
-                f"{there[file.name].path}: {there[file.name].bytes} bytes, the plan was made for {file.bytes};"
-                " make the histogram and the plan again"
-            )
-        matched[file.name] = GroupFile(file.name, there[file.name].path, file.bytes, file.crc32c, file.sequences)
-    return matched
-
-
 def _write_groups(
     records: str | Path,
     place: Workplace,
@@ -173,6 +152,7 @@ def _write_groups(
 ) -> int:
     """Write the groups that have no manifest yet; how many that were."""
     from gaudi_bert.records.inputs import open_inputs
+    from gaudi_bert.records.read.planned import match_files
 
     with open_inputs(records, place.objects) as inputs:
         files = match_files(inputs.shown, inputs.files, plan)

@@ -58,7 +58,7 @@ class Checkpoint:
         variables: the model, by variable name.
         first_moments: the optimiser's m, by variable name; empty in a checkpoint of weights only.
         second_moments: the optimiser's v, by variable name.
-        progress: where the run stood: packs read by each process, processes, sequences and tokens seen.
+        progress: where the run stood: packs read by all processes, processes, sequences and tokens seen.
         settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
             `compiled_kernels`.
     """

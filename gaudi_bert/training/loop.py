@@ -44,7 +44,7 @@ class Progress:
 
     Attributes:
         update: updates done.
-        packs: packs that each process has read.
+        packs: packs that all processes together have read.
         sequences: real sequences seen by all processes.
         tokens: real tokens seen by all processes.
     """
@@ -119,7 +119,7 @@ class TrainingLoop:
             shuffle_packs=settings.shuffle_packs,
             rank=communicator.rank,
             size=communicator.size,
-            skip_packs=progress.packs,
+            packs_done=progress.packs,
         )
         limits = ValueLimits.of(run.source, run.model.config)
         self._batches = training_batches(run.source, limits, settings.micro_batch_packs, order)
@@ -176,7 +176,7 @@ class TrainingLoop:
         sums = self._step.run(batches, update, self._learning_rate(update))
         self._interval.add(sums, batches)
         self._is_cold = False
-        packs = self._progress.packs + run.plan.packs_per_update_and_process
+        packs = self._progress.packs + run.plan.packs_per_update
         self._progress = replace(self._progress, update=update, packs=packs)
         if update == 1 and self._settings.updates > 1:
             run.reporter.show(f"train: update 1/{self._settings.updates} done, the graph is built")
@@ -260,7 +260,7 @@ class TrainingLoop:
             first_moments={name: variable.numpy() for name, variable in run.optimizer.first_moments.items()},
             second_moments={name: variable.numpy() for name, variable in run.optimizer.second_moments.items()},
             progress={
-                "packs_per_process": progress.packs,
+                "packs": progress.packs,
                 "processes": run.communicator.size,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,

@@ -1,8 +1,8 @@
 """Take up a run where its newest whole checkpoint left it.
 
-The first process reads the checkpoint, the others are given what it read, so the folder need not be shared. A run may go
-on with another number of processes: the position in the data is then the same number of packs in total, and the order from
-there on is another one, which is said.
+The first process reads the checkpoint, the others are given what it read, so the folder need not be shared. The position
+in the data is a number of packs, and any number of processes goes on there in the same order. Checkpoints of versions that
+read in another order go on with the next epoch, so that no pack is read twice in one; that is said.
 """
 
 from __future__ import annotations
@@ -29,10 +29,16 @@ def resume_run(
     checkpoints: Path,
     model: BertForPretraining,
     optimizer: Optimizer,
-    processes: int,
+    epoch_packs: Callable[[], int],
     say: Callable[[str], None],
 ) -> Progress:
     """Restore model, optimiser and position from the newest whole checkpoint; from the start where there is none.
+
+    Args:
+        checkpoints: their folder.
+        model, optimizer: what is restored.
+        epoch_packs: finds the packs of an epoch, for a checkpoint of another order.
+        say: where notes go.
 
     Raises:
         InputError: all checkpoints are damaged, or are of another model.
@@ -44,15 +50,20 @@ def resume_run(
     _assign(optimizer.first_moments, checkpoint.first_moments, checkpoints)
     _assign(optimizer.second_moments, checkpoint.second_moments, checkpoints)
     progress = checkpoint.progress
-    packs, before = progress["packs_per_process"], progress["processes"]
-    if before != processes:
-        packs = packs * before // processes
-        say(
-            f"note: {before} processes wrote the checkpoint, {processes} go on: "
-            "the data goes on after as many packs, in another order"
-        )
+    packs = progress["packs"] if "packs" in progress else _next_epoch(progress, epoch_packs(), say)
     say(f"train: goes on after update {checkpoint.update}")
     return Progress(checkpoint.update, packs, progress["sequences"], progress["tokens"])
+
+
+def _next_epoch(progress: Mapping[str, int], epoch_packs: int, say: Callable[[str], None]) -> int:
+    """Where the epoch begins that follows the one in which an earlier version stood."""
+    done = progress["packs_per_process"] * progress["processes"]
+    epochs = -(-done // epoch_packs)
+    say(
+        "note: an earlier version wrote the checkpoint, which read in another order: the rest of its epoch "
+        f"({epochs * epoch_packs - done:,} packs) is left out, and the data goes on with epoch {epochs}"
+    )
+    return epochs * epoch_packs
 
 
 def share_state(progress: Progress, model: BertForPretraining, optimizer: Optimizer, communicator: Communicator) -> Progress:

@@ -25,6 +25,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation, random_words
 from gaudi_bert.records.assign import Assignment, assign_sequences
 from gaudi_bert.records.read.dense import dense_packs
+from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
 from gaudi_bert.records.read.group import GroupFile, buffer_bytes, read_group
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
@@ -64,6 +65,7 @@ class OnTheFlyPacking:
         workers: threads that read a group; None for all cores.
 
     Attributes:
+        packs: of an epoch, over all ranks.
         batches: batches of an epoch, on every rank.
         dropped_packs: packs of an epoch that no rank gets.
     """
@@ -80,15 +82,16 @@ class OnTheFlyPacking:
         read_ahead: bool = True,
         workers: int | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise InputError(f"rank = {rank}: 0 to {world_size - 1} is allowed")
+        check_rank(rank, world_size)
         if batch_packs < 1:
             raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
         self.groups, self.schema, self.batch_packs, self.seed = tuple(groups), schema, batch_packs, seed
         self.rank, self.world_size, self.read_ahead, self.workers = rank, world_size, read_ahead, workers
-        packs = sum(group.packs for group in self.groups)
+        self.packs = packs = sum(group.packs for group in self.groups)
         self.batches = packs // (batch_packs * world_size)
         self.dropped_packs = packs - self.batches * batch_packs * world_size
+        self._loads: dict[tuple[int, int], Future[_Loaded]] = {}
+        self._pool = ThreadPoolExecutor(1)
         if self.batches == 0:
             raise InputError(
                 f"the plan has {packs} packs, which do not fill one batch of {batch_packs} on {world_size} workers; "
@@ -105,23 +108,29 @@ class OnTheFlyPacking:
         """
         if not 0 <= first_batch <= self.batches:
             raise InputError(f"batch {first_batch}: an epoch has {self.batches} batches; 0 to {self.batches} is allowed")
-        order = permutation(len(self.groups), self.seed, "on-the-fly groups", number)
-        sizes = np.array([self.groups[group].packs for group in order], np.int64)
-        ends = np.cumsum(sizes)
-        next_pack = first_batch * self.batch_packs * self.world_size + self.rank
-        last = self.batches * self.batch_packs * self.world_size
-        place = int(np.searchsorted(ends, next_pack, side="right"))
-        rows: list[dict[str, AnyArray]] = []
-        missing = self.batch_packs
-        for loaded, begin, end in self._loaded(number, order, ends, place, last):
-            while next_pack < min(end, last):
-                packs = np.arange(next_pack, min(end, last), self.world_size)[:missing] - begin
-                rows.append(self._rows(loaded, packs))
-                missing -= packs.size
-                next_pack += packs.size * self.world_size
-                if missing == 0:
-                    yield rows[0] if len(rows) == 1 else _joined(rows)
-                    rows, missing = [], self.batch_packs
+        for batch in range(first_batch, self.batches):
+            first, end = (each * self.batch_packs * self.world_size for each in (batch, batch + 1))
+            yield self.rows(number, numbers_of_rank(first, end, self.rank, self.world_size))
+
+    def rows(self, epoch: int, numbers: IntArray) -> dict[str, AnyArray]:
+        """The packs of an epoch with these numbers (int64 [n], 0 .. packs - 1), whatever the rank, as `epoch` gives them.
+
+        A group is kept until another is asked for, so numbers that ascend from call to call read each group once.
+
+        Raises:
+            InputError: bad records, or records that are not the plan's.
+        """
+        order = permutation(len(self.groups), self.seed, "on-the-fly groups", epoch)
+        ends = np.cumsum([self.groups[group].packs for group in order])
+        places = np.searchsorted(ends, numbers, side="right")
+        parts, rows = [], []
+        for place in np.unique(places):
+            loaded, chosen = self._loaded(epoch, order, int(place)), np.flatnonzero(places == place)
+            first = ends[place] - self.groups[order[place]].packs
+            parts.append(dense_packs(self.schema, loaded.group, loaded.assignment, numbers[chosen] - first))
+            rows.append(chosen)
+        back = np.argsort(np.concatenate(rows))
+        return parts[0] if len(parts) == 1 else {name: values[back] for name, values in _joined(parts).items()}
 
     def stream(self, batches_done: int = 0) -> Iterator[dict[str, AnyArray]]:
         """Epoch after epoch without end, from the batch after the first `batches_done` ones of all.
@@ -133,21 +142,15 @@ class OnTheFlyPacking:
         for number in itertools.count(first_epoch):
             yield from self.epoch(number, first_batch if number == first_epoch else 0)
 
-    def _loaded(
-        self, epoch: int, order: IntArray, ends: IntArray, place: int, last: int
-    ) -> Iterator[tuple[_Loaded, int, int]]:
-        """Each group from `place` on with the numbers of its first pack and of the one after its last."""
-        begins: IntArray = ends - np.array([self.groups[group].packs for group in order], np.int64)
-        needed = [at for at in range(place, len(order)) if begins[at] < last]
-        with ThreadPoolExecutor(1) as pool:
-            waiting: Future[_Loaded] | None = None
-            for at in needed:
-                loaded = waiting.result() if waiting is not None else self._load(epoch, int(order[at]))
-                following = at + 1
-                ahead = self.read_ahead and following <= needed[-1]
-                waiting = pool.submit(self._load, epoch, int(order[following])) if ahead else None
-                yield loaded, int(begins[at]), int(ends[at])
-                del loaded
+    def _loaded(self, epoch: int, order: IntArray, place: int) -> _Loaded:
+        """The group at a place of an epoch's order; the next one is then read ahead, and all others are forgotten."""
+        ahead = [place + 1] if self.read_ahead and place + 1 < len(order) else []
+        wanted = {(epoch, each): int(order[each]) for each in (place, *ahead)}
+        self._loads = {key: load for key, load in self._loads.items() if key in wanted}
+        for key, group in wanted.items():
+            if key not in self._loads:
+                self._loads[key] = self._pool.submit(self._load, epoch, group)
+        return self._loads[(epoch, place)].result()
 
     def _load(self, epoch: int, number: int) -> _Loaded:
         """Read a group and deal its sequences to packs, in this epoch's way."""
@@ -157,9 +160,6 @@ class OnTheFlyPacking:
         group = read_group(planned.files, unpacked, buffer, self.workers, lambda _bytes: None)
         epoch_seed = int(random_words(1, self.seed, "on-the-fly epoch", epoch)[0])
         return _Loaded(group, assign_sequences(group.lengths, planned.strategies, epoch_seed, number))
-
-    def _rows(self, loaded: _Loaded, packs: IntArray) -> dict[str, AnyArray]:
-        return dense_packs(self.schema, loaded.group, loaded.assignment, packs)
 
 
 def _joined(rows: Sequence[dict[str, AnyArray]]) -> dict[str, AnyArray]:

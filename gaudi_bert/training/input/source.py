@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.framing import RecordStream, read_records
+from gaudi_bert.records.wire.framing import read_records
 
 __all__ = ["DataSource", "SourceFile", "check_fits", "open_source"]
 
@@ -35,12 +36,10 @@ class SourceFile:
     Attributes:
         path: where it is.
         packs: records in it; None where nothing says so.
-        compression: as TensorFlow names it: "", "GZIP" or "ZLIB".
     """
 
     path: Path
     packs: int | None
-    compression: str
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,14 @@ class DataSource:
         counts = [file.packs for file in self.files if file.packs is not None]
         return sum(counts) if len(counts) == len(self.files) else None
 
+    def epoch_packs(self) -> int:
+        """Records in all files, counted by reading them where nothing says it.
+
+        Raises:
+            InputError: a record is damaged.
+        """
+        return self.packs if self.packs is not None else self.count_packs(sys.maxsize)
+
     def count_packs(self, limit: int) -> int:
         """Records in all files, counted by reading them, but no further than `limit`.
 
@@ -93,22 +100,6 @@ class DataSource:
         """
         records = (record for file in self.files for record in read_records(file.path))
         return sum(1 for _ in itertools.islice(records, limit))
-
-    def share(self, rank: int, size: int) -> tuple[SourceFile, ...]:
-        """The files that process `rank` of `size` trains on: those whose number mod `size` is `rank`.
-
-        Raises:
-            InputError: the processes would get unequal shares.
-        """
-        count = len(self.files)
-        if count % size:
-            fitting = [number for number in range(1, count + 1) if count % number == 0]
-            raise InputError(
-                f"{self.path}: {count} files cannot be shared evenly by {size} processes; "
-                f"use a number of processes among {fitting}, or write the data again with packing.shard_multiple = {size}, "
-                f"or a multiple of it"
-            )
-        return self.files[rank::size]
 
 
 def open_source(path: Path | str) -> DataSource:
@@ -134,7 +125,7 @@ def _packed_source(path: Path, metadata: Metadata) -> DataSource:
         size = file.stat().st_size
         if size != shard.bytes:
             raise InputError(f"{file}: has {size:,} bytes, the metadata says {shard.bytes:,}; write the packed data again")
-        files.append(SourceFile(file, shard.packs, ""))
+        files.append(SourceFile(file, shard.packs))
     return DataSource(
         path=path,
         schema=PackedSchema.of(metadata),
@@ -163,7 +154,7 @@ def _unpacked_source(path: Path) -> DataSource:
     return DataSource(
         path=path,
         schema=schema,
-        files=tuple(SourceFile(file.path, None, _compression(file.path)) for file in found),
+        files=tuple(SourceFile(file.path, None) for file in found),
         packing_factor=1.0,
         vocabulary_size=sum(1 for _ in vocabulary.open("rb")) if vocabulary is not None else None,
         identity=_digest([[file.name, file.bytes] for file in found]),
@@ -172,11 +163,6 @@ def _unpacked_source(path: Path) -> DataSource:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode("utf-8")).hexdigest()
-
-
-def _compression(path: Path) -> str:
-    with RecordStream(path) as stream:
-        return stream.compression
 
 
 def check_fits(source: DataSource, config: BertConfig) -> None:

@@ -60,18 +60,35 @@ def test_the_order_depends_on_the_seed_alone(packed) -> None:
 
 @pytest.mark.parametrize("skipped", [3, 27, 30, 60])
 def test_reading_goes_on_where_it_stopped(packed, skipped) -> None:
-    assert train_rows(packed, 3, 30)[skipped:] == train_rows(packed, 3, 30 - skipped // 3, skip_packs=skipped)
+    assert train_rows(packed, 3, 30)[skipped:] == train_rows(packed, 3, 30 - skipped // 3, packs_done=skipped)
 
 
-def test_ranks_share_the_packs(packed) -> None:
-    shares = [train_rows(packed, 1, 14, rank=rank, size=2) for rank in (0, 1)]
-    assert not set(shares[0]) & set(shares[1])
-    assert len(set(shares[0]) | set(shares[1])) == 28 or len(set(shares[0]) | set(shares[1])) == 29
+def test_any_number_of_processes_reads_the_one_order(packed) -> None:
+    alone = train_rows(packed, batch_packs=1, batches=60)
+    for size in (2, 3, 4, 8):
+        for done in (0, 7, 31):
+            shares = [train_rows(packed, 1, 5, rank=rank, size=size, packs_done=done) for rank in range(size)]
+            for number, row in enumerate(alone[done : done + 5 * size]):
+                rank = (done + number) % size
+                assert row in shares[rank][number // size : number // size + 1]
 
 
-def test_an_uneven_share_is_refused_with_what_would_do(packed) -> None:
-    with pytest.raises(InputError, match=r"4 files cannot be shared evenly by 3 processes; .*\[1, 2, 4\]"):
-        train_rows(packed, 1, 1, rank=0, size=3)
+def test_a_thousand_schedules_of_stops_and_other_world_sizes_read_the_one_order(packed) -> None:
+    """Each stretch of a schedule is read by another number of processes, from where the last one ended."""
+    source, random = open_source(packed), np.random.default_rng(5)
+    alone = train_rows(packed, batch_packs=1, batches=150)
+    for _ in range(1000):
+        done = 0
+        for _ in range(random.integers(1, 4)):
+            size, batch_packs, batches = int(random.choice([1, 2, 3, 4, 8])), int(random.integers(1, 4)), 2
+            read = {}
+            for rank in range(size):
+                stretch = training_batches(source, limits(source), batch_packs, TrainingOrder(1, 5, rank, size, done))
+                numbers = range(done + (rank - done) % size, done + batches * batch_packs * size, size)
+                read.update(zip(numbers, rows(islice(stretch, batches)), strict=True))
+            end = done + batches * batch_packs * size
+            assert [read[number] for number in range(done, end)] == alone[done:end]
+            done = end
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
@@ -79,21 +96,22 @@ def test_unpacked_records_are_packs_of_one_sequence(tmp_path, compression) -> No
     packs = data.make_packs(9)
     source = open_source(data.write_unpacked(tmp_path / "train", packs, compression=compression))
     assert (source.is_packed, source.depth, source.packing_factor) == (False, 1, 1.0)
-    order = TrainingOrder(seed=1, shuffle_packs=3, skip_packs=1)
+    order = TrainingOrder(seed=1, shuffle_packs=3, packs_done=1)
     batch = next(training_batches(source, limits(source), 2, order))
     assert batch["next_sentence_weights"].tolist() == [[1], [1]]
     assert batch["positions"].max() == batch["input_mask"].sum(axis=1).max() - 1
 
 
-def test_a_process_whose_only_file_is_an_empty_gzip_is_refused_by_name(tmp_path) -> None:
+def test_an_empty_gzip_is_a_file_of_no_records(tmp_path) -> None:
     folder = data.write_unpacked(tmp_path / "train", data.make_packs(9), compression="GZIP")
     (folder / "part-00001").write_bytes(gzip.compress(b""))
     source = open_source(folder)
-    assert len(next(training_batches(source, limits(source), 2, TrainingOrder(1, 3, rank=0, size=2)))["input_ids"]) == 2
-    with pytest.raises(InputError, match=r"part-00001: no records in it, and process 1 of 2 has nothing else to read"):
-        next(training_batches(source, limits(source), 2, TrainingOrder(1, 3, rank=1, size=2)))
+    assert len(next(training_batches(source, limits(source), 2, TrainingOrder(1, 3, rank=1, size=2)))["input_ids"]) == 2
     assert source.count_packs(5) == 5
-    assert source.count_packs(10_000) < 20
+    assert source.epoch_packs() == source.count_packs(10_000) < 20
+    (folder / "part-00000").write_bytes(gzip.compress(b""))
+    with pytest.raises(InputError, match="no records in it"):
+        next(training_batches(source, limits(source), 2, TrainingOrder(1, 3)))
 
 
 def test_evaluation_reads_every_pack_once_and_fills_the_last_batch(packed) -> None:

@@ -1,0 +1,195 @@
+"""Packs in PyTorch: how fast they are read, and what packing gives a `transformers` BERT.
+
+    python benchmarks/pytorch.py reading [ROUNDS]
+    python benchmarks/pytorch.py training [ROUNDS]
+
+`reading`: rows per second of CPU of `PackedDataset` beside `datasets`, which reads the same packs as Parquet with its torch
+formatter; and bytes of packed TFRecords per second beside what this machine copies out of the page cache.
+
+`training`: real tokens per second of CPU of BERT (4 layers of 256, rows of 512) with the heads that gather, on packs beside
+the same sequences one to a row, all else equal, as a part of the packing factor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+import transformers
+
+from benchmarks.measuring import show, show_processor, timed
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings
+from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
+from gaudi_bert.pytorch.rows import Row
+from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.records.wire.example import encode_example
+from gaudi_bert.records.wire.framing import write_record
+from gaudi_bert.stages.pack import pack
+
+QUIET = Reporter(quiet=True)
+LENGTH, PREDICTIONS, VOCABULARY = 512, 80, 30522
+SEQUENCES = 24_000
+BATCH_PACKS, UPDATES = 4, 3
+
+
+def write_examples(folder: Path, sequences: int) -> None:
+    """Random examples with the lengths of Wikipedia: as many of 512 as of all others together, the rest spread evenly."""
+    random = np.random.default_rng(5)
+    folder.mkdir()
+    for part in range(8):
+        with open(folder / f"part-{part}", "wb") as handle:
+            for _ in range(sequences // 8):
+                used = LENGTH if random.random() < 0.22 else int(random.integers(16, LENGTH))
+                masked = min(PREDICTIONS, max(1, int(used * 0.15)))
+                places = np.sort(random.choice(used, masked, replace=False))
+                features = {
+                    "input_ids": _padded(random.integers(999, VOCABULARY, used), LENGTH),
+                    "input_mask": _padded(np.ones(used), LENGTH),
+                    "segment_ids": _padded(np.arange(used) >= used // 2, LENGTH),
+                    "masked_lm_positions": _padded(places, PREDICTIONS),
+                    "masked_lm_ids": _padded(random.integers(999, VOCABULARY, masked), PREDICTIONS),
+                    "masked_lm_weights": _padded(np.ones(masked), PREDICTIONS).astype(np.float32),
+                    "next_sentence_labels": np.array([used % 2]),
+                }
+                write_record(handle, encode_example(features))
+
+
+def _padded(values: Any, size: int) -> Any:
+    return np.pad(np.asarray(values).astype(np.int64), (0, size - len(values)))
+
+
+def reading(folder: Path, rounds: int) -> None:
+    """Rows and bytes per second."""
+    import datasets
+
+    packed = folder / "packed"
+    write_packed_parquet(packed, folder / "parquet", reporter=QUIET)
+    files = sorted(map(str, (folder / "parquet").glob("*.parquet")))
+    table = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(folder / "cache"))
+    theirs = table.with_format("torch")
+    ours = PackedDataset(packed)
+    shards = [path for path in packed.iterdir() if path.suffix == ".tfrecord"]
+    content = sum(path.stat().st_size for path in shards)
+    buffer = bytearray(1 << 20)
+
+    def read_pages() -> None:
+        for path in shards:
+            with open(path, "rb", buffering=0) as handle:
+                while handle.readinto(buffer):
+                    pass
+
+    def rate(work: Callable[[], Any], amount: float) -> float:
+        return amount / timed(work)[0]
+
+    collator = PackCollator(gather_heads=True)
+    some = min(len(table), 1500)
+    figures: dict[str, list[float]] = {name: [] for name in ("ratio", "rows", "their rows", "batches", "pages", "share")}
+    list(PackedDataset(packed))  # kernels are compiled, pages are read
+    for _ in range(rounds):
+        our_rows = rate(lambda: sum(1 for _ in ours), ours.packs)
+        their_rows = rate(lambda: [theirs[number] for number in range(some)], some)
+        pages = rate(read_pages, content)
+        figures["rows"].append(our_rows)
+        figures["their rows"].append(their_rows)
+        figures["ratio"].append(our_rows / their_rows)
+        figures["pages"].append(pages / 1e6)
+        figures["share"].append(our_rows * content / ours.packs / pages)
+        rows = list(itertools.islice(PackedDataset(packed), 256))
+        figures["batches"].append(rate(lambda rows=rows: [collator(rows[at : at + 16]) for at in range(0, 256, 16)], 256))
+    print(
+        f"reading {ours.packs:,} packs of {LENGTH}, {content / ours.packs:,.0f} bytes each, from the page cache; CPU seconds"
+    )
+    show("rows of PackedDataset", figures["rows"], "rows/s")
+    show("rows of `datasets` (Parquet, torch formatter)", figures["their rows"], "rows/s")
+    show("PackedDataset beside `datasets`", figures["ratio"], "times", ">= 5")
+    show("the page cache, read by itself", figures["pages"], "MB/s")
+    show("packed TFRecords decoded, as a part of that", figures["share"], "of it", ">= 0.5")
+    show("rows through PackCollator (additive mask, gathered heads)", figures["batches"], "rows/s")
+
+
+def training(folder: Path, rounds: int) -> None:
+    """Real tokens per second, packed and padded."""
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+    )
+    model = PackedBertForPreTraining(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    packs = list(itertools.islice(PackedDataset(folder / "packed"), 400))
+    alone = [row for pack in packs for row in sequences_of(pack)]
+    order = np.random.default_rng(2).permutation(len(alone))
+    collator = PackCollator("transformers-5", config, gather_heads=True)
+
+    def endless(rows: list[Row]) -> Iterator[list[Row]]:
+        while True:
+            for first in range(0, len(rows) - BATCH_PACKS + 1, BATCH_PACKS):
+                yield rows[first : first + BATCH_PACKS]
+
+    streams = {"packed": endless(packs), "padded": endless([alone[number] for number in order])}
+
+    def tokens_per_second(kind: str) -> float:
+        batches = list(itertools.islice(streams[kind], UPDATES))
+
+        def run() -> None:
+            for rows in batches:
+                optimizer.zero_grad()
+                model(**collator(rows)).loss.backward()
+                optimizer.step()
+
+        return sum(int(row["seq_lens"].sum()) for rows in batches for row in rows) / timed(run)[0]
+
+    packed_tokens = sum(int(row["seq_lens"].sum()) for row in packs) / len(packs)
+    factor = packed_tokens / (sum(int(row["seq_lens"].sum()) for row in alone) / len(alone))
+    for kind in streams:
+        tokens_per_second(kind)
+    figures: dict[str, list[float]] = {"packed": [], "padded": [], "share": []}
+    for _ in range(rounds):
+        packed, padded = tokens_per_second("packed"), tokens_per_second("padded")
+        figures["packed"].append(packed)
+        figures["padded"].append(padded)
+        figures["share"].append(packed / padded / factor)
+    print(f"BERT of 4 layers of 256 at {LENGTH}, {BATCH_PACKS} rows a batch; packing factor {factor:.3f}; CPU seconds")
+    show("real tokens, packed", figures["packed"], "tokens/s")
+    show("real tokens, padded rows", figures["padded"], "tokens/s")
+    show("packed / padded / packing factor", figures["share"], "", ">= 0.95")
+
+
+def sequences_of(pack: Row) -> Iterator[Row]:
+    """The sequences of a pack, one to a row of the same length."""
+    length = len(pack["input_ids"])
+    for number, tokens in enumerate(pack["seq_lens"].tolist()):
+        chosen = pack["sequence_ids"] == number + 1
+        pads = (0, length - tokens)
+        row = {name: np.pad(pack[name][chosen], pads) for name in ("input_ids", "token_type_ids", "sequence_ids")}
+        yield {
+            **row,
+            "sequence_ids": (row["sequence_ids"] > 0).astype(np.int32),
+            "position_ids": np.concatenate([np.arange(tokens), np.arange(length - tokens)]),
+            "labels": np.pad(pack["labels"][chosen], pads, constant_values=-100),
+            "seq_lens": np.array([tokens]),
+            "next_sentence_labels": pack["next_sentence_labels"][number : number + 1],
+        }
+
+
+def main() -> None:
+    """Make data, measure."""
+    part, rounds = (sys.argv[1:2] or ["reading"])[0], int((sys.argv[2:3] or ["5"])[0])
+    show_processor()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 10)
+        pack(folder / "records", folder / "packed", PackingSettings(), reporter=QUIET)
+        {"reading": reading, "training": training}[part](folder, rounds)
+
+
+if __name__ == "__main__":
+    main()

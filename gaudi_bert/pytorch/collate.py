@@ -1,0 +1,169 @@
+"""Rows of packs to the batch that a model's `forward` takes, in the form that is right for its software.
+
+| target | what carries the boundaries |
+|---|---|
+| `transformers-5` | `attention_mask` [B, 1, L, L], added to scores: right with `sdpa` and with `eager` |
+| `transformers-4`, `optimum-habana` | `attention_mask` [B, L, L] of 0 and 1, of which their BERT makes such a mask |
+| `flash` | all sequences in one row without padding; `cu_seq_lens_q/k`, `max_length_q/k`: FlashAttention 2 only |
+| `flex` | a `BlockMask`: `attn_implementation="flex_attention"` |
+
+Letters: B packs, L positions, Q masked slots, S sequences of a pack, T tokens of all packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.pytorch.feeding import Feeding
+from gaudi_bert.pytorch.masks import additive_mask_B1LL, allowed_BLL, block_mask
+from gaudi_bert.pytorch.rows import NOT_PREDICTED, Row
+
+__all__ = ["TARGETS", "PackCollator", "model_inputs"]
+
+TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
+_TOKEN_COLUMNS = ("input_ids", "token_type_ids", "position_ids", "sequence_ids", "labels")
+_BESIDE = ("sequence_ids", "seq_lens", "next_sentence_labels")
+
+Batch = dict[str, Any]
+
+
+def model_inputs(batch: Batch) -> Batch:
+    """The batch without what stands beside the model's own inputs (`sequence_ids`, `seq_lens`, `next_sentence_labels`)."""
+    return {name: value for name, value in batch.items() if name not in _BESIDE}
+
+
+class PackCollator:
+    """Makes batches for one kind of model and software.
+
+    Args:
+        target: one of `TARGETS`.
+        model: the `model_type` of `transformers`, or a model's config (better: it knows its padding and its windows).
+        gather_heads: add `masked_lm_positions`, `masked_lm_labels` [B, Q], `sequence_positions` and `next_sentence_label`
+            [B, S] for `PackedBertForPreTraining`, instead of `labels`.
+        masked_slots, depth: Q and S, so that every batch has one static shape; else the largest of the batch.
+        dtype: of an additive mask: that in which the model computes.
+
+    Raises:
+        InputError: an unknown target or model type.
+    """
+
+    def __init__(
+        self,
+        target: str = "transformers-5",
+        model: Any = "bert",
+        *,
+        gather_heads: bool = False,
+        masked_slots: int | None = None,
+        depth: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if target not in TARGETS:
+            raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
+        self.feeding = Feeding.of_type(model) if isinstance(model, str) else Feeding.of_config(model)
+        if gather_heads and target == "flash":
+            raise InputError("gather_heads: heads gather from packs, and target flash has none; leave gather_heads out")
+        if target in ("transformers-4", "optimum-habana") and self.feeding.window is not None:
+            raise InputError(
+                f"target = {target!r}: one 3-D mask cannot serve layers with a window; use transformers-5 or flex"
+            )
+        self.target, self.gather_heads, self.masked_slots, self.depth = target, gather_heads, masked_slots, depth
+        self.dtype = dtype
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        """A batch of rows, whole numbers int64.
+
+        Raises:
+            InputError: rows of unequal lengths, or with more masked positions or sequences than there are slots.
+        """
+        arrays = self._joined(rows)
+        if self.target == "flash":
+            return self._flattened(arrays, rows)
+        batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
+        sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
+        batch["attention_mask"] = self._mask(sequence_ids_BL)
+        if self.gather_heads:
+            del batch["labels"]
+            batch |= self._gathered(arrays["labels"], rows)
+        return batch | {"sequence_ids": sequence_ids_BL, "seq_lens": self._per_sequence(rows, "seq_lens", 0)}
+
+    def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
+        """The columns of a value a token, int64 [B, L], as this model takes them."""
+        if len({len(row["input_ids"]) for row in rows}) != 1:
+            raise InputError("rows of unequal lengths in one batch: all packs of a batch have the same length")
+        names = [name for name in _TOKEN_COLUMNS if name in rows[0]]
+        arrays = {name: np.stack([row[name] for row in rows]).astype(np.int64) for name in names}
+        arrays["position_ids"] += self.feeding.position_offset
+        if not self.feeding.token_types:
+            arrays.pop("token_type_ids", None)
+        if self.feeding.causal and "labels" in arrays:  # the first token of a sequence follows from nothing
+            first_BL = np.diff(arrays["sequence_ids"], axis=1, prepend=-1) != 0
+            arrays["labels"][first_BL] = NOT_PREDICTED
+        return arrays
+
+    def _mask(self, sequence_ids_BL: torch.Tensor) -> Any:
+        window = self.feeding.window
+        if window is None:
+            return self._mask_of(sequence_ids_BL, None)
+        return {
+            "full_attention": self._mask_of(sequence_ids_BL, None),
+            "sliding_attention": self._mask_of(sequence_ids_BL, window),
+        }
+
+    def _mask_of(self, sequence_ids_BL: torch.Tensor, window: int | None) -> Any:
+        if self.target == "flex":
+            return block_mask(sequence_ids_BL, self.feeding.causal, window)
+        allowed = allowed_BLL(sequence_ids_BL, self.feeding.causal, window)
+        return additive_mask_B1LL(allowed, self.dtype) if self.target == "transformers-5" else allowed.long()
+
+    def _gathered(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
+        rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
+        counts_B = np.bincount(rows_M, minlength=len(rows))
+        slots = self._slots("masked_slots", self.masked_slots, int(counts_B.max()))
+        slots_M = np.arange(len(rows_M)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+        positions_BQ = np.zeros((len(rows), slots), np.int64)
+        masked_BQ = np.full((len(rows), slots), NOT_PREDICTED, np.int64)
+        positions_BQ[rows_M, slots_M] = positions_M
+        masked_BQ[rows_M, slots_M] = labels_BL[rows_M, positions_M]
+        gathered = {"masked_lm_positions": torch.from_numpy(positions_BQ), "masked_lm_labels": torch.from_numpy(masked_BQ)}
+        lengths_BS = self._per_sequence(rows, "seq_lens", 0)
+        gathered["sequence_positions"] = (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
+        if "next_sentence_labels" in rows[0]:
+            gathered["next_sentence_label"] = self._per_sequence(rows, "next_sentence_labels", NOT_PREDICTED)
+        return gathered
+
+    def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
+        """A column of a value a sequence, int64 [B, S]."""
+        depth = self._slots("depth", self.depth, max(len(row[name]) for row in rows))
+        values_BS = np.full((len(rows), depth), empty, np.int64)
+        for values, row in zip(values_BS, rows, strict=True):
+            values[: len(row[name])] = row[name]
+        return torch.from_numpy(values_BS)
+
+    @staticmethod
+    def _slots(name: str, asked: int | None, needed: int) -> int:
+        if asked is not None and needed > asked:
+            raise InputError(f"{name} = {asked}: a pack of this batch needs {needed}; take it from the data's metadata.json")
+        return needed if asked is None else asked
+
+    def _flattened(self, arrays: dict[str, IntArray], rows: Sequence[Row]) -> Batch:
+        real_BL = arrays["sequence_ids"] > 0
+        lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))
+        ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
+        flat = {name: torch.from_numpy(values[real_BL][np.newaxis]) for name, values in arrays.items()}
+        numbers_T = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+        return {
+            **flat,
+            "cu_seq_lens_q": ends,
+            "cu_seq_lens_k": ends,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+            "sequence_ids": torch.from_numpy(numbers_T[np.newaxis]),
+            "seq_lens": torch.tensor(lengths)[None],
+        }

@@ -1,0 +1,198 @@
+"""Packs as a PyTorch data set whose place can be stored, and taken up by any number of processes and workers.
+
+An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r, from the place on where the
+data set stands, and as many as every other process; what is left over (fewer than W packs, or than a batch of all processes)
+is left out of this epoch. A place is (epoch, packs that all processes have read in it).
+
+Workers of a `DataLoader` cannot tell what was used of what they have read ahead. So the loader counts what it hands out
+(`PackedLoader`), and worker w of K makes the batches w, w + K, ... of its process, which is the order without workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.pytorch.rows import Row
+from gaudi_bert.pytorch.sources import open_packs
+from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
+
+__all__ = ["PackedDataset", "PackedLoader"]
+
+ROWS_AT_ONCE = 64
+
+
+class PackedDataset(IterableDataset[Row]):
+    """The packs of a folder, one row a pack.
+
+    Args:
+        folder: packed TFRecords, packed tables, or unpacked records (with `plan`), which are packed while reading.
+        rank, world_size: which share of the packs this process takes.
+        seed: decides, with the number of the epoch, the order.
+        batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. With several workers it has to
+            be known; `PackedLoader` says it.
+        plan: the plan.json of unpacked records.
+
+    Attributes:
+        packs: of an epoch, over all processes.
+        update_batches: an epoch ends with a whole number of so many batches (those that are accumulated to one update).
+
+    Raises:
+        InputError: the folder cannot be read, or `rank` is out of its range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 12345,
+        *,
+        batch_packs: int | None = None,
+        plan: str | Path | None = None,
+    ) -> None:
+        check_rank(rank, world_size)
+        self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
+        self.batch_packs = batch_packs
+        self._source = open_packs(folder, seed, Path(plan) if plan is not None else None)
+        self.packs = self._source.packs
+        if self.packs < world_size * (batch_packs or 1):
+            raise InputError(
+                f"{folder}: {self.packs:,} packs are not a batch of {batch_packs or 1} for each of {world_size} processes; "
+                "use fewer processes, smaller batches, or more data"
+            )
+        self.update_batches = 1
+        self._epoch, self._done = 0, 0
+
+    @property
+    def dropped_packs(self) -> int:
+        """Packs of a whole epoch that no process gets, because they do not fill a batch (or row) on all of them."""
+        return self.packs - len(self) * self.world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; where the data set stands in it already, it stays."""
+        if epoch != self._epoch:
+            self._epoch, self._done = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data set stands: valid for any number of processes. Exact without workers; else ask the `PackedLoader`.
+
+        Raises:
+            InputError: in a worker, which does not know what was used.
+        """
+        if torch.utils.data.get_worker_info() is not None:
+            raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
+        return {"epoch": self._epoch, "packs_done": self._done, "seed": self.seed, "data": self._source.identity}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            InputError: it is of other packs or of another seed.
+        """
+        if state.get("data") != self._source.identity or state.get("seed") != self.seed:
+            raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
+        done = state["packs_done"]
+        if not 0 <= done <= self.packs:
+            raise InputError(f"{self.folder}: packs_done = {done}: 0 to {self.packs} is allowed")
+        self._epoch, self._done = int(state["epoch"]), int(done)
+
+    def __len__(self) -> int:
+        """Rows of this process in a whole epoch."""
+        return self._batches_after(0) * self.batch
+
+    @property
+    def batch(self) -> int:
+        """Packs of one batch of this process."""
+        return self.batch_packs or 1
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of this process in the rest of the epoch."""
+        return self._batches_after(self._done)
+
+    def _batches_after(self, done: int) -> int:
+        updates = (self.packs - done) // (self.world_size * self.batch * self.update_batches)
+        return updates * self.update_batches
+
+    def note_batch(self, is_last: bool) -> None:
+        """Say that every process used a batch; after the last one of an epoch the next epoch begins."""
+        if is_last:
+            self._epoch, self._done = self._epoch + 1, 0
+        else:
+            self._done += self.world_size * self.batch
+
+    def __iter__(self) -> Iterator[Row]:
+        """Rows of this process (of this worker) to the end of the epoch.
+
+        Raises:
+            InputError: a record is damaged; or there are several workers, and `batch_packs` is not known.
+        """
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None and worker.num_workers > 1 and self.batch_packs is None:
+            raise InputError(
+                f"{worker.num_workers} workers would change the order of the packs: use PackedLoader, or give PackedDataset "
+                "the batch_size of the DataLoader as batch_packs"
+            )
+        epoch = self._epoch
+        rows = self.batches_left * self.batch
+        numbers = numbers_of_rank(self._done, self.packs, self.rank, self.world_size)[:rows]
+        if worker is not None:
+            numbers = numbers.reshape(-1, self.batch)[worker.id :: worker.num_workers].reshape(-1)
+        for first in range(0, len(numbers), ROWS_AT_ONCE):
+            for place, row in enumerate(self._source.rows(epoch, numbers[first : first + ROWS_AT_ONCE]), first + 1):
+                if worker is None and place % self.batch == 0:  # before the last row of a batch: who stops there has it
+                    self.note_batch(place == rows)
+                yield row
+
+
+class PackedLoader(DataLoader[Any]):
+    """A `DataLoader` of a `PackedDataset` whose place is exact with any number of workers.
+
+    Args:
+        dataset: the packs.
+        batch_packs: packs of one batch.
+        collate: makes a batch of rows, such as a `PackCollator`.
+        **options: of the `DataLoader`: num_workers, pin_memory and so on.
+    """
+
+    def __init__(
+        self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Row]], Any], **options: Any
+    ) -> None:
+        dataset.batch_packs = batch_packs
+        if len(dataset) == 0:
+            raise InputError(
+                f"{dataset.folder}: {dataset.packs:,} packs are not {dataset.update_batches} batches of {batch_packs} for "
+                f"each of {dataset.world_size} processes; use fewer processes, smaller batches, or more data"
+            )
+        self._packs = dataset
+        super().__init__(dataset, batch_size=batch_packs, collate_fn=collate, drop_last=True, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches to the end of the epoch."""
+        batches = self._packs.batches_left
+        for number, batch in enumerate(super().__iter__(), 1):
+            if self.num_workers > 0:
+                self._packs.note_batch(number == batches)
+            yield batch
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return len(self._packs) // self._packs.batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands, after the last batch that it handed out."""
+        return self._packs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            InputError: it is of other packs or of another seed.
+        """
+        self._packs.load_state_dict(state)

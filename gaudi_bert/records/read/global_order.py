@@ -1,0 +1,117 @@
+"""The one order in which packs are read, whatever the number of processes that read them.
+
+With n shards of equal size, pack i of an epoch is record i div n of shard i mod n, after a permutation of the shards, and
+of the packs in each, both keyed by (seed, epoch). Shards of unequal size are dealt in the same way until the shortest is
+used up, then the others among themselves, and so on: every pack has one number, 0 .. packs - 1. Process r of W takes the
+packs whose number mod W is r, which are whole shards where W divides n.
+
+A place in the data is one number, of packs that all processes have read; it means the same with any W. Packs of a shard
+change places within windows of so many records only, and windows among themselves: to read a shard in its order is to read
+a file nearly from front to back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.permutation import permutation, random_words
+
+__all__ = ["WINDOW_PACKS", "GlobalOrder", "check_rank", "numbers_of_rank"]
+
+WINDOW_PACKS = 4096
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Refuse a number that no process has.
+
+    Raises:
+        InputError: `rank` is not in 0 .. world_size - 1.
+    """
+    if not 0 <= rank < world_size:
+        raise InputError(f"rank = {rank}: 0 to {world_size - 1} is allowed")
+
+
+def numbers_of_rank(done: int, end: int, rank: int, world_size: int) -> IntArray:
+    """The numbers mod `world_size` of `rank`, int64, ascending, from `done` on and below `end`."""
+    return np.arange(done + (rank - done) % world_size, end, world_size, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Rows of the dealing in which the same shards have packs left."""
+
+    first_pack: int
+    first_record: int
+    shards: IntArray
+
+
+class GlobalOrder:
+    """The order of every epoch.
+
+    Args:
+        sizes: packs of each shard.
+        seed: decides, with the number of the epoch, all orders.
+        window_packs: how far a pack may move within its window of a shard.
+
+    Attributes:
+        packs: of an epoch.
+    """
+
+    def __init__(self, sizes: Sequence[int], seed: int, window_packs: int = WINDOW_PACKS) -> None:
+        self._sizes = np.asarray(sizes, np.int64)
+        self.seed, self.window_packs = seed, window_packs
+        self.packs = int(self._sizes.sum())
+        self._epoch = -1
+        self._stretches: list[_Stretch] = []
+        self._records: dict[int, IntArray] = {}
+
+    def places(self, epoch: int, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """Where packs lie.
+
+        Args:
+            epoch: its number, from 0.
+            numbers: int64 [n], each 0 .. packs - 1.
+
+        Returns:
+            Their shards and their records in them, int64 [n] each.
+        """
+        self._enter(epoch)
+        firsts = np.array([stretch.first_pack for stretch in self._stretches])
+        stretches = np.searchsorted(firsts, numbers, side="right") - 1
+        shards, records = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64)
+        for number in np.unique(stretches):
+            stretch, chosen = self._stretches[number], stretches == number
+            rows, columns = np.divmod(numbers[chosen] - stretch.first_pack, len(stretch.shards))
+            shards[chosen], records[chosen] = stretch.shards[columns], rows + stretch.first_record
+        for shard in np.unique(shards):
+            chosen = shards == shard
+            records[chosen] = self._order_of(int(shard))[records[chosen]]
+        return shards, records
+
+    def _enter(self, epoch: int) -> None:
+        """Deal the shards of an epoch, unless that is done."""
+        if epoch == self._epoch:
+            return
+        order = permutation(len(self._sizes), self.seed, "shard order", epoch)
+        self._epoch, self._stretches, self._records = epoch, [], {}
+        first_pack = first_record = 0
+        for size in np.unique(self._sizes[self._sizes > 0]):
+            shards = order[self._sizes[order] > first_record]
+            self._stretches.append(_Stretch(first_pack, first_record, shards))
+            first_pack += (int(size) - first_record) * len(shards)
+            first_record = int(size)
+
+    def _order_of(self, shard: int) -> IntArray:
+        """The records of a shard in the order of this epoch."""
+        if shard not in self._records:
+            size, key = int(self._sizes[shard]), (self._epoch, shard)
+            windows = permutation(-(-size // self.window_packs), self.seed, "window order", *key)
+            place_of_window = np.argsort(windows)
+            words = random_words(size, self.seed, "pack order", *key)
+            self._records[shard] = np.lexsort((words, place_of_window[np.arange(size) // self.window_packs]))
+        return self._records[shard]

@@ -1,0 +1,233 @@
+"""Records of many files by their numbers, as dense arrays: an index of offsets, the bytes left to the page cache.
+
+A file is mapped into memory, and walked once, from length to length, when its first record is asked for; the checksum of a
+record's bytes is looked at when it is read. A compressed file is first written out to a temporary file without a name. A
+record in an encoding that the kernels do not take is decoded by the general reader.
+"""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import tempfile
+from collections.abc import Sequence
+from io import RawIOBase
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.records.read.columns import decode_columns
+from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, RecordError, UnpackedSchema, check_features
+from gaudi_bert.records.wire.crc32c import crc32c_at, crc_of_word, mask_crc
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.frame_scan import ScanStatus
+from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, REMEDY, RecordStream, record_place
+from gaudi_bert.records.wire.memory import address_of, copy_bytes, load_u32, load_word
+
+__all__ = ["RecordFiles"]
+
+_LARGEST = 2**31 - 1
+
+
+class RecordFiles:
+    """Files of records with the same features.
+
+    Args:
+        paths: the files; their numbers are their places here.
+        schema: of every record.
+        counts: records of each file, None where nothing says it.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], schema: PackedSchema | UnpackedSchema, counts: Sequence[int | None] | None = None
+    ) -> None:
+        self.paths, self.schema = tuple(paths), schema
+        self._counts = tuple(counts) if counts is not None else (None,) * len(self.paths)
+        self._files: dict[int, _IndexedFile] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which maps the files itself."""
+        return {**self.__dict__, "_files": {}}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Records of each file, counted where nothing says it.
+
+        Raises:
+            InputError: a file that has to be counted is damaged.
+        """
+        return tuple(count if count is not None else self._file(number).records for number, count in enumerate(self._counts))
+
+    def read(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
+        """Records as matrices.
+
+        Args:
+            files: int64 [n], the number of each record's file.
+            records: int64 [n], its number in the file.
+
+        Returns:
+            Each feature by its name, int32 or float32 [n, size].
+
+        Raises:
+            InputError: a file is damaged, holds another number of records than was said, or a record does not fit.
+        """
+        lengths = np.empty(len(files), np.int64)
+        for file in np.unique(files):
+            chosen = np.flatnonzero(files == file)
+            lengths[chosen] = self._file(int(file)).lengths(records[chosen])
+        ends = np.cumsum(lengths)
+        offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        for file in np.unique(files):
+            chosen = np.flatnonzero(files == file)
+            self._file(int(file)).copy(records[chosen], payloads, offsets[chosen])
+        try:
+            return decode_columns(payloads, offsets, lengths, self.schema.features, "records")
+        except InputError:  # which, and whether the general reader takes it, is found out one by one
+            rows = [
+                self._decode(payloads[begin:end].tobytes(), int(file), int(record))
+                for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
+            ]
+            return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def place(self, file: int, record: int) -> str:
+        """What to call a record in an error."""
+        return f"{self.paths[file]}: record {record}"
+
+    def _file(self, number: int) -> _IndexedFile:
+        if number not in self._files:
+            file = self._files[number] = _IndexedFile(self.paths[number])
+            said = self._counts[number]
+            if said is not None and said != file.records:
+                raise InputError(
+                    f"{file.path}: holds {file.records:,} records, the metadata says {said:,}; write the data again"
+                )
+        return self._files[number]
+
+    def _decode(self, payload: bytes, file: int, record: int) -> dict[str, AnyArray]:
+        """One record by the general reader; numbers beyond 32 bits become the nearest ones, for the caller to refuse."""
+        try:
+            features = decode_example(payload)
+            check_features(features, self.schema)
+        except RecordError as error:
+            raise InputError(f"{self.place(file, record)}: {error}; write the records again") from error
+        return {
+            spec.name: features[spec.name].astype(np.float32)
+            if spec.kind == "float32"
+            else np.clip(features[spec.name], -_LARGEST, _LARGEST).astype(np.int32)
+            for spec in self.schema.features
+        }
+
+
+class _IndexedFile:
+    """A file's bytes, and where its records' frames start, int64 [records + 1]; the last is the end of the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = _map_bytes(path)
+        self.records = self._walk(np.empty(0, np.int64))
+        self.starts = np.full(self.records + 1, self.bytes.size, np.int64)
+        self._walk(self.starts)
+
+    def _walk(self, starts: IntArray) -> int:
+        """Fill `starts`; the number of records."""
+        status, records, position = _walk_frames(self.bytes, starts)
+        if status != ScanStatus.GOOD:
+            raise InputError(f"{record_place(self.path, records, position)}: {_problem(status)}")
+        return int(records)
+
+    def lengths(self, records: IntArray) -> IntArray:
+        """Bytes of the payloads of records, int64."""
+        return cast(IntArray, self.starts[records + 1] - self.starts[records] - FRAME_BYTES)
+
+    def copy(self, records: IntArray, target: ByteArray, offsets: IntArray) -> None:
+        """Copy payloads into `target`, each to its offset; checksums are looked at."""
+        bad = _copy_payloads(self.bytes, self.starts, records, target, offsets)
+        if bad >= 0:
+            place = record_place(self.path, int(records[bad]), int(self.starts[records[bad]]))
+            raise InputError(f"{place}: {_problem(ScanStatus.BAD_BYTES)}")
+
+
+def _problem(status: int) -> str:
+    problems = {
+        ScanStatus.INCOMPLETE: CUT_SHORT,
+        ScanStatus.BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
+        ScanStatus.TOO_LONG: f"longer than {MAX_RECORD_BYTES} bytes; {REMEDY}",
+    }
+    return problems.get(ScanStatus(status), f"its bytes are damaged (CRC); {REMEDY}")
+
+
+def _map_bytes(path: Path) -> ByteArray:
+    """The uncompressed bytes of a file; an empty one has none."""
+    if path.stat().st_size == 0:
+        return np.empty(0, np.uint8)
+    with RecordStream(path) as stream, explained_os_errors(path, "read"):
+        if not stream.compression:
+            with path.open("rb") as handle:
+                return _mapped(handle)
+        with tempfile.TemporaryFile() as plain:
+            shutil.copyfileobj(cast(Any, _Plain(stream)), plain, 1 << 20)
+            plain.flush()
+            return _mapped(plain) if plain.tell() else np.empty(0, np.uint8)
+
+
+def _mapped(handle: Any) -> ByteArray:
+    return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+class _Plain(RawIOBase):
+    """What a `RecordStream` gives, as a file that is read."""
+
+    def __init__(self, stream: RecordStream) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` from its front; 0 at the end."""
+        return self._stream.read_into(memoryview(buffer))
+
+
+@borrowing_kernel
+def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
+    """Go from frame to frame and note where each starts, as far as `starts` has room.
+
+    Returns:
+        GOOD, or why it stopped; how many records there are before; the position of the frame at which it stopped.
+    """
+    base, position, records = address_of(buffer), 0, 0
+    while position < buffer.size:
+        left = buffer.size - position
+        if left < 12:
+            return ScanStatus.INCOMPLETE, records, position
+        size = load_word(base + position)
+        if mask_crc(crc_of_word(size)) != load_u32(base + position + 8):
+            return ScanStatus.BAD_LENGTH, records, position
+        if size < 0 or size > MAX_RECORD_BYTES:
+            return ScanStatus.TOO_LONG, records, position
+        if size + 16 > left:
+            return ScanStatus.INCOMPLETE, records, position
+        if records < starts.size:
+            starts[records] = position
+        position += size + 16
+        records += 1
+    return ScanStatus.GOOD, records, position
+
+
+@borrowing_kernel
+def _copy_payloads(buffer: ByteArray, starts: IntArray, records: IntArray, target: ByteArray, offsets: IntArray) -> int:
+    """Copy the payloads of whole frames; which one has a wrong checksum, or -1. Sizes are those of the index."""
+    for number in range(records.size):
+        start = starts[records[number]]
+        size = starts[records[number] + 1] - start - 16
+        payload = address_of(buffer) + start + 12
+        if mask_crc(crc32c_at(payload, size, 0)) != load_u32(payload + size):
+            return number
+        copy_bytes(address_of(target) + offsets[number], payload, size)
+    return -1

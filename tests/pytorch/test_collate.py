@@ -1,0 +1,145 @@
+"""Batches for every target: masks as a naive loop makes them, positions where each type of model has them, static shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+
+torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
+
+from gaudi_bert.pytorch import PackCollator, model_inputs  # noqa: E402
+
+IDS = [11, 12, 13, 21, 22, 31, 0]
+ROWS = [
+    {
+        "input_ids": np.array(IDS, np.int32),
+        "token_type_ids": np.array([0, 1, 1, 0, 1, 0, 0], np.int32),
+        "position_ids": np.array([0, 1, 2, 0, 1, 0, 0], np.int32),
+        "sequence_ids": np.array([1, 1, 1, 2, 2, 3, 0], np.int32),
+        "labels": np.array([-100, 7, 8, -100, 9, -100, -100], np.int32),
+        "seq_lens": np.array([3, 2, 1], np.int32),
+        "next_sentence_labels": np.array([1, 0, 1], np.int32),
+    },
+    {
+        "input_ids": np.array([41, 42, 43, 44, 45, 46, 47], np.int32),
+        "token_type_ids": np.zeros(7, np.int32),
+        "position_ids": np.arange(7, dtype=np.int32),
+        "sequence_ids": np.ones(7, np.int32),
+        "labels": np.array([-100, -100, -100, -100, -100, 5, -100], np.int32),
+        "seq_lens": np.array([7], np.int32),
+        "next_sentence_labels": np.array([0], np.int32),
+    },
+]
+
+
+def naive_mask(causal: bool = False, window: int = 99) -> list:
+    return [
+        [
+            [
+                row["sequence_ids"][i] == row["sequence_ids"][j] and not (causal and j > i) and abs(i - j) <= window
+                for j in range(7)
+            ]
+            for i in range(7)
+        ]
+        for row in ROWS
+    ]
+
+
+def test_the_mask_of_transformers_5_is_added_to_scores() -> None:
+    batch = PackCollator("transformers-5", dtype=torch.bfloat16)(ROWS)
+    mask = batch["attention_mask"]
+    assert (mask.shape, mask.dtype) == ((2, 1, 7, 7), torch.bfloat16)
+    assert (mask[:, 0] == 0).tolist() == naive_mask()
+    assert set(mask.unique().tolist()) == {0.0, torch.finfo(torch.bfloat16).min}
+    assert batch["labels"][0].tolist() == [-100, 7, 8, -100, 9, -100, -100]
+    assert batch["seq_lens"].tolist() == [[3, 2, 1], [7, 0, 0]]
+    assert set(model_inputs(batch)) == {"input_ids", "token_type_ids", "position_ids", "labels", "attention_mask"}
+
+
+@pytest.mark.parametrize("target", ["transformers-4", "optimum-habana"])
+def test_the_mask_of_transformers_4_has_three_axes(target: str) -> None:
+    mask = PackCollator(target)(ROWS)["attention_mask"]
+    assert mask.dtype == torch.int64
+    assert mask.bool().tolist() == naive_mask()
+
+
+def test_flash_has_one_row_without_padding() -> None:
+    batch = PackCollator("flash")(ROWS)
+    assert "attention_mask" not in batch
+    assert batch["input_ids"].tolist() == [[11, 12, 13, 21, 22, 31, 41, 42, 43, 44, 45, 46, 47]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5, 6]]
+    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 3, 5, 6, 13]
+    assert batch["cu_seq_lens_q"].dtype == torch.int32
+    assert (batch["max_length_q"], batch["max_length_k"]) == (7, 7)
+    assert type(batch["max_length_q"]) is int
+
+
+@pytest.mark.parametrize(("model", "causal", "window"), [("bert", False, 99), ("gpt2", True, 99), ("modernbert", False, 64)])
+def test_flex_has_a_block_mask(model: str, causal: bool, window: int) -> None:
+    mask = PackCollator("flex", model)(ROWS)["attention_mask"]
+    for each in mask.values() if isinstance(mask, dict) else [mask]:
+        dense = [
+            [[bool(each.mask_mod(b, 0, torch.tensor(i), torch.tensor(j))) for j in range(7)] for i in range(7)]
+            for b in range(2)
+        ]
+        assert dense == naive_mask(causal, window)
+        assert each.shape == (2, 1, 7, 7)
+
+
+def test_layers_with_a_window_have_a_mask_of_their_own() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ModernBertConfig(num_hidden_layers=3, local_attention=2)
+    masks = PackCollator("transformers-5", config)(ROWS)["attention_mask"]
+    assert (masks["full_attention"][:, 0] == 0).tolist() == naive_mask()
+    assert (masks["sliding_attention"][:, 0] == 0).tolist() == naive_mask(window=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "offset"), [("bert", 0), ("roberta", 2), ("xlm-roberta", 2), ("distilbert", 0), ("gpt2", 0)]
+)
+def test_positions_begin_where_the_type_of_model_has_them(model: str, offset: int) -> None:
+    batch = PackCollator("transformers-5", model)(ROWS)
+    assert batch["position_ids"][0].tolist() == [offset + place for place in (0, 1, 2, 0, 1, 0, 0)]
+    assert ("token_type_ids" in batch) == (model == "bert")
+
+
+def test_the_padding_of_a_config_moves_positions() -> None:
+    transformers = pytest.importorskip("transformers")
+    batch = PackCollator("transformers-5", transformers.RobertaConfig(pad_token_id=4))(ROWS)
+    assert batch["position_ids"].min() == 5
+
+
+def test_a_causal_model_predicts_no_first_token() -> None:
+    rows = [{**row, "labels": row["input_ids"]} for row in ROWS]
+    batch = PackCollator("transformers-5", "gpt2")(rows)
+    assert batch["labels"][0].tolist() == [-100, 12, 13, -100, 22, -100, -100]
+    assert (batch["attention_mask"][:, 0] == 0).tolist() == naive_mask(causal=True)
+
+
+def test_heads_gather_in_static_shapes() -> None:
+    batch = PackCollator(gather_heads=True, masked_slots=4, depth=3)(ROWS)
+    assert "labels" not in batch
+    assert batch["masked_lm_positions"].tolist() == [[1, 2, 4, 0], [5, 0, 0, 0]]
+    assert batch["masked_lm_labels"].tolist() == [[7, 8, 9, -100], [5, -100, -100, -100]]
+    assert batch["sequence_positions"].tolist() == [[0, 3, 5], [0, 0, 0]]
+    assert batch["next_sentence_label"].tolist() == [[1, 0, 1], [0, -100, -100]]
+    assert PackCollator(gather_heads=True)(ROWS)["masked_lm_labels"].shape == (2, 3)
+
+
+def test_what_cannot_work_is_refused_in_one_line() -> None:
+    short = {**ROWS[0], "input_ids": ROWS[0]["input_ids"][:5]}
+    refusals = {
+        "target = 'flush': one of transformers-5": lambda: PackCollator("flush"),
+        "model type 'bort': known are": lambda: PackCollator(model="bort"),
+        "one 3-D mask cannot serve layers with a window": lambda: PackCollator("optimum-habana", "modernbert"),
+        "target flash has none": lambda: PackCollator("flash", gather_heads=True),
+        "masked_slots = 2: a pack of this batch needs 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),
+        "depth = 2: a pack of this batch needs 3": lambda: PackCollator(depth=2)(ROWS),
+        "rows of unequal lengths": lambda: PackCollator()([ROWS[0], short]),
+    }
+    for message, refused in refusals.items():
+        with pytest.raises(InputError, match=message) as caught:
+            refused()
+        assert "\n" not in str(caught.value)

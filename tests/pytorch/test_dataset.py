@@ -1,0 +1,225 @@
+"""Packs for PyTorch: the rows, the one order, a place that any number of processes and workers goes on from."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.global_order import WINDOW_PACKS
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
+from tests.builders.packing_case import PackingCase, make_case
+from tests.oracles.global_order import dealt_epoch
+
+torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
+
+from gaudi_bert.pytorch import PackedDataset, PackedLoader  # noqa: E402
+
+SEED = 77
+WORLD_SIZES = (1, 2, 3, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def epochs(case: PackingCase) -> list[list[bytes]]:
+    """The token ids of every pack of the first epochs, in the order of a dealer."""
+    shards = read_metadata(case.packed).shards
+    packs = [
+        [decode_example(each) for each in read_records(case.packed / shard.name)] if shard.packs else [] for shard in shards
+    ]
+    return [
+        [
+            packs[shard][record]["input_ids"].astype(np.int32).tobytes()
+            for shard, record in dealt_epoch([shard.packs for shard in shards], SEED, epoch, WINDOW_PACKS)
+        ]
+        for epoch in range(3)
+    ]
+
+
+def ids(rows) -> list[bytes]:
+    return [np.asarray(row["input_ids"], np.int32).tobytes() for row in rows]
+
+
+def batch_ids(rows: list[dict]) -> list[bytes]:
+    """A collator for loaders whose batches are compared."""
+    return ids(rows)
+
+
+def test_rows_hold_what_the_records_hold_under_the_names_of_packed_tables(case: PackingCase) -> None:
+    metadata = read_metadata(case.packed)
+    payloads = itertools.chain.from_iterable(
+        read_records(case.packed / shard.name) for shard in metadata.shards if shard.packs
+    )
+    wanted = {pack["input_ids"].tobytes(): pack for pack in map(decode_example, payloads)}
+    for row in PackedDataset(case.packed):
+        pack = wanted.pop(row["input_ids"].astype(np.int64).tobytes())
+        tokens = int((pack["input_mask"] > 0).sum())
+        sequences = int(pack["next_sentence_weights"].sum())
+        np.testing.assert_array_equal(row["sequence_ids"], pack["input_mask"])
+        np.testing.assert_array_equal(row["token_type_ids"], pack["segment_ids"])
+        np.testing.assert_array_equal(row["position_ids"][:tokens], pack["positions"][:tokens])
+        np.testing.assert_array_equal(row["position_ids"][tokens:], np.arange(len(pack["positions"]) - tokens))
+        np.testing.assert_array_equal(
+            row["seq_lens"],
+            np.bincount(pack["input_mask"])[1:] if tokens < 29 else np.bincount(pack["input_mask"], minlength=2)[1:],
+        )
+        np.testing.assert_array_equal(row["next_sentence_labels"], pack["next_sentence_labels"][:sequences])
+        labels = np.full(29, -100)
+        used = pack["masked_lm_weights"] > 0
+        labels[pack["masked_lm_positions"][used]] = pack["masked_lm_ids"][used]
+        np.testing.assert_array_equal(row["labels"], labels)
+    assert not wanted
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_process_r_of_w_reads_pack_i_where_i_mod_w_is_r(case: PackingCase, epochs, world_size: int) -> None:
+    for rank in range(world_size):
+        dataset = PackedDataset(case.packed, rank, world_size, SEED)
+        for epoch in epochs:  # each iteration is the next epoch
+            each = len(epoch) // world_size
+            assert ids(dataset) == epoch[rank::world_size][:each]
+        assert dataset.dropped_packs == len(epoch) - each * world_size == len(epoch) % world_size
+
+
+def test_a_thousand_schedules_of_stops_and_other_world_sizes_read_the_one_order(case: PackingCase, epochs) -> None:
+    """Each stretch of a schedule is read by another number of processes, from the state that the last one left."""
+    random = np.random.default_rng(3)
+    opened = {(rank, size): PackedDataset(case.packed, rank, size, SEED) for size in WORLD_SIZES for rank in range(size)}
+    for _ in range(1000):
+        state, done = PackedDataset.state_dict(opened[0, 1]) | {"epoch": int(random.integers(0, 2)), "packs_done": 0}, 0
+        while done < len(epochs[0]) - 8 and random.random() < 0.8:
+            size = int(random.choice(WORLD_SIZES))
+            rounds = int(random.integers(1, max(2, (len(epochs[0]) - done) // size // 2)))
+            read, states = {}, []
+            for rank in range(size):
+                dataset = opened[rank, size]
+                dataset.load_state_dict(state)
+                first = done + (rank - done) % size
+                read.update(
+                    zip(range(first, done + rounds * size, size), ids(itertools.islice(dataset, rounds)), strict=True)
+                )
+                states.append(dataset.state_dict())
+            assert all(each == states[0] for each in states)
+            assert [read[number] for number in range(done, done + rounds * size)] == epochs[state["epoch"]][
+                done : done + rounds * size
+            ]
+            if states[0]["epoch"] != state["epoch"]:
+                assert len(epochs[0]) - (done + rounds * size) < size  # what is left out is less than a pack for each
+                break
+            state, done = states[0], done + rounds * size
+            assert state["packs_done"] == done
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_a_loader_hands_out_the_same_batches_and_knows_its_place_with_any_number_of_workers(
+    case, epochs, workers: int
+) -> None:
+    order, batch = epochs[0], 3
+    whole = [order[first : first + batch] for first in range(0, len(order) - batch + 1, batch)]
+    dataset = PackedDataset(case.packed, seed=SEED)
+    loader = PackedLoader(dataset, batch, batch_ids, num_workers=workers)
+    assert len(loader) == len(whole)
+    assert list(itertools.islice(loader, 4)) == whole[:4]
+    state = loader.state_dict()
+    assert (state["epoch"], state["packs_done"]) == (0, 12)
+    shares = []
+    for rank in range(2):  # other processes go on, with another batch
+        other = PackedLoader(PackedDataset(case.packed, rank, 2, SEED), 2, batch_ids, num_workers=workers)
+        other.load_state_dict(state)
+        shares.append(list(itertools.chain.from_iterable(other)))
+        assert (other.state_dict()["epoch"], other.state_dict()["packs_done"]) == (1, 0)
+    left = (len(order) - 12) // 4 * 4
+    assert [shares[number % 2][number // 2] for number in range(left)] == order[12 : 12 + left]
+
+
+def test_an_epoch_ends_with_a_whole_update(case: PackingCase, epochs) -> None:
+    dataset = PackedDataset(case.packed, seed=SEED)
+    dataset.update_batches = 4
+    loader = PackedLoader(dataset, 2, batch_ids)
+    whole = len(epochs[0]) // 8 * 8
+    assert list(itertools.chain.from_iterable(loader)) == epochs[0][:whole]
+    assert dataset.dropped_packs == len(epochs[0]) - whole
+    assert next(iter(loader)) == epochs[1][:2]
+
+
+def test_workers_without_the_batch_size_are_refused(case: PackingCase) -> None:
+    dataset = PackedDataset(case.packed)
+    with pytest.raises(InputError, match=r"2 workers would change the order of the packs: use PackedLoader"):
+        next(iter(torch.utils.data.DataLoader(dataset, batch_size=2, collate_fn=batch_ids, num_workers=2)))
+
+
+def write_tables(folder: Path, packed: Path, fixed: bool, group_rows: int) -> list[dict]:
+    """The packs as two packed tables with one more column; every row."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{**row, "score": np.arange(29) / 2} for row in PackedDataset(packed)]
+    folder.mkdir()
+    for number in range(2):
+        columns = {}
+        for name in rows[0]:
+            values = [row[name].tolist() for row in rows[number::2]]
+            kind = pyarrow.float32() if name == "score" else pyarrow.int32()
+            per_sequence = name in ("seq_lens", "next_sentence_labels")
+            columns[name] = pyarrow.array(values, pyarrow.list_(kind, -1 if per_sequence or not fixed else 29))
+        parquet.write_table(pyarrow.table(columns), folder / f"packed-00000-{number:05d}.parquet", row_group_size=group_rows)
+    return rows
+
+
+@pytest.mark.parametrize(("fixed", "group_rows"), [(True, 1000), (False, 7)])
+def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Path, fixed: bool, group_rows: int) -> None:
+    rows = write_tables(tmp_path / "tables", case.packed, fixed, group_rows)
+    dataset = PackedDataset(tmp_path / "tables", seed=SEED)
+    found = list(dataset)
+    assert sorted(ids(found)) == sorted(ids(rows))
+    assert ids(found) != ids(list(dataset))
+    by_ids = {row["input_ids"].tobytes(): row for row in rows}
+    for row in found:
+        wanted = by_ids[row["input_ids"].astype(np.int32).tobytes()]
+        assert set(row) == set(wanted)
+        assert all(np.array_equal(row[name], wanted[name]) for name in row)
+    sizes = [len(rows[0::2]), len(rows[1::2])]
+    order = dealt_epoch(sizes, SEED, 0, min(group_rows, max(sizes)))
+    assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
+
+
+def test_unpacked_records_are_packed_while_they_are_read(case: PackingCase, epochs) -> None:
+    read = [ids(PackedDataset(case.records, rank, 3, SEED, plan=case.plan)) for rank in range(3)]
+    assert {len(share) for share in read} == {len(epochs[0]) // 3}
+    dataset = PackedDataset(case.records, 0, 1, SEED, plan=case.plan)
+    alone = ids(itertools.islice(dataset, 12))
+    assert alone == [read[number % 3][number // 3] for number in range(12)]
+    other = PackedDataset(case.records, 1, 2, SEED, plan=case.plan)
+    other.load_state_dict(dataset.state_dict())
+    assert ids(itertools.islice(other, 2)) == [read[13 % 3][13 // 3], read[15 % 3][15 // 3]]
+    sequences = sum(len(row["seq_lens"]) for row in PackedDataset(case.records, plan=case.plan))
+    assert sequences == len(case.sequences)
+
+
+def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
+    refusals = {
+        "rank = 2: 0 to 1 is allowed": lambda: PackedDataset(case.packed, 2, 2),
+        "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
+        "holds no packs; pack it with": lambda: PackedDataset(case.records),
+        "packs are not a batch of 999 for each of 1 processes": lambda: PackedDataset(case.packed, batch_packs=999),
+        "state was taken of other packs": lambda: PackedDataset(case.packed).load_state_dict({"seed": 1}),
+        "packs_done = 9999: 0 to": lambda: PackedDataset(case.packed).load_state_dict(
+            PackedDataset(case.packed).state_dict() | {"packs_done": 9999}
+        ),
+    }
+    for message, refused in refusals.items():
+        with pytest.raises(InputError, match=message) as caught:
+            refused()
+        assert "\n" not in str(caught.value)
+    (tmp_path / "packed-1.parquet").write_bytes(b"no table")
+    with pytest.raises(InputError, match=r"packed-1.parquet: no Parquet file"):
+        PackedDataset(tmp_path)

@@ -1,0 +1,84 @@
+"""Records by their numbers: what a plain reader reads, damage named, other encodings taken."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
+from tests.builders.packing_case import PackingCase, make_case
+from tests.oracles.wire import UNPACKED_KEYS, example, frame, unpacked_list
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+def open_case(case: PackingCase) -> RecordFiles:
+    metadata = read_metadata(case.packed)
+    paths = [case.packed / shard.name for shard in metadata.shards]
+    return RecordFiles(paths, PackedSchema.of(metadata), [shard.packs for shard in metadata.shards])
+
+
+def test_records_are_those_of_the_plain_reader(case: PackingCase) -> None:
+    files = pickle.loads(pickle.dumps(open_case(case)))  # as for a worker
+    places = [(file, record) for file, size in enumerate(files.sizes) for record in range(size)]
+    np.random.default_rng(0).shuffle(places)
+    numbers, records = np.array(places).T
+    found = files.read(numbers, records)
+    for row, (file, record) in enumerate(places):
+        wanted = decode_example(list(read_records(files.paths[file]))[record])
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(found[name][row], values)
+    assert files.read(np.empty(0, np.int64), np.empty(0, np.int64))["input_ids"].shape[0] == 0
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress) -> None:
+    case = make_case(tmp_path, files=1)
+    order = list(UNPACKED_KEYS)
+    content = b"".join(frame(example(features, order, unpacked_list)) for features in case.sequences)
+    path = tmp_path / "other"
+    path.write_bytes(compress(content))
+    files = RecordFiles([path], UnpackedSchema(29, 5))
+    assert files.sizes == (len(case.sequences),)
+    found = files.read(np.zeros(3, np.int64), np.array([4, 0, 22]))
+    assert found["input_ids"].tolist() == [case.sequences[number]["input_ids"] for number in (4, 0, 22)]
+    assert found["masked_lm_weights"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content[:-3], "record 6 at byte .*: the file is cut short"),
+        (
+            lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
+            "record 0 at byte 0: its bytes are damaged",
+        ),
+        (lambda content: content[:3] + b"\1" + content[4:], "not a TFRecord"),
+        (lambda content: content + b"\0" * 20, "record 7 at byte .*: its length is damaged"),
+        (lambda content: content * 2, "holds 14 records, the metadata says 7"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
+    case = make_case(tmp_path, files=1)
+    files = open_case(case)
+    number = next(number for number, size in enumerate(files.sizes) if size)
+    path = files.paths[number]
+    content = b"".join(frame(payload) for payload in (list(read_records(path)) * 7)[:7])
+    path.write_bytes(change(content))
+    damaged = RecordFiles([path], files.schema, [7])
+    with pytest.raises(InputError, match=message) as caught:
+        damaged.read(np.zeros(7, np.int64), np.arange(7))
+    assert path.name in str(caught.value)
+    assert "\n" not in str(caught.value)
