@@ -44,7 +44,10 @@ def main() -> None:
     print("|---" * (len(WAYS) + 1) + "|", flush=True)
     for name in sys.argv[1:] or MODELS:
         for attention in ATTENTIONS:
-            findings = probe_model(small_model(name, attention))
+            try:
+                findings = probe_model(small_model(name, attention))
+            except ValueError:  # transformers does not offer it for this model
+                continue
             print(f"| {name}, {attention.split('_')[0]} | " + " | ".join(map(cell, findings)) + " |", flush=True)
 
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 import transformers
+from measuring import show, show_processor, timed
 
-from benchmarks.measuring import show, show_processor, timed
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset

@@ -159,11 +159,16 @@ class PackedLoader(DataLoader[Any]):
         batch_packs: packs of one batch.
         collate: makes a batch of rows, such as a `PackCollator`.
         **options: of the `DataLoader`: num_workers, pin_memory and so on.
+
+    Raises:
+        InputError: an epoch would have no batch, or workers are to be persistent.
     """
 
     def __init__(
         self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Row]], Any], **options: Any
     ) -> None:
+        if options.get("persistent_workers"):
+            raise InputError("persistent_workers: they would read the first epoch again and again; leave it out")
         dataset.batch_packs = batch_packs
         if len(dataset) == 0:
             raise InputError(

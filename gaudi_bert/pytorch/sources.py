@@ -7,6 +7,7 @@ A source knows how many packs an epoch has, and gives the packs of an epoch by t
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,15 +98,20 @@ class _TablePacks:
 
 class _PlannedPacks:
     def __init__(self, records: Path, plan: Path, seed: int) -> None:
-        content, groups = planned_groups(records, plan)
-        self._open = lambda: OnTheFlyPacking(groups, PackedSchema.of(content), batch_packs=1, seed=seed)
-        self._packing: OnTheFlyPacking | None = None
-        self.packs = sum(group.packs for group in groups)
+        content, self._groups = planned_groups(records, plan)
+        self._schema, self._seed = PackedSchema.of(content), seed
+        self._packing: tuple[int, OnTheFlyPacking] | None = None
+        self.packs = sum(group.packs for group in self._groups)
         self.identity = content.sha256
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packing": None}
+
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        self._packing = self._packing or self._open()
-        return rows_of_packs(self._packing.rows(epoch, numbers))
+        if self._packing is None or self._packing[0] != os.getpid():  # its thread does not live on in a forked worker
+            packing = OnTheFlyPacking(self._groups, self._schema, batch_packs=1, seed=self._seed)
+            self._packing = os.getpid(), packing
+        return rows_of_packs(self._packing[1].rows(epoch, numbers))
 
 
 def _digest(value: Any) -> str:

@@ -192,6 +192,14 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
     assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
 
 
+def test_unpacked_records_are_packed_in_workers_too(case: PackingCase) -> None:
+    dataset = PackedDataset(case.records, seed=SEED, plan=case.plan)
+    first = ids(dataset)
+    dataset.set_epoch(0)
+    loader = PackedLoader(dataset, 1, batch_ids, num_workers=2)  # forked after this process has read
+    assert list(itertools.chain.from_iterable(loader)) == first
+
+
 def test_unpacked_records_are_packed_while_they_are_read(case: PackingCase, epochs) -> None:
     read = [ids(PackedDataset(case.records, rank, 3, SEED, plan=case.plan)) for rank in range(3)]
     assert {len(share) for share in read} == {len(epochs[0]) // 3}
@@ -211,6 +219,10 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
         "packs are not a batch of 999 for each of 1 processes": lambda: PackedDataset(case.packed, batch_packs=999),
+        "persistent_workers: they would": lambda: PackedLoader(
+            PackedDataset(case.packed), 2, batch_ids, num_workers=1, persistent_workers=True
+        ),
+        "packs are not 1 batches of 999": lambda: PackedLoader(PackedDataset(case.packed), 999, batch_ids),
         "state was taken of other packs": lambda: PackedDataset(case.packed).load_state_dict({"seed": 1}),
         "packs_done = 9999: 0 to": lambda: PackedDataset(case.packed).load_state_dict(
             PackedDataset(case.packed).state_dict() | {"packs_done": 9999}

@@ -33,6 +33,14 @@ def test_packed_is_alone_through_the_collator(name: str, attention: str) -> None
     assert finding.is_right
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_packed_is_alone_with_flex_attention(name: str) -> None:
+    findings = found(name, "flex_attention", "flex", "positions only")
+    assert findings["flex"].is_right
+    assert findings["flex"].alone <= ALONE_BOUND
+    assert "LEAKS" in findings["positions only"].verdict
+
+
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_positions_alone_and_numbers_leak(name: str, attention: str) -> None:
