@@ -37,7 +37,7 @@ from gaudi_bert.stages.pack import pack
 
 QUIET = Reporter(quiet=True)
 LENGTH, PREDICTIONS, VOCABULARY = 512, 80, 30522
-SEQUENCES = 24_000
+SEQUENCES = 8_000
 BATCH_PACKS, UPDATES = 4, 3
 
 
@@ -186,7 +186,7 @@ def main() -> None:
     show_processor()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 10)
+        write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 8)
         pack(folder / "records", folder / "packed", PackingSettings(), reporter=QUIET)
         {"reading": reading, "training": training}[part](folder, rounds)
 

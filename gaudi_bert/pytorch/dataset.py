@@ -127,6 +127,11 @@ class PackedDataset(IterableDataset[Row]):
         else:
             self._done += self.world_size * self.batch
 
+    def begin(self) -> None:
+        """Go to the next epoch where what is left of this one fills no batch of these processes."""
+        if self._done and self.batches_left == 0:
+            self._epoch, self._done = self._epoch + 1, 0
+
     def __iter__(self) -> Iterator[Row]:
         """Rows of this process (of this worker) to the end of the epoch.
 
@@ -139,6 +144,7 @@ class PackedDataset(IterableDataset[Row]):
                 f"{worker.num_workers} workers would change the order of the packs: use PackedLoader, or give PackedDataset "
                 "the batch_size of the DataLoader as batch_packs"
             )
+        self.begin()
         epoch = self._epoch
         rows = self.batches_left * self.batch
         numbers = numbers_of_rank(self._done, self.packs, self.rank, self.world_size)[:rows]
@@ -176,10 +182,12 @@ class PackedLoader(DataLoader[Any]):
                 f"each of {dataset.world_size} processes; use fewer processes, smaller batches, or more data"
             )
         self._packs = dataset
+        options.setdefault("generator", torch.Generator())  # seeds of workers: dropout draws the same when a run is taken up
         super().__init__(dataset, batch_size=batch_packs, collate_fn=collate, drop_last=True, **options)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches to the end of the epoch."""
+        self._packs.begin()
         batches = self._packs.batches_left
         for number, batch in enumerate(super().__iter__(), 1):
             if self.num_workers > 0:

@@ -151,6 +151,15 @@ def test_an_epoch_ends_with_a_whole_update(case: PackingCase, epochs) -> None:
     assert next(iter(loader)) == epochs[1][:2]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: PackingCase, epochs, workers: int) -> None:
+    dataset = PackedDataset(case.packed, 3, 8, SEED)
+    dataset.load_state_dict(dataset.state_dict() | {"packs_done": len(epochs[0]) - 7})
+    loader = PackedLoader(dataset, 1, batch_ids, num_workers=workers)
+    assert next(iter(loader)) == [epochs[1][3]]
+    assert loader.state_dict()["packs_done"] == 8
+
+
 def test_workers_without_the_batch_size_are_refused(case: PackingCase) -> None:
     dataset = PackedDataset(case.packed)
     with pytest.raises(InputError, match=r"2 workers would change the order of the packs: use PackedLoader"):
