@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import TableSettings
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.global_order import WINDOW_PACKS
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
+from gaudi_bert.stages.pack_table import pack_table
 from tests.builders.packing_case import PackingCase, make_case
 from tests.oracles.global_order import dealt_epoch
 
@@ -201,6 +204,28 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
     assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
 
 
+def test_what_pack_makes_of_a_table_is_read(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    random = np.random.default_rng(1)
+    tokens = [random.integers(1, 99, random.integers(1, 30)) for _ in range(200)]
+    columns = {"input_ids": tokens, "labels": [each + 1 for each in tokens], "score": np.arange(200.0)}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    settings = TableSettings(max_sequence_length=32)
+    pack_table(tmp_path / "rows.parquet", tmp_path / "packed", settings, reporter=Reporter(quiet=True))
+    seen = []
+    for row in PackedDataset(tmp_path / "packed"):
+        ends = np.cumsum(row["seq_lens"])
+        for begin, end, score in zip(ends - row["seq_lens"], ends, row["score"], strict=True):
+            np.testing.assert_array_equal(row["input_ids"][begin:end], tokens[int(score)])
+            np.testing.assert_array_equal(row["labels"][begin:end], tokens[int(score)] + 1)
+            np.testing.assert_array_equal(row["position_ids"][begin:end], np.arange(end - begin))
+            seen.append(int(score))
+        assert (row["labels"][ends[-1] :] == -100).all()
+    assert sorted(seen) == list(range(200))
+
+
 def test_unpacked_records_are_packed_in_workers_too(case: PackingCase) -> None:
     dataset = PackedDataset(case.records, seed=SEED, plan=case.plan)
     first = ids(dataset)
@@ -242,5 +267,5 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
             refused()
         assert "\n" not in str(caught.value)
     (tmp_path / "packed-1.parquet").write_bytes(b"no table")
-    with pytest.raises(InputError, match=r"packed-1.parquet: no Parquet file"):
+    with pytest.raises(InputError, match=r"packed-1.parquet: cannot be read as a Parquet"):
         PackedDataset(tmp_path)

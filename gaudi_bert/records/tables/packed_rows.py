@@ -13,7 +13,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.tables.arrow_files import require_pyarrow
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow
 
 __all__ = ["TableFiles"]
 
@@ -92,13 +92,11 @@ class TableFiles:
 
     def _open(self, number: int) -> Any:
         if number not in self._files:
-            pyarrow = require_pyarrow()
+            require_pyarrow()
             from pyarrow import parquet
 
-            try:
+            with explained_arrow_errors(self.paths[number]):
                 self._files[number] = parquet.ParquetFile(self.paths[number], memory_map=True)
-            except (pyarrow.ArrowException, OSError) as error:
-                raise InputError(f"{self.paths[number]}: no Parquet file: {' '.join(str(error).split())}") from error
         return self._files[number]
 
     def _group(self, file: int, record: int) -> _Group:
@@ -114,10 +112,8 @@ class TableFiles:
     def _read_group(self, file: int, number: int) -> dict[str, _Column]:
         pyarrow = require_pyarrow()
         opened = self._open(file)
-        try:
+        with explained_arrow_errors(self.paths[file]):
             table = opened.read_row_group(number)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise InputError(f"{self.paths[file]}: row group {number}: {' '.join(str(error).split())}") from error
         columns = {}
         for name in table.column_names:
             array = table.column(name).combine_chunks()

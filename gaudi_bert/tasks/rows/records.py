@@ -181,7 +181,7 @@ def _comma_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str]]]
 
 
 def _parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
-    from gaudi_bert.records.tables.arrow_files import require_pyarrow
+    from gaudi_bert.records.tables.arrow import require_pyarrow
 
     if str(path) == STANDARD_INPUT:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
