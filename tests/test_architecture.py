@@ -38,13 +38,16 @@ STOREYS = {
     "config": ("values", "data", "tasks", "training", "places", "pipeline", "reading"),
     "packing": ("heuristics", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
     "records": ("wire", "predecessor", "packed_folder", "read", "write", "proof", "tables"),
-    "tasks": ("rows",),
+    "tasks": ("rows", "packs"),
     "training": (
         *("gaudi", "device", "distributed", "input", "logs", "loss_denominators", "step", "evaluate", "speedup"),
-        *("graph", "weights", "loop", "resume"),
+        *("graph", "weights", "prediction", "loop", "resume"),
     ),
     "runners": ("docker", "kubernetes", "doctor"),
-    "cli": ("data_commands", "model_commands", "exchange_commands", "pipeline_commands", "cluster_commands", "main"),
+    "cli": (
+        *("data_commands", "model_commands", "exchange_commands", "prediction_commands"),
+        *("pipeline_commands", "cluster_commands", "main"),
+    ),
 }
 
 # Modules that are slow to load or that some environments lack: where a file may import them when it is itself imported,

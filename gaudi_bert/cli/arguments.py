@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PackingSettings, PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.config import PackingSettings, PipelineSettings, TaskSettings, load_pipeline, pipeline_from_mapping
 
 __all__ = [
     "Algorithm",
@@ -25,6 +25,7 @@ __all__ = [
     "packing_settings",
     "parse_shard",
     "pipeline_settings",
+    "task_settings",
 ]
 
 Records = Annotated[str, typer.Argument(help="Unpacked TFRecords: a folder, a file or a glob.", show_default=False)]
@@ -58,6 +59,17 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
 def pipeline_settings(pipeline: Path | None, overrides: list[str] | None) -> PipelineSettings:
     """The settings of a pipeline file (or the defaults) with `--set` applied."""
     return load_pipeline(pipeline, overrides or ())
+
+
+def task_settings(overrides: list[str] | None, columns: str | None = None, **defaults: str) -> TaskSettings:
+    """How rows are read: `defaults`, then `--columns`, then `--set task.key=value`.
+
+    Raises:
+        InputError: a key or a value is wrong.
+    """
+    given = [f"task.{name}={value}" for name, value in defaults.items()]
+    given += [f"task.columns=[{columns}]"] if columns is not None else []
+    return load_pipeline(None, [*given, *(overrides or ())]).task
 
 
 def packing_settings(**given: object) -> PackingSettings:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gaudi_bert.cli import arguments, output, table_options
-from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate
+from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate, describe_task_estimate
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
@@ -220,19 +220,64 @@ def verify(
 
 def estimate(
     source: Annotated[
-        str, typer.Argument(help="TFRecords, a histogram.json, or a shipped one: wikipedia-512.", show_default=False)
+        str,
+        typer.Argument(
+            help="TFRecords, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
+            show_default=False,
+        ),
     ],
-    depths: Annotated[str, typer.Option(help="Depths to compare.")] = "1,2,3,4,8,max",
+    depths: Annotated[
+        str | None, typer.Option(help="Depths to compare.", show_default="1,2,3,4,8,max; of a task 3,6,12,max")
+    ] = None,
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
     picture: Annotated[Path | None, typer.Option(help="Also draw it, as PNG or SVG.")] = None,
     details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
+    task: Annotated[str | None, typer.Option(help="SOURCE holds rows of this task: classification, ...")] = None,
+    model: Annotated[Path | None, typer.Option(help="With --task: a folder with the tokenizer.")] = None,
+    row_lengths: Annotated[str, typer.Option(help="With --task: tokens of a row, to compare.")] = "128,256,384,512",
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="With --task: columns of a table without header.")
+    ] = None,
+    set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """What packing would give at each depth and with each algorithm, before anything is written."""
     from gaudi_bert.stages.estimate import estimate as run
 
-    result = run(source, depths=depths.split(","), algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
+    if task is not None:
+        _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
+        return
+    wanted = (depths or "1,2,3,4,8,max").split(",")
+    result = run(source, depths=wanted, algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
     output.print_result(result, json, describe_details if details else describe_estimate)
+
+
+def _estimate_task(
+    source: str,
+    task: str,
+    model: Path | None,
+    row_lengths: str,
+    depths: str,
+    columns: str | None,
+    set_: list[str] | None,
+    json: bool,
+) -> None:
+    from gaudi_bert.stages.estimate import parse_depth
+    from gaudi_bert.stages.estimate_task import estimate_task
+
+    if model is None:
+        raise InputError("--task needs --model DIR, a folder with the tokenizer")
+    if not all(length.strip().isdigit() and int(length) >= 3 for length in row_lengths.split(",")):
+        raise InputError(f"--row-lengths {row_lengths}: write whole numbers from 3, with commas between")
+    result = estimate_task(
+        source,
+        model,
+        arguments.task_settings(set_, columns, name=task),
+        row_lengths=[int(length) for length in row_lengths.split(",")],
+        depths=[parse_depth(depth) for depth in depths.split(",")],
+        reporter=Reporter(),
+    )
+    output.print_result(result, json, describe_task_estimate)
 
 
 def inspect(

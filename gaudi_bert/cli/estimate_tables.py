@@ -7,7 +7,7 @@ from typing import Any
 
 from gaudi_bert.common.progress import human_bytes, human_seconds
 
-__all__ = ["describe_details", "describe_estimate"]
+__all__ = ["describe_details", "describe_estimate", "describe_task_estimate"]
 
 _LABEL_WIDTH = 26
 
@@ -53,6 +53,33 @@ def describe_details(result: Mapping[str, Any]) -> list[str]:
     lines += [
         f"  {row['accelerators']:>6}: {row['unpadding']:.3f} / {row['ideal_unpadding']:.3f} / {row['packing']:.3f}"
         for row in result["unpadding"]["rows"]
+    ]
+    return lines
+
+
+def describe_task_estimate(result: Mapping[str, Any]) -> list[str]:
+    """Packs, and sequences in each, by the length of a row and by depth."""
+    rows = result["rows"]
+    depths = list(dict.fromkeys(row["depth"] for row in rows))
+    lines = [
+        f"{result['source']}: {result['sequences']:,} sequences ({result['task']}), {result['mean_length']:.2f} tokens on"
+        f" average, the longest {result['longest']:,}",
+        "",
+        "Packs (sequences in each), by tokens of a row and the most sequences that a pack may hold:",
+        f"  {'row':>6} {'cut':>8}" + "".join(f"{depth:>20}" for depth in depths),
+    ]
+    for length in dict.fromkeys(row["max_sequence_length"] for row in rows):
+        own = [row for row in rows if row["max_sequence_length"] == length]
+        cells = [f"{row['packs']:,} ({row['packing_factor']:.3f})" for row in own]
+        lines.append(f"  {length:>6} {own[0]['cut']:>8,}" + "".join(f"{cell:>20}" for cell in cells))
+    above = [row for row in rows if row["gap"]]
+    lines += [
+        "",
+        "No packing needs fewer: each is proven optimal." if not above else "Not proven to be the fewest possible:",
+    ]
+    lines += [
+        f"  rows of {row['max_sequence_length']}, depth {row['depth']}: proven necessary are {row['lower_bound']:,}"
+        for row in above
     ]
     return lines
 

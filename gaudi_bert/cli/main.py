@@ -10,7 +10,14 @@ from collections.abc import Sequence
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import cluster_commands, data_commands, exchange_commands, model_commands, pipeline_commands
+from gaudi_bert.cli import (
+    cluster_commands,
+    data_commands,
+    exchange_commands,
+    model_commands,
+    pipeline_commands,
+    prediction_commands,
+)
 from gaudi_bert.cli.endings import run_to_the_end
 
 __all__ = ["main"]
@@ -26,6 +33,7 @@ app = typer.Typer(
 data_commands.register(app)
 exchange_commands.register(app)
 model_commands.register(app)
+prediction_commands.register(app)
 pipeline_commands.register(app)
 cluster_commands.register(app)
 

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from gaudi_bert.config.data import PackingSettings, PrepareSettings
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
+from gaudi_bert.config.tasks import TaskSettings
 from gaudi_bert.config.training import GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import Settings
 
@@ -22,6 +23,7 @@ class PipelineSettings(Settings):
     packing: PackingSettings = Field(default_factory=PackingSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
     training: TrainingSettings = Field(default_factory=TrainingSettings)
+    task: TaskSettings = Field(default_factory=TaskSettings)
     gaudi: GaudiSettings = Field(default_factory=GaudiSettings)
     mlperf: MlperfSettings = Field(default_factory=MlperfSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gaudi_bert.packing.histogram import Histogram
     from gaudi_bert.packing.unpadding import Gumbel
 
-__all__ = ["EstimateResult", "EstimateRow", "UnpaddingEstimate", "UnpaddingRow", "estimate"]
+__all__ = ["EstimateResult", "EstimateRow", "UnpaddingEstimate", "UnpaddingRow", "estimate", "parse_depth"]
 
 WITHOUT_DEPTH = ("none", "greedy", "greedy+1", "greedy+2", "sort")
 """Algorithms to which a depth says nothing (`none`, `sort`) or that the paper runs without one (greedy): shown once."""
@@ -117,7 +117,7 @@ def estimate(
     """
     from gaudi_bert.packing.estimate import scan_lengths
 
-    wanted_depths = [_depth(depth) for depth in depths]
+    wanted_depths = [parse_depth(depth) for depth in depths]
     names = _known_algorithms(algorithms)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
@@ -141,7 +141,12 @@ def estimate(
     return replace(result, pictures=_draw(histogram, result, depth, picture, reporter))
 
 
-def _depth(depth: str | int) -> str | int:
+def parse_depth(depth: str | int) -> str | int:
+    """A depth as a number, or "max".
+
+    Raises:
+        InputError: it is neither.
+    """
     text = str(depth).strip()
     if text == "max":
         return text

@@ -98,12 +98,11 @@ def question_of_record(name: str, number: int, record: Record, labelled: bool) -
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{place}: {key} is {shown(value)}; it must be a text that is not empty")
     answers: tuple[tuple[str, int], ...] | None = None
-    if record.get("is_impossible") is True:
-        answers = ()
-    elif record.get("answers") is not None:
-        answers = tuple(_answer(place, record["context"], answer) for answer in _answer_list(place, record["answers"]))
-    if answers is None and labelled:
-        raise InputError(f"{place}: has no `answers`; give some, an empty list where there is none")
+    if labelled:
+        given = [] if record.get("is_impossible") is True else record.get("answers")
+        if given is None:
+            raise InputError(f"{place}: has no `answers`; give some, an empty list where there is none")
+        answers = tuple(_answer(place, record["context"], answer) for answer in _answer_list(place, given))
     return QuestionRow(number, str(record.get("id", number)), record["question"], record["context"], answers)
 
 

@@ -32,7 +32,7 @@ class RowReader:
         task: None for plain texts.
         settings: names of columns.
         label_names: names of labels that stand in the records as numbers; None if they stand as names.
-        labelled: refuse a record without a label.
+        labelled: read labels, and refuse a record without one; else labels are passed over.
     """
 
     source: str
@@ -63,7 +63,7 @@ class RowReader:
         pair = None
         if record.get(settings.text_pair) is not None and settings.text_pair != settings.text:
             pair = self._text(number, record, settings.text_pair)
-        label = self._label(number, record) if self.task in LABELLED_TEXT else None
+        label = self._label(number, record) if self.labelled and self.task in LABELLED_TEXT else None
         return TextRow(number, text, pair, label)
 
     def _text(self, number: int, record: Record, column: str) -> str:
@@ -76,14 +76,12 @@ class RowReader:
             raise self.error(number, f"{column} is empty", "give it a text, or leave the row out")
         return value
 
-    def _label(self, number: int, record: Record) -> str | tuple[str, ...] | float | None:
+    def _label(self, number: int, record: Record) -> str | tuple[str, ...] | float:
         column = self.settings.label
         value = record.get(column)
         if value is None:
-            if self.labelled:
-                problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
-                raise self.error(number, problem, _column_remedy("label", column))
-            return None
+            problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
+            raise self.error(number, problem, _column_remedy("label", column))
         if self.task == "regression":
             return self._number(number, value)
         if self.task == "multi-label":
@@ -131,13 +129,12 @@ class RowReader:
         tokens = self._strings(number, settings.tokens, record[settings.tokens])
         if not tokens:
             raise self.error(number, f"{settings.tokens} is empty", "give it words, or leave the row out")
+        if not self.labelled:
+            return TaggedRow(number, tokens)
         value = record.get(settings.tags)
         if value is None:
-            if self.labelled:
-                raise self.error(
-                    number, f"has no {settings.tags!r}, only {_names(record)}", _column_remedy("tags", settings.tags)
-                )
-            return TaggedRow(number, tokens)
+            problem = f"has no {settings.tags!r}, only {_names(record)}"
+            raise self.error(number, problem, _column_remedy("tags", settings.tags))
         if not isinstance(value, list | tuple):
             raise self.error(number, f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
         tags = tuple(self._name(number, settings.tags, tag) for tag in value)

@@ -69,13 +69,10 @@ def row_targets(
     """What each text is to be: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels.
 
     Raises:
-        InputError: a label is not one of the model's, or only some rows have one.
+        InputError: a label is not one of the model's.
     """
     labels = [row.label if isinstance(row, TextRow) else None for row in rows]
-    without = [row.number for row, label in zip(rows, labels, strict=True) if label is None]
-    if without:
-        if len(without) < len(rows):
-            raise InputError(f"{source_name(path)}: row {without[0]}: has no label, others have; give each row one, or none")
+    if None in labels:
         return None
     if task == "regression":
         return np.array(labels, np.float32)

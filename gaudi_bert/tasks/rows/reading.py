@@ -27,7 +27,7 @@ def read_rows(path: str | Path, task: TaskName | None, settings: TaskSettings, *
         path: a file, or `-` for standard input.
         task: what they are for; None for plain texts.
         settings: names of columns, format, names of labels.
-        labelled: refuse a row without label, tags or answers; else they may lack.
+        labelled: read labels, tags or answers, and refuse a row without; else they are passed over.
 
     Raises:
         InputError: the file cannot be read, does not fit the task, or a row is wrong; one line with file, row and remedy.

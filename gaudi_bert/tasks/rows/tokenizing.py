@@ -84,7 +84,7 @@ def tokenize_rows(
         target = row_targets(rows, task, numbers, file) if task in ("classification", "multi-label", "regression") else None
         return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
     pieces = list(chain.from_iterable(job.pieces(rows, numbers_of_labels(labels))))
-    return _joined(pieces, task, _labelled(rows, source_name(file)), job.cut_rows)
+    return _joined(pieces, task, _labelled(rows), job.cut_rows)
 
 
 class _Job:
@@ -239,16 +239,10 @@ def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
     return np.array([first, last], np.int32)
 
 
-def _labelled(rows: Sequence[Row], source: str) -> bool:
-    """Whether all rows have tags or answers; refuses where only some have."""
-    given = [
-        row.tags is not None if isinstance(row, TaggedRow) else isinstance(row, QuestionRow) and row.answers is not None
-        for row in rows
-    ]
-    if any(given) and not all(given):
-        number = rows[given.index(False)].number
-        raise InputError(f"{source}: row {number}: has no tags or answers, others have; give each row some, or none")
-    return all(given)
+def _labelled(rows: Sequence[Row]) -> bool:
+    """Whether the rows have tags or answers; they were read with them or without."""
+    first = rows[0]
+    return (first.tags if isinstance(first, TaggedRow) else getattr(first, "answers", None)) is not None
 
 
 def _joined(pieces: Sequence[_Piece], task: TaskName | None, labelled: bool, cut_rows: int) -> Sequences:

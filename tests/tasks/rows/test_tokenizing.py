@@ -167,7 +167,6 @@ def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> N
         ([TaggedRow(4, ("cat",) * 6)], "token-classification", {}, "row 4: has 8 tokens, .*=truncate, or window"),
         ([QuestionRow(4, "a", "the cat sat on", "mat")], "question-answering", {}, "row 4: the question has 4 tokens"),
         ([IdsRow(4, (5, 999))], "masked-language-modelling", {}, "row 4: the token 999 is not of this vocabulary"),
-        ([TextRow(4, "a", None, "x"), TextRow(5, "b")], "classification", {}, "row 5: has no label, others have"),
     ],
 )
 def test_what_does_not_fit_is_named(

@@ -1,0 +1,149 @@
+"""How a window of sequences is packed for reading only: rows as short, and packs as deep, as costs least. No TensorFlow.
+
+Training is bound to its batch; reading is not, so any number of sequences may share a row, and the rows may be of any length
+that holds the longest sequence. Short rows cost less each token (attention goes over a whole row), long rows are filled
+better. So for each window a few choices are packed by best fit and the cheapest is taken: one length for all, or a short one
+for the sequences that fit it and a long one for the others. The choice depends on the window's lengths alone, so that a run
+that was killed makes the same one again.
+
+Letters: N sequences of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.packing.algorithms import solve
+from gaudi_bert.packing.mixture import Mixture, packs_of
+from gaudi_bert.records.assign import assign_sequences
+from gaudi_bert.tasks.packs import Packs
+
+__all__ = ["LEAST_GAIN", "Part", "WindowPlan", "plan_window", "row_cost"]
+
+LEAST_GAIN = 1.02
+"""What packing must save at least, unpacked cost / packed cost; below it every sequence gets a row of its own."""
+
+USUAL_LENGTHS = (64, 128, 256, 512)
+LENGTH_STEP = 16
+# A row has at most one sequence for each so many of its tokens: [CLS], two word pieces and [SEP].
+TOKENS_PER_SEQUENCE = 4
+# A token costs (1 + length of the row / (this * hidden size)) of what it would cost without attention; measured on CPUs.
+ATTENTION_SHARE = 2.6
+
+
+@dataclass(frozen=True)
+class Part:
+    """Packs of one length and at most `depth` sequences; `packs.members` are numbers of sequences of the window."""
+
+    length: int
+    depth: int
+    packs: Packs
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """How a window is packed.
+
+    Attributes:
+        parts: one for each length of a row.
+        tokens: of all sequences.
+        slots: of all rows.
+        gain: estimated cost of one sequence a row, padded to the longest / cost of this plan.
+    """
+
+    parts: tuple[Part, ...]
+    tokens: int
+    slots: int
+    gain: float
+
+    @property
+    def padding(self) -> float:
+        """Share of the slots that hold nothing."""
+        return 1 - self.tokens / self.slots if self.slots else 0.0
+
+
+def row_cost(length: int, hidden_size: int) -> float:
+    """What a row costs, in units of a token without attention."""
+    return length * (1 + length / (ATTENTION_SHARE * hidden_size))
+
+
+def plan_window(
+    lengths: IntArray, *, hidden_size: int, packed: bool = True, algorithm: str = "lpfhp", one_length: int | None = None
+) -> WindowPlan:
+    """Choose the lengths of rows and pack.
+
+    Args:
+        lengths: int64 [N], tokens of each sequence, at least 1.
+        hidden_size: of the model.
+        packed: False gives each sequence a row of its own.
+        algorithm: that packs; `lpfhp` is best fit, `optimal` a few packs better and slower.
+        one_length: use rows of this length and no other, as accelerators want that compile for one shape.
+    """
+    tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
+    alone = one_length or _rounded(longest)
+    unpacked_cost = len(lengths) * row_cost(alone, hidden_size)
+    choices = list(_choices(lengths, longest, one_length)) if packed else []
+    solved = [(choice, [_solve(lengths, part, algorithm) for part in choice]) for choice in choices]
+
+    def cost(mixtures: list[tuple[int, Mixture]]) -> float:
+        return sum(packs_of(mixture) * row_cost(length, hidden_size) for length, mixture in mixtures)
+
+    best = min((mixtures for _, mixtures in solved), key=cost, default=None)
+    gain = unpacked_cost / cost(best) if best else 1.0
+    if best is None or gain < LEAST_GAIN:
+        members = np.arange(len(lengths), dtype=np.int64)
+        alone_packs = Packs(members, np.arange(len(lengths) + 1, dtype=np.int64))
+        return WindowPlan((Part(alone, 1, alone_packs),), tokens, len(lengths) * alone, 1.0)
+    parts = tuple(_assigned(lengths, bounds, mixture) for bounds, mixture in _with_bounds(best) if mixture)
+    return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
+
+
+def _rounded(longest: int) -> int:
+    return -(-longest // LENGTH_STEP) * LENGTH_STEP
+
+
+def _deepest(length: int) -> int:
+    """Most sequences of a row: one number for each length, so that shapes are few."""
+    return max(1, length // TOKENS_PER_SEQUENCE)
+
+
+def _choices(lengths: IntArray, longest: int, one_length: int | None) -> Iterator[list[tuple[int, int]]]:
+    """Lists of (sequences longer than, length of the rows): those up to a length of rows, and those above it."""
+    if one_length is not None:
+        yield [(0, one_length)]
+        return
+    long = dict.fromkeys([_rounded(longest), *(length for length in USUAL_LENGTHS if length >= longest)])
+    for length in long:
+        yield [(0, length)]
+        for short in USUAL_LENGTHS:
+            if short < longest and (lengths <= short).any():
+                yield [(0, short), (short, length)]
+
+
+def _solve(lengths: IntArray, part: tuple[int, int], algorithm: str) -> tuple[int, Mixture]:
+    """Rows of one length, and how the sequences that belong there share them."""
+    above, length = part
+    own = lengths[(lengths > above) & (lengths <= length)]
+    counts = np.bincount(own, minlength=length + 1)[1:]
+    if not len(own):
+        return length, {}
+    return length, solve(counts, algorithm, _deepest(length)).mixture
+
+
+def _with_bounds(mixtures: list[tuple[int, Mixture]]) -> Iterator[tuple[tuple[int, int], Mixture]]:
+    above = 0
+    for length, mixture in mixtures:
+        yield (above, length), mixture
+        above = length
+
+
+def _assigned(lengths: IntArray, bounds: tuple[int, int], mixture: Mixture) -> Part:
+    """The sequences themselves, in the places that the mixture has for their lengths."""
+    above, length = bounds
+    own = np.flatnonzero((lengths > above) & (lengths <= length))
+    assignment = assign_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
+    return Part(length, _deepest(length), Packs(own[assignment.members].astype(np.int64), assignment.starts))

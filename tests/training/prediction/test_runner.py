@@ -1,0 +1,114 @@
+"""What packs say is what transformers says of each sequence alone, in the order of the sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tasks.packs import Packs
+from gaudi_bert.tasks.rows.types import Sequences
+from gaudi_bert.training.prediction.embedder import Embedder
+from gaudi_bert.training.prediction.runner import PackRunner
+from gaudi_bert.training.prediction.shapes import Part, WindowPlan, plan_window
+from gaudi_bert.training.weights.sources import Weights, read_weights
+from tests.builders.bert_folder import VOCABULARY, write_bert
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> Weights:
+    return read_weights(folder)
+
+
+@pytest.fixture(scope="module")
+def sequences() -> Sequences:
+    random = np.random.default_rng(5)
+    lengths = random.integers(3, 24, 61)
+    lengths[7] = 64
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = random.integers(5, len(VOCABULARY), offsets[-1]).astype(np.int32)
+    segments = random.integers(0, 2, offsets[-1]).astype(np.int8)
+    return Sequences(np.arange(61), offsets, ids, segments)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, sequences: Sequences) -> dict[str, Any]:
+    """By transformers, one sequence at a time."""
+    import torch
+    from transformers import BertModel
+
+    model = BertModel.from_pretrained(folder).eval()
+    found: dict[str, list[Any]] = {"cls": [], "mean": [], "max": []}
+    for number in range(len(sequences)):
+        span = slice(int(sequences.offsets[number]), int(sequences.offsets[number + 1]))
+        ids = torch.tensor(sequences.input_ids[span][None].astype(np.int64))
+        types = torch.tensor(sequences.segment_ids[span][None].astype(np.int64))
+        with torch.inference_mode():
+            hidden = model(input_ids=ids, token_type_ids=types).last_hidden_state[0].numpy()
+        found["cls"].append(hidden[0])
+        found["mean"].append(hidden.mean(axis=0))
+        found["max"].append(hidden.max(axis=0))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def runner(weights: Weights, pooling: Any, normalize: bool = False, **given: Any) -> PackRunner:
+    assert weights.config is not None
+    embedder = Embedder(weights.config, weights.variables, pooling=pooling, normalize=normalize)
+    return PackRunner(embedder, per="sequence", width=24, **given)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("one_shape", [False, True])
+def test_vectors_of_packs(
+    weights: Weights, sequences: Sequences, alone: dict[str, Any], pooling: str, one_shape: bool
+) -> None:
+    plan = plan_window(sequences.lengths, hidden_size=24, one_length=64 if one_shape else None)
+    assert plan.gain > 1.5
+    found = runner(weights, pooling, one_shape=one_shape, batch_tokens=5 * 64).run(sequences, plan)
+    np.testing.assert_allclose(found, alone[pooling], atol=1e-5, rtol=0)
+
+
+def test_normalised_vectors_have_length_one(weights: Weights, sequences: Sequences, alone: dict[str, Any]) -> None:
+    plan = plan_window(sequences.lengths, hidden_size=24)
+    found = runner(weights, "mean", normalize=True).run(sequences, plan)
+    expected = alone["mean"] / np.linalg.norm(alone["mean"], axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_answers_of_tokens_come_home(sequences: Sequences) -> None:
+    """A model that says what it was fed: the token, its position and its segment."""
+    import tensorflow as tf
+
+    def echo(batch: Any) -> Any:
+        return tf.cast(tf.stack([batch[name] for name in ("input_ids", "positions", "segment_ids")], axis=-1), tf.float32)
+
+    plan = plan_window(sequences.lengths, hidden_size=24)
+    found = PackRunner(echo, per="token", width=3, batch_tokens=200).run(sequences, plan)
+    positions = np.concatenate([np.arange(length) for length in sequences.lengths])
+    np.testing.assert_array_equal(found, np.stack([sequences.input_ids, positions, sequences.segment_ids], axis=1))
+
+
+def test_what_was_packed_is_a_matter_of_the_plan_alone(weights: Weights, sequences: Sequences) -> None:
+    plan = plan_window(sequences.lengths, hidden_size=24)
+    one = runner(weights, "mean").run(sequences, plan)
+    two = runner(weights, "mean").run(sequences, plan_window(sequences.lengths, hidden_size=24))
+    np.testing.assert_array_equal(one, two)
+    packs = Packs(np.arange(61)[::-1].copy(), np.arange(62))
+    backwards = WindowPlan((Part(64, 1, packs),), plan.tokens, 61 * 64, 1.0)
+    np.testing.assert_allclose(runner(weights, "mean").run(sequences, backwards), one, atol=1e-5, rtol=0)
+
+
+def test_weights_without_an_encoder(weights: Weights) -> None:
+    assert weights.config is not None
+    with pytest.raises(InputError, match="is missing; give the weights of a whole encoder"):
+        Embedder(weights.config, {}, pooling="mean", normalize=False)
