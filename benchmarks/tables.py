@@ -34,13 +34,13 @@ MAP_ROWS = 1000
 COMPRESSION = "zstd"
 
 
-def make_table(rows: int, mean: float, most: int, seed: int) -> Any:
-    """Token ids as texts have them (few are frequent), and labels of which a third is ignored."""
+def make_table(rows: int, mean: float, most: int, seed: int, labelled: float = 2 / 3) -> Any:
+    """Token ids as texts have them (few are frequent), and labels, of which the others are ignored."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(mean), 0.6, rows).astype(np.int64), 4, most)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     ids = (rng.zipf(1.3, offsets[-1]) % 30_000).astype(np.int32)
-    labels = np.where(rng.random(offsets[-1]) < 1 / 3, -100, ids).astype(np.int32)
+    labels = np.where(rng.random(offsets[-1]) < labelled, ids, -100).astype(np.int32)
     return pyarrow.table(
         {name: pyarrow.ListArray.from_arrays(offsets, of) for name, of in (("input_ids", ids), ("labels", labels))}
     )
@@ -187,7 +187,7 @@ from pathlib import Path
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.import_tables import import_tables
 folder = Path(sys.argv[1])
-sizes = {"max_sequence_length": 512, "max_predictions": 512} if sys.argv[4] == "given" else {}
+sizes = {"max_sequence_length": 512, "max_predictions": 128} if sys.argv[4] == "given" else {}
 import_tables(folder / "warm.parquet", folder / f"warm-{sys.argv[2]}", reporter=Reporter(quiet=True), **sizes)
 started = time.process_time()
 import_tables(folder / sys.argv[3], folder / sys.argv[2], reporter=Reporter(quiet=True), **sizes)
@@ -197,8 +197,8 @@ print(time.process_time() - started)
 
 def imports(folder: Path, rows: int, rounds: int, base: Path) -> None:
     """`import` beside that of another commit: seconds, and the same bytes."""
-    parquet.write_table(make_table(rows, 180, 512, seed=3), folder / "examples.parquet")
-    parquet.write_table(make_table(50, 180, 512, seed=4), folder / "warm.parquet")
+    parquet.write_table(make_table(rows, 180, 512, seed=3, labelled=0.15), folder / "examples.parquet")
+    parquet.write_table(make_table(50, 180, 512, seed=4, labelled=0.15), folder / "warm.parquet")
     for sizes in ("given", "measured"):
         ratios, rates = [], []
         for _ in range(rounds):
@@ -242,7 +242,7 @@ def main() -> None:
         if given.only in (None, "full"):
             full_output(folder, given.rows, given.rounds)
         if given.only in (None, "import") and given.base is not None:
-            imports(folder, given.rows // 5, given.rounds, given.base.resolve())
+            imports(folder, given.rows // 4, given.rounds, given.base.resolve())
 
 
 if __name__ == "__main__":

@@ -117,6 +117,8 @@ def describe_table(result: Mapping[str, Any]) -> list[str]:
         return output.describe_any(result)
     packing = output.describe_packing({**result, "depth_used": result["deepest_pack"]})
     lines = [f"{result['rows']:,} rows, {result['sequences']:,} sequences", *packing]
+    if result["gap"] and result["algorithm"] != "optimal":
+        lines.append(f"{result['gap']:,} packs might be saved: --algorithm optimal looks for them, a few seconds a group")
     lines += describe_policy(result)
     if "verify" in result:
         lines.append(f"verified: every one of {result['verify']['sequences']:,} sequences is there exactly once")

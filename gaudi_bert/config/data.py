@@ -57,7 +57,7 @@ class TableSettings(Settings):
     """How the rows of a table are packed. Only the command line sets them; no pipeline file has them."""
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
-    algorithm: Algorithm = "optimal"
+    algorithm: Algorithm = "lpfhp"
     depth: Depth = "max"
     too_long: Literal["error", "truncate", "split", "drop"] = "error"
     index_only: bool = False

@@ -100,6 +100,7 @@ def pack_histogram(
     max_predictions: int | None = None,
     masked_slots: int | None = None,
     seed: int = 0,
+    quick_bound: bool = False,
 ) -> Packing:
     """Pack a histogram, check the packing, and prove how good it is.
 
@@ -111,11 +112,12 @@ def pack_histogram(
         max_predictions: most masked positions of one sequence (P), for the default budget.
         masked_slots: the budget of masked positions per pack (Q); None for `max_predictions + depth`, or more if needed.
         seed: of `greedy`, the only algorithm that draws.
+        quick_bound: where the algorithm proves no bound itself, be content with what tokens and sequences prove.
 
     Raises:
         InputError: unknown algorithm or depth, or a budget that one sequence alone breaks.
     """
-    from gaudi_bert.packing.exact.bounds import prove_bound
+    from gaudi_bert.packing.exact.bounds import prove_bound, simple_certificate
 
     most = depth_of(depth, histogram.max_sequence_length)
     solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed)
@@ -127,7 +129,7 @@ def pack_histogram(
     deepest = max(map(len, mixture), default=1) if depth == "max" else most
     if masked_slots is None:
         masked_slots = choose_masked_slots(max_predictions, deepest, needed)
-    certificate = solved.certificate or prove_bound(histogram.counts, most)
+    certificate = solved.certificate or (simple_certificate if quick_bound else prove_bound)(histogram.counts, most)
     return Packing(
         histogram, most, algorithm, solved.algorithm_used, mixture, certificate.bound, certificate, masked_slots, needed
     )

@@ -173,6 +173,7 @@ def _deal(atoms: Atoms, sequences: RowSequences, settings: TableSettings, group:
         settings.depth,
         masked_slots=None if most is None else int(settings.depth),
         seed=settings.seed,
+        quick_bound=settings.depth == "max",  # the tokens say nearly all there is to say
     )
     dealt = assign_sequences(atoms.lengths.astype(np.int32), list(packing.mixture.items()), settings.seed, group)
     order, offsets = dealt.members.astype(np.int64), dealt.starts
