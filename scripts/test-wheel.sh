@@ -18,23 +18,14 @@ wheel=$(echo "$folder"/gaudi_bert-*.whl)
 rm -rf "$folder/source"
 echo "$(basename "$wheel"): $(stat --format=%s "$wheel") bytes"
 
-cat >"$folder/empty/tiny.yaml" <<'YAML'
-name: tiny
-prepare: {text: text.txt, train_vocab: 101, max_sequence_length: 32, max_predictions: 5, duplicates: 2, shards: 2}
-packing: {shard_multiple: 2}
-YAML
-for document in $(seq 40); do
-  for line in $(seq 9); do echo "The number of this line is $line, and its document has the number $((document * line))."; done
-  echo
-done >"$folder/empty/text.txt"
-
 export PATH=$folder/venv/bin:$PATH
+tiny=$PWD/scripts/run-tiny-pipeline.sh
 cd "$folder/empty"
 gaudi-bert --help >help.txt
 grep -q estimate help.txt
 gaudi-bert --version
 gaudi-bert estimate wikipedia-512
-gaudi-bert run tiny.yaml --stages prepare,histogram,plan,write,verify
+"$tiny" .
 gaudi-bert report work/tiny
 grep -q '<style>' work/tiny/report.html
 gaudi-bert run tiny.yaml --set prepare.text=python-docs --render manifests

@@ -36,7 +36,7 @@ ROOMS = {
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
     "config": ("values", "data", "tasks", "training", "places", "pipeline", "reading"),
-    "packing": ("heuristics", "nnls", "exact", "algorithms", "pack_lengths", "estimate"),
+    "packing": ("heuristics", "nnls", "exact", "algorithms", "pack_lengths", "peers", "estimate"),
     "records": ("wire", "predecessor", "packed_folder", "read", "write", "proof", "tables"),
     "tasks": ("rows", "packs"),
     "training": (
@@ -64,11 +64,13 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "safetensors": ({"training/checkpoint"}, {"training", "stages/export"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
-    "pyarrow": (set(), {"records/tables", "tasks/rows/records"}),
+    "pyarrow": (set(), {"packing/trl", "records/tables", "tasks/rows/records"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"),
         (set(), {"artefacts/store/libraries"}),
     ),
+    "datasets": (set(), {"packing/trl"}),
+    "trl": (set(), {"packing/trl"}),
     "docker": (set(), {"runners/docker/engine"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
     "torch": ({"pytorch"}, set()),

@@ -8,11 +8,13 @@ import sys
 import pytest
 
 DATA_MODULES = ["numba", "scipy", "highspy", "tensorflow", "matplotlib", "pyarrow", "tokenizers"]
+OPTIONAL = ["tensorflow", "torch", "transformers", "horovod", "pyarrow", "docker", "kubernetes", "fsspec", "datasets", "trl"]
 
 
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
+        ("gaudi_bert", ["numpy", "typing_extensions", "importlib.metadata", *DATA_MODULES]),
         ("gaudi_bert.cli", ["numpy", *DATA_MODULES]),
         ("gaudi_bert.runners.local", DATA_MODULES),
         ("gaudi_bert.runners.kubernetes.run", ["kubernetes", "numpy", "tensorflow", "docker"]),
@@ -25,3 +27,36 @@ def test_importing_does_not_load(module: str, absent: list[str]) -> None:
     code = f"import sys, {module}; print(*[name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        (["--help"], ["numpy", *OPTIONAL, *DATA_MODULES]),
+        (["settings"], ["numpy", *OPTIONAL, *DATA_MODULES]),
+        (["histogram", "missing/", "--out", "x.json"], [*OPTIONAL, "scipy", "highspy", "matplotlib", "tokenizers", "jinja2"]),
+        (["plan", "{histogram}", "--out", "{out}"], [*OPTIONAL, "matplotlib", "tokenizers", "jinja2"]),
+        (["estimate", "{histogram}", "--depths", "2", "--algorithms", "ffd"], [*OPTIONAL, "matplotlib", "tokenizers", "jinja2"]),
+        (["compare", "{lengths}"], ["tensorflow", "torch", "pyarrow", "fsspec", "matplotlib", "tokenizers", "jinja2"]),
+        (["run", "{missing}"], ["numpy", *OPTIONAL, *DATA_MODULES]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, arguments: list[str], absent: list[str]) -> None:
+    (tmp_path / "histogram.json").write_text('{"max_sequence_length": 4, "counts": [3, 2, 1, 5]}')
+    (tmp_path / "lengths.txt").write_text("3\n1\n2\n3\n")
+    places = {
+        "histogram": str(tmp_path / "histogram.json"),
+        "lengths": str(tmp_path / "lengths.txt"),
+        "out": str(tmp_path / "plan.json"),
+        "missing": str(tmp_path / "missing.yaml"),
+    }
+    code = (
+        "import atexit, sys; from gaudi_bert.cli import main; "
+        f"atexit.register(lambda: print('LOADED', *[name for name in {absent!r} if name in sys.modules])); "
+        "main(sys.argv[1:])"
+    )
+    words = [argument.format(**places) for argument in arguments]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 2), done.stderr
+    assert done.stdout.splitlines()[-1] == "LOADED", done.stdout

@@ -1,4 +1,4 @@
-"""Commands from text to packed records: prepare, histogram, plan, write, pack, verify, estimate, inspect."""
+"""Commands from text to packed records: prepare, histogram, plan, write, pack, verify, estimate, compare, inspect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add these commands to `app`."""
-    for command in (prepare, histogram, plan, write, pack, verify, estimate, inspect):
+    for command in (prepare, histogram, plan, write, pack, verify, estimate, compare, inspect):
         app.command()(command)
 
 
@@ -278,6 +278,30 @@ def _estimate_task(
         reporter=Reporter(),
     )
     output.print_result(result, json, describe_task_estimate)
+
+
+def compare(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="LENGTHS",
+            help="Lengths (.npy, .txt, FILE.parquet:COLUMN), a histogram.json, a shipped one, or TFRecords.",
+            show_default=False,
+        ),
+    ],
+    max_sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Slots of a pack; default: the longest length.", show_default=False)
+    ] = None,
+    depth: arguments.Depth = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it, as PNG or SVG.")] = None,
+    json: arguments.Json = False,
+) -> None:
+    """Our packing beside that of TRL, seqpacker, NeMo, axolotl and grain, and the proven bound."""
+    from gaudi_bert.cli.compare_table import describe_comparison
+    from gaudi_bert.stages.compare import compare as run
+
+    result = run(source, max_sequence_length=max_sequence_length, depth=depth or "max", picture=picture, reporter=Reporter())
+    output.print_result(result, json, describe_comparison)
 
 
 def inspect(

@@ -7,6 +7,7 @@ so that importing this module costs nothing. `save_picture` writes PNG or SVG wi
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "draw_comparison",
     "draw_efficiency_over_depth",
     "draw_histogram",
     "draw_mixture",
@@ -107,6 +109,37 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     axes.set_ylabel("efficiency, % of slots that hold a token")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    return figure
+
+
+def draw_comparison(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Packs above the proven bound, a dot for each packer, ours in another colour; the scale is logarithmic.
+
+    Args:
+        rows: `name`, `ours`, `gap` (packs) and `share` (of the bound) of each packer, from above.
+        title: what was packed.
+    """
+    figure, axes = _figure()
+    percents = [100 * row["share"] for row in rows]
+    least = min((value for value in percents if value > 0), default=1.0)
+    left = 10.0 ** (math.floor(math.log10(least)) - 1)
+    most = max(*percents, 10 * left)
+    for place, (row, value) in enumerate(zip(rows, percents, strict=True)):
+        axes.axhline(place, color=GREY, linewidth=0.6, zorder=0)
+        axes.plot(max(value, left), place, "o", markersize=9, color=BLUE if row["ours"] else ORANGE, clip_on=False)
+        words = f"{row['gap']:,} ({value:.2g} %)" if row["gap"] else "0: no packing needs fewer"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.annotate(
+            words, (max(value, left), place), (11, 0), textcoords="offset points", va="center", fontsize=9, bbox=box
+        )
+    axes.set_xscale("log")
+    axes.set_xlim(left, most * (most / left) ** 0.35)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_xlabel("packs above the bound, % of the bound (logarithmic)")
+    axes.set_title(title, loc="left", fontsize=11)
     return figure
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gaudi_bert.packing.histogram import Histogram
     from gaudi_bert.packing.unpadding import Gumbel
 
-__all__ = ["EstimateResult", "EstimateRow", "UnpaddingEstimate", "UnpaddingRow", "estimate", "parse_depth"]
+__all__ = ["EstimateResult", "EstimateRow", "UnpaddingEstimate", "UnpaddingRow", "estimate", "histogram_of", "parse_depth"]
 
 WITHOUT_DEPTH = ("none", "greedy", "greedy+1", "greedy+2", "sort")
 """Algorithms to which a depth says nothing (`none`, `sort`) or that the paper runs without one (greedy): shown once."""
@@ -121,7 +121,7 @@ def estimate(
     names = _known_algorithms(algorithms)
     if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
         raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
-    histogram = _histogram_of(source, reporter)
+    histogram = histogram_of(source, reporter)
     rows = _compare(histogram, wanted_depths, names, reporter)
     factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
     result = EstimateResult(
@@ -167,7 +167,7 @@ def _known_algorithms(algorithms: Sequence[str]) -> list[str]:
     return names
 
 
-def _histogram_of(source: str | Path, reporter: Reporter) -> Histogram:
+def histogram_of(source: str | Path, reporter: Reporter) -> Histogram:
     """The lengths that `source` has: those of a histogram, or of records, which are counted."""
     from gaudi_bert.stages.counted_records import read_histograms
     from gaudi_bert.stages.histogram import histogram

@@ -19,6 +19,7 @@ COMMANDS = (
     "pack",
     "verify",
     "estimate",
+    "compare",
     "inspect",
     "import",
     "train",

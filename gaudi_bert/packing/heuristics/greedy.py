@@ -15,7 +15,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.permutation import permutation
 from gaudi_bert.packing.mixture import Mixture, sorted_mixture
 
-__all__ = ["count_greedy_packs", "pack_greedily"]
+__all__ = ["count_greedy_packs", "pack_greedily", "shuffled_lengths"]
 
 MOST_SEQUENCES = 200_000_000  # a list of sequences is needed, so this one algorithm is bounded by memory
 
@@ -32,20 +32,20 @@ def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: i
     Raises:
         InputError: too many sequences to list.
     """
-    lengths = _shuffled_lengths(counts, seed)
+    lengths = shuffled_lengths(counts, seed)
     return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
 def pack_greedily(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> Mixture:
     """Pack by GREEDY; arguments and errors as `count_greedy_packs`."""
-    lengths = _shuffled_lengths(counts, seed)
+    lengths = shuffled_lengths(counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     packs = int(_next_fit(lengths, len(counts), depth, separators, starts))
     starts[packs] = len(lengths)
     return _strategies(lengths, starts[: packs + 1])
 
 
-def _shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
+def shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
     """int32 [sequences], the length of each sequence in shuffled order."""
     sequences = int(counts.sum())
     if sequences > MOST_SEQUENCES:
