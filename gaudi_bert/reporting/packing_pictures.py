@@ -135,7 +135,7 @@ def draw_comparison(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     axes.set_xscale("log")
     axes.set_xlim(left, most * (most / left) ** 0.35)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, pad=9)
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.set_xlabel("packs above the bound, % of the bound (logarithmic)")
