@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,8 @@ import typer
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PackingSettings, PipelineSettings, TaskSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.common.parts import parse_part
+from gaudi_bert.config import PackingSettings, PipelineSettings, load_pipeline, pipeline_from_mapping
 
 __all__ = [
     "Algorithm",
@@ -34,7 +35,12 @@ RecordsOrTable = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what other settings made.")]
-Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Do part K (from 0) of N only, for many machines.")]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="K/N", help="Do part K (from 0) of N only; auto: as Slurm's array says, auto/N: as an Indexed Job says."
+    ),
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes or threads; default: all cores.", show_default=False)]
 Algorithm = Annotated[str | None, typer.Option(help="nnls, optimal, nnlshp, ennlshp, spfhp, lpfhp, greedy, ffd, none.")]
 Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences per pack, or max.")]
@@ -43,17 +49,12 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:
-    """`K/N` as (K, N).
+    """`K/N`, `auto` or `auto/N` as (K, N); None where nothing was given.
 
     Raises:
-        InputError: not of that form, or K is not in 0 .. N - 1.
+        InputError: not of these forms, K is not in 0 .. N - 1, or the environment does not say which part this is.
     """
-    if text is None:
-        return None
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or not 0 <= int(match[1]) < int(match[2]):
-        raise InputError(f"--shard {text}: write K/N with K from 0 to N - 1, for example 0/4")
-    return int(match[1]), int(match[2])
+    return None if text is None else parse_part(text)
 
 
 def pipeline_settings(pipeline: Path | None, overrides: list[str] | None) -> PipelineSettings:

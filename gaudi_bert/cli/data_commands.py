@@ -81,16 +81,16 @@ def histogram(
     json: arguments.Json = False,
 ) -> None:
     """Count the sequences of each length, file by file."""
+    from gaudi_bert.stages.counted_records import histogram_shard
     from gaudi_bert.stages.histogram import histogram as run
 
-    result = run(
-        records,
-        out,
-        shard=arguments.parse_shard(shard),
-        reporter=Reporter(),
-        overwrite=overwrite,
-        workers=workers,
-    )
+    part = arguments.parse_shard(shard)
+    counted = part and histogram_shard(records, part)
+    if part is not None and counted is None:
+        Reporter().say(f"{records}: nothing to do, there are fewer files than shards")
+        output.print_result({"files": 0, "skipped": True}, json, lambda _: [])
+        return
+    result = run(records, out, shard=counted, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_histogram)
 
 
@@ -111,7 +111,9 @@ def plan(
     settings = arguments.packing_settings(
         algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
-    result = run(histograms, out, settings, reporter=Reporter(), overwrite=overwrite)
+    # A shell's `histograms/*.json` also names the settings that lie beside each of them.
+    counted = [path for path in histograms if not path.name.endswith(".settings.json")]
+    result = run(counted, out, settings, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, output.describe_packing)
 
 

@@ -6,17 +6,21 @@ All goes to standard error, so that standard output holds only results.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
-__all__ = ["Reporter", "Task", "human_bytes", "human_seconds"]
+__all__ = ["Reporter", "Task", "TaskProgress", "human_bytes", "human_seconds"]
 
 LOG_LINE_EVERY_SECONDS = 10.0
 TERMINAL_LINE_EVERY_SECONDS = 0.2
+_BYTE_UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def human_bytes(count: float) -> str:
@@ -38,6 +42,43 @@ def human_seconds(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """How far a task is.
+
+    Attributes:
+        name: of the task.
+        share: what is done, in percent.
+        rate: units per second.
+        unit: "bytes", "sequences", ...
+        seconds_left: at this rate; infinite where nothing is done yet.
+    """
+
+    name: str
+    share: float
+    rate: float
+    unit: str
+    seconds_left: float
+
+    def line(self) -> str:
+        """As one line: share done, speed, time left."""
+        rate = f"{human_bytes(self.rate)}/s" if self.unit == "bytes" else f"{self.rate:,.0f} {self.unit}/s"
+        left = human_seconds(self.seconds_left) if self.seconds_left != float("inf") else "?"
+        return f"{self.name}: {self.share:.0f} %, {rate}, {left} left"
+
+    @staticmethod
+    def parse(text: str) -> TaskProgress | None:
+        """What such a line says, to the precision that it has; None for any other line."""
+        match = re.fullmatch(r"([^:]+): (\d+) %, ([\d.,]+) ([^/]+)/s, (.+) left", text)
+        if match is None:
+            return None
+        times = re.findall(r"([\d.]+) (s|min|h)\b", match[5])
+        seconds = sum(float(value) * _SECONDS[unit] for value, unit in times) if times else float("inf")
+        scale = _BYTE_UNITS.get(match[4])
+        rate = float(match[3].replace(",", "")) * (scale or 1.0)
+        return TaskProgress(match[1], float(match[2]), rate, "bytes" if scale else match[4], seconds)
 
 
 class Task:
@@ -67,9 +108,7 @@ class Task:
         speed = self.done / elapsed
         share = 100.0 * self.done / self.total if self.total else 100.0
         left = (self.total - self.done) / speed if speed > 0 else float("inf")
-        rate = f"{human_bytes(speed)}/s" if self.unit == "bytes" else f"{speed:,.0f} {self.unit}/s"
-        left_text = human_seconds(left) if left != float("inf") else "?"
-        return f"{self.name}: {share:.0f} %, {rate}, {left_text} left"
+        return TaskProgress(self.name, share, speed, self.unit, left).line()
 
 
 class Reporter:

@@ -133,6 +133,9 @@ class KubernetesSettings(Settings):
 
     namespace: KubernetesName = "gaudi-bert"
     training: Literal["auto", "job", "mpijob"] = Field("auto", description="auto: a Job for one worker, an MPIJob for more")
+    queue: KubernetesName | None = Field(
+        None, description="a LocalQueue of Kueue in the namespace: every Job and MPIJob waits until it admits them"
+    )
     failure_policy: bool | Literal["auto"] = Field(
         "auto",
         description="podFailurePolicy and backoffLimitPerIndex, for Kubernetes 1.29 and later: evictions cost no retry, and "

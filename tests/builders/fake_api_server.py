@@ -31,6 +31,7 @@ PLURALS = {
     "nodes": "Node",
     "storageclasses": "StorageClass",
     "persistentvolumes": "PersistentVolume",
+    "workloads": "Workload",
 }
 OBJECT_PATH = re.compile(
     r"^/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?P<log>/log)?$"
@@ -39,10 +40,12 @@ OBJECT_PATH = re.compile(
 
 @dataclass
 class State:
-    """What a Job looks like at one moment: its status and its pods."""
+    """What a Job looks like at one moment: its status and its pods, whether it is suspended, and what Kueue says of it."""
 
     status: Json
     pods: list[Json] = field(default_factory=list)
+    suspended: bool = False
+    workload: Json | None = None
 
 
 @dataclass
@@ -72,6 +75,8 @@ class FakeApiServer:
         self.token: str | None = None
         self.on_unauthorized: Callable[[], None] = lambda: None
         self.kinds_unknown: set[str] = set()
+        # Groups with their version that are not served, as kueue.x-k8s.io/v1beta2.
+        self.versions_unknown: set[str] = set()
         # What the account may not do: (verb, resource), as (list, pods) or (get, namespaces).
         self.forbidden: set[tuple[str, str]] = set()
         self.version = {"major": "1", "minor": "31"}
@@ -134,6 +139,7 @@ class FakeApiServer:
             return item
         state = states.popleft() if len(states) > 1 else states[0]
         item["status"] = state.status
+        self._queue(kind, item, state)
         label = "training.kubeflow.org/job-name" if kind == "MPIJob" else "job-name"
         for key in [
             key for key, pod in self.objects.items() if key[0] == "Pod" and pod["metadata"]["labels"].get(label) == name
@@ -143,6 +149,16 @@ class FakeApiServer:
             pod["metadata"].setdefault("labels", {})[label] = name
             self.put("Pod", pod)
         return item
+
+    def _queue(self, kind: str, item: Json, state: State) -> None:
+        """Suspend the Job or let it go on, with a Workload that says why, as Kueue does."""
+        spec = item.setdefault("spec", {})
+        (spec.setdefault("runPolicy", {}) if kind == "MPIJob" else spec)["suspend"] = state.suspended
+        name = f"{kind.lower()}-{item['metadata']['name']}-ab12c"
+        self.objects.pop(("Workload", name), None)
+        if state.workload is not None:
+            labels = {"kueue.x-k8s.io/job-uid": item["metadata"]["uid"]}
+            self.put("Workload", {**state.workload, "metadata": {"name": name, "labels": labels}})
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
@@ -229,6 +245,8 @@ class Answers:
             self._namespace(namespace[1])
             return
         match = OBJECT_PATH.match(self.url.path)
+        if any(f"/apis/{version}/" in self.url.path for version in self.server.versions_unknown):
+            match = None
         if match is None or match["plural"] not in PLURALS or PLURALS[match["plural"]] in self.server.kinds_unknown:
             self.handler.answer(404, status(404, "the server could not find the requested resource"))
             return

@@ -2,6 +2,9 @@
 
 The object is read, judged, and then watched until it changes; a watch that is dropped or has expired only means that the
 object is read again a little earlier. So nothing that happens between two watches is lost.
+
+What is suspended waits for its queue, for as long as that takes: it has no pods that could be stuck, and when it is admitted
+its time to start begins anew. So it goes with what is suspended while it runs, whose pods are taken away meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from gaudi_bert.runners.kubernetes.logs import LogFollower
 from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
 from gaudi_bert.runners.kubernetes.pods import pod_specs
 from gaudi_bert.runners.kubernetes.problem import Problem
+from gaudi_bert.runners.kubernetes.step_progress import StepProgress
+from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_suspended, workloads_of
 
 __all__ = ["PodsDisruptedError", "follow", "pods_of"]
 
@@ -59,7 +64,8 @@ def follow(
         FailedError: it failed, was removed, cannot start, or can only fail again; with the pod's reason and the remedy.
         PodsDisruptedError: it failed because the cluster took its pods away.
     """
-    logs = LogFollower(cluster, reporter)
+    progress = StepProgress(item, reporter, clock)
+    logs = LogFollower(cluster, reporter, progress)
     limit = _StartLimit(start_seconds, reporter, clock)
     try:
         while True:
@@ -67,15 +73,21 @@ def follow(
             current = _read(cluster, item)
             pods = pods_of(cluster, current)
             logs.update(pods)
-            problem = worst_problem(pods) if pods else no_pods_problem(current, _events_of_maker(cluster, current))
             outcome = job_outcome(current)
+            suspended = outcome is None and is_suspended(current)
+            problem = None if suspended else _problem(cluster, current, pods)
             if outcome is not None:
                 logs.finish(LOG_END_SECONDS)
+                progress.finish()
                 _raise_unless_complete(current, outcome, problem)
                 return
-            if problem is not None and limit.is_over(problem):
-                _give_up(cluster, current, pods, problem, limit.waited)
-            _show_progress(reporter, current)
+            if suspended:
+                limit.begin_anew()
+                progress.show_waiting(describe_suspension(current, workloads_of(cluster, current)))
+            else:
+                if problem is not None and limit.is_over(problem):
+                    _give_up(cluster, current, pods, problem, limit.waited)
+                progress.show(current, pods)
             cluster.wait_for_change(current, WATCH_SECONDS)
             if clock() - round_started < SHORTEST_ROUND_SECONDS:
                 time.sleep(SHORTEST_ROUND_SECONDS)
@@ -95,6 +107,10 @@ class _StartLimit:
     def waited(self) -> float:
         """Seconds since pods began to wait."""
         return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+
+    def begin_anew(self) -> None:
+        """Forget what was waited for so far."""
+        self._waiting_since = self._said = None
 
     def is_over(self, problem: Problem) -> bool:
         """Whether to give up because of `problem`."""
@@ -117,6 +133,11 @@ def _read(cluster: Cluster, item: Json) -> Json:
     if current is None:
         raise FailedError(f"{item['kind']} {item['metadata']['name']} was removed while it ran; run it again")
     return {"kind": item["kind"], **current}
+
+
+def _problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem | None:
+    """What is wrong with the pods of `item`, or why it has none."""
+    return worst_problem(pods) if pods else no_pods_problem(item, _events_of_maker(cluster, item))
 
 
 def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) -> None:
@@ -162,9 +183,3 @@ def _claim_problems(cluster: Cluster, item: Json) -> list[Problem]:
         if problem is not None:
             problems.append(problem)
     return problems
-
-
-def _show_progress(reporter: Reporter, item: Json) -> None:
-    spec, status = item.get("spec", {}), item.get("status", {})
-    if spec.get("completionMode") == "Indexed":
-        reporter.show(f"{item['metadata']['name']}: {status.get('succeeded', 0)} of {spec['completions']} pods done")

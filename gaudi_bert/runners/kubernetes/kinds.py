@@ -55,6 +55,8 @@ _ROWS = (
     Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
     Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
     Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
+    Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
+    Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
     Kind("Pod", "pods", verbs=("list",), log_verbs=("get",)),
     Kind("Event", "events", verbs=("list",)),
     Kind("Namespace", "namespaces", namespaced=False),
@@ -66,19 +68,21 @@ _ROWS = (
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
-def needed_rights(*, mpijob: bool) -> list[Right]:
+def needed_rights(*, mpijob: bool, queue: bool) -> list[Right]:
     """What an account must be allowed to do in its namespace.
 
     Args:
         mpijob: whether training is an MPIJob; without one, MPIJobs of other runs are still looked for.
+        queue: whether what is submitted waits for a queue, which tells in Workloads why.
     """
-    return sorted(right for kind in _ROWS for right in _rights_of(kind) if mpijob or _without_mpijob(right))
+    rights = {right for kind in _ROWS for right in _rights_of(kind)}
+    if not mpijob:
+        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
+    if not queue:
+        rights = {right for right in rights if right.resource != KINDS["Workload"].plural}
+    return sorted(rights)
 
 
 def _rights_of(kind: Kind) -> Iterator[Right]:
     yield from (Right(kind.group, kind.plural, verb) for verb in kind.verbs)
     yield from (Right(kind.group, f"{kind.plural}/log", verb) for verb in kind.log_verbs)
-
-
-def _without_mpijob(right: Right) -> bool:
-    return right.resource != KINDS["MPIJob"].plural or right.verb == "list"

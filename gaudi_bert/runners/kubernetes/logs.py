@@ -14,6 +14,7 @@ from typing import Any
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.connection import ClusterError, StreamDroppedError
+from gaudi_bert.runners.kubernetes.step_progress import StepProgress
 
 __all__ = ["LogFollower", "followed_container"]
 
@@ -47,11 +48,12 @@ class _Followed:
 
 
 class LogFollower:
-    """Shows the logs of pods on `reporter`."""
+    """Reads the logs of a step's pods: progress goes to `progress`, other lines of a pod that is alone to `reporter`."""
 
-    def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
+    def __init__(self, cluster: Cluster, reporter: Reporter, progress: StepProgress) -> None:
         self._cluster = cluster
         self._reporter = reporter
+        self._progress = progress
         self._followed: dict[str, _Followed] = {}
         self._told: set[int | None] = set()
 
@@ -85,7 +87,8 @@ class LogFollower:
                     moment, _, text = line.partition(" ")
                     if moment > shown_until:
                         log.last_moment = moment
-                        self._reporter.say(prefix + text)
+                        if not self._progress.take(pod, text) and not self._progress.is_shared:
+                            self._reporter.say(prefix + text)
                 log.reached_end = True
             except StreamDroppedError:
                 pass  # The next update takes the log up again.

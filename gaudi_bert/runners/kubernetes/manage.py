@@ -15,6 +15,7 @@ from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
 from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
+from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_suspended, workloads_of
 
 __all__ = ["StepStatus", "delete", "show_logs", "status"]
 
@@ -26,9 +27,9 @@ class StepStatus:
     """How far a step is on the cluster.
 
     Attributes:
-        state: `not submitted`, `waiting`, `running`, `complete`, or `failed: <reason>`.
+        state: `not submitted`, `suspended`, `waiting`, `running`, `complete`, or `failed: <reason>`.
         pods: how many pods it has in each phase.
-        problem: what is wrong with them, and the remedy; None where nothing is.
+        problem: what it waits for, or what is wrong with its pods, and the remedy; None where nothing is.
     """
 
     state: str
@@ -51,13 +52,17 @@ def _step_status(cluster: Cluster, item: Manifest) -> StepStatus:
     current = cluster.read(item["kind"], item["metadata"]["name"])
     if current is None:
         return StepStatus(NOT_SUBMITTED)
-    pods = pods_of(cluster, {**current, "kind": item["kind"]})
+    current = {**current, "kind": item["kind"]}
+    pods = pods_of(cluster, current)
     phases = [pod.get("status", {}).get("phase", "Unknown") for pod in pods]
+    counted = {phase: phases.count(phase) for phase in sorted(set(phases))}
     outcome = job_outcome(current)
+    if outcome is None and is_suspended(current):
+        return StepStatus("suspended", counted, describe_suspension(current, workloads_of(cluster, current)))
     problem = worst_problem(pods) if outcome != "complete" else None
     return StepStatus(
         state=outcome or ("running" if "Running" in phases else "waiting"),
-        pods={phase: phases.count(phase) for phase in sorted(set(phases))},
+        pods=counted,
         problem=None if problem is None else str(problem),
     )
 

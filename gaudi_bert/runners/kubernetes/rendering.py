@@ -8,8 +8,8 @@
 The ConfigMap with the pipeline file is named after what it holds, as kustomize's own generator does, and the Jobs name it: a
 Job that is there already is then never taken for one that runs the pipeline as it is now, but refused as immutable.
 
-Without cards, `kubectl apply -k DIR` starts everything. With cards it starts the data only, so that no card is held while
-data are packed; `kubectl apply -k DIR/training` and `DIR/results` follow.
+Without cards, `kubectl apply -k DIR` starts everything. With cards or a queue it starts the data
+only, so that nothing is held for training while data are packed; `kubectl apply -k DIR/training` and `DIR/results` follow.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
         if steps:
             _write_folder(folder / part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
             parts[part] = [f"{part}/{step}.yaml" for step in steps]
-    # The first part alone where there are cards; kustomize takes a base once only, so the top lists the files of its parts.
-    together = list(parts)[: 1 if settings.resources.cards else None]
+    # Kustomize takes a base once only, so the top lists the files of its parts.
+    together = list(parts)[: 1 if settings.resources.cards or settings.kubernetes.queue else None]
     _write_folder(folder, {}, ["base", *(file for part in together for file in parts[part])])
     return list(parts)
 

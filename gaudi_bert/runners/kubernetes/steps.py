@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gaudi_bert.config import PipelineSettings, PodPlacement
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.pods import fill_pod, place_pod, pod_specs, pod_templates, set_option
+from gaudi_bert.runners.kubernetes.suspension import QUEUE_LABEL
 from gaudi_bert.runners.mpirun import EFA_SSH_PORT, SSH_PORT, training_command
 from gaudi_bert.runners.pod_resources import evaluation_resources, pod_resources, training_resources
 from gaudi_bert.runners.stage_table import STEPS
@@ -18,6 +19,9 @@ def fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
     """Fill the Job or MPIJob of `step`."""
     stage = STEPS[step]
     does_the_work = step == stage.name
+    if settings.kubernetes.queue:
+        # Not on the pods: each would be queued by itself. And not suspended here: without a queue nobody would resume it.
+        item["metadata"]["labels"][QUEUE_LABEL] = settings.kubernetes.queue
     if item["kind"] == "Job":
         item["spec"]["ttlSecondsAfterFinished"] = settings.kubernetes.keep_seconds
     if does_the_work and stage.shared:

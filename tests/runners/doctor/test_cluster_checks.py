@@ -246,16 +246,22 @@ def test_a_cluster_can_be_asked(gaudi_server: FakeApiServer, cluster: Cluster) -
     assert set(wrong(check_cluster(ask_cluster(cluster, EFA), EFA))) == {"MPI operator"}
 
 
-@pytest.mark.parametrize("right", needed_rights(mpijob=True), ids=str)
+@pytest.mark.parametrize("right", needed_rights(mpijob=True, queue=True), ids=str)
 def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     gaudi_server.forbidden = {(right.verb, right.resource)}
-    found = wrong(check_cluster(ask_cluster(cluster, EFA), EFA))
+    queued = EFA.model_copy(update={"kubernetes": EFA.kubernetes.model_copy(update={"queue": "gpus"})})
+    found = wrong(check_cluster(ask_cluster(cluster, queued), queued))
     assert f"may not {right}" in found["rights"].found
 
 
 def test_mpijobs_of_others_are_all_that_a_single_worker_asks_about() -> None:
-    more = set(needed_rights(mpijob=True)) - set(needed_rights(mpijob=False))
+    more = set(needed_rights(mpijob=True, queue=False)) - set(needed_rights(mpijob=False, queue=False))
     assert {str(right) for right in more} == {f"{verb} mpijobs" for verb in ("create", "get", "watch", "delete")}
+
+
+def test_workloads_are_asked_about_only_where_there_is_a_queue() -> None:
+    more = set(needed_rights(mpijob=False, queue=True)) - set(needed_rights(mpijob=False, queue=False))
+    assert {str(right) for right in more} == {"list workloads"}
 
 
 def test_an_account_of_one_namespace_is_not_told_to_mend_what_it_may_not_see(

@@ -72,8 +72,8 @@ def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_mo
     server.logs["p"] = ["2026-01-01T00:00:00Z x"]
     server.script("demo-plan", active(running("p")), active(running("p")), complete(running("p")))
     trained = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
-    server.script("two-train", State({}), State({}), trained)
-    for overrides in ([], ["packing.depth=4"], ["name=two", "resources.workers=2"]):
+    server.script("two-train", State({}, suspended=True), State({}), trained)
+    for overrides in ([], ["packing.depth=4"], ["name=two", "resources.workers=2", "kubernetes.queue=gpus"]):
         run_on_kubernetes(load_pipeline(None, overrides), ["plan", "train"], reporter, cluster)
     cluster.events("demo-work")
     manage.status(SETTINGS, cluster)
@@ -81,4 +81,4 @@ def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_mo
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
-    assert {(right.verb, right.resource) for right in needed_rights(mpijob=True)} == allowed
+    assert {(right.verb, right.resource) for right in needed_rights(mpijob=True, queue=True)} == allowed

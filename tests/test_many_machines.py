@@ -1,0 +1,179 @@
+"""Part K of N as a promise: any N, any order, again after any failure, the same bytes; and the page's own examples."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gaudi_bert.common.parts import parse_part
+from tests.builders.command_line import Done, run_command
+from tests.builders.packing_case import PackingCase, make_case
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "many-machines.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r"^## (\w+)\n.*?^```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+FILES = 7
+TEXT = "\n\n".join(
+    "\n".join(f"Sentence {line} of document {document} says {'word ' * (line * document % 13 + 1)}." for line in range(9))
+    for document in range(40)
+)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    """Seven files, packed in groups of two."""
+    return make_case(tmp_path_factory.mktemp("case"), files=FILES, sequences_per_file=50, group_sequences=100)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """What a reader sees of a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".") and path.name != "settings.json"
+    }
+
+
+def works(*arguments: object, environment: dict[str, str] | None = None) -> Done:
+    done = run_command(*arguments, "--json", environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def in_any_order(parts: int) -> list[int]:
+    """All parts in an order of their own, and some of them once more."""
+    numbers = random.Random(parts).sample(range(parts), parts)
+    return [*numbers, *numbers[::3]]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 16, 64])
+def test_any_number_of_parts_gives_the_same_packs(parts: int, case: PackingCase, tmp_path: Path) -> None:
+    for part in in_any_order(parts):
+        out = tmp_path / f"histogram-{part}.json"
+        works("histogram", case.records, "--out", out, "--shard", f"{part}/{parts}", "--workers", 1)
+        assert out.exists() == (part < FILES)
+    histograms = sorted(tmp_path.glob("histogram-*.json"))
+    works("plan", *histograms, "--out", tmp_path / "plan.json")
+    # The plan of the case has groups of its own size, which a command has no option for; it decides the rest.
+    for part in in_any_order(parts):
+        works("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")
+    works("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--finish")
+    assert contents(tmp_path / "packed") == contents(case.packed)
+
+
+def test_the_plan_of_any_number_of_parts_is_the_same(case: PackingCase, tmp_path: Path) -> None:
+    plans = []
+    for parts in (1, 3, 64):
+        for part in range(parts):
+            works("histogram", case.records, "--out", tmp_path / f"{parts}-{part}.json", "--shard", f"{part}/{parts}")
+        works("plan", *tmp_path.glob(f"{parts}-*.json"), "--out", tmp_path / f"plan-{parts}.json")
+        plans.append((tmp_path / f"plan-{parts}.json").read_bytes())
+    works("histogram", case.records, "--out", tmp_path / "whole.json")
+    works("plan", tmp_path / "whole.json", "--out", tmp_path / "plan.json")
+    assert plans == [(tmp_path / "plan.json").read_bytes()] * 3
+
+
+def test_any_number_of_parts_prepares_the_same_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gaudi_bert.corpus import blocks
+
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 500)
+    (tmp_path / "text.txt").write_text(TEXT)
+    prepare = ["prepare", tmp_path / "text.txt", "--train-vocab", 150, "--max-sequence-length", 29, "--duplicates", 2]
+    prepare += ["--max-predictions", 5, "--evaluation-fraction", 0.2, "--workers", 1]
+    works(*prepare, "--out", tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    assert len(whole) > 8
+    for parts in (1, 2, 3, 7, 16, 64):
+        for part in in_any_order(parts):
+            works(*prepare, "--out", tmp_path / f"of-{parts}", "--shard", f"{part}/{parts}")
+        assert contents(tmp_path / f"of-{parts}") == whole
+
+
+def test_parts_that_are_killed_and_run_again_give_the_same_bytes(case: PackingCase, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.builders.kill_parts", case.records, case.packed.parent, tmp_path]
+    done = subprocess.run(
+        [*command, "5", "30", "3", "7", "16"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.splitlines()[-1].split()[1]) >= 30, done.stdout
+
+
+def test_the_environment_says_which_part_only_where_it_is_asked(case: PackingCase, tmp_path: Path) -> None:
+    array = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MIN": "4", "SLURM_ARRAY_TASK_MAX": "6"}
+    environment = {**os.environ, **array, "SLURM_ARRAY_TASK_COUNT": "3", "JOB_COMPLETION_INDEX": "2"}
+    for name, option in (("all", []), ("auto", ["--shard", "auto"]), ("index", ["--shard", "auto/3"])):
+        works("histogram", case.records, "--out", tmp_path / f"{name}.json", *option, environment=environment)
+    for name, files in (("all", range(FILES)), ("auto", (1, 4)), ("index", (2, 5))):
+        counted = yaml.safe_load((tmp_path / f"{name}.json").read_text())["files"]
+        assert [file["name"] for file in counted] == [f"part-{number}" for number in files]
+
+
+SBATCH = """#!/usr/bin/env bash
+# Runs what sbatch is given at once, each task of an array with its variables, and prints a number.
+set -e
+first=0 last=0 array=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --array=*) array=${1#--array=}; first=${array%-*}; last=${array#*-} ;;
+    --wrap) command=$2; shift ;;
+  esac
+  shift
+done
+for task in $(seq "$first" "$last"); do
+  if [ -n "$array" ]; then
+    export SLURM_ARRAY_TASK_ID=$task SLURM_ARRAY_TASK_MIN=$first SLURM_ARRAY_TASK_MAX=$last
+    export SLURM_ARRAY_TASK_COUNT=$((last - first + 1)) SLURM_ARRAY_TASK_STEP=1
+  fi
+  sh -c "$command" >&2
+done
+echo 4711
+"""
+
+
+@pytest.mark.parametrize("example", ["xargs", "Slurm"])
+def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case: PackingCase, tmp_path: Path) -> None:
+    (tmp_path / "records").symlink_to(case.records)
+    (tmp_path / "bin").mkdir()
+    programs = {"gaudi-bert": f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n', "sbatch": SBATCH}
+    for name, text in programs.items():
+        program = tmp_path / "bin" / name
+        program.write_text(text)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NUMBA_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-eu", "-c", EXAMPLES[example]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    works("pack", case.records, "--out", tmp_path / "whole")
+    packed = contents(tmp_path / "packed")
+    assert packed == contents(tmp_path / "whole")
+    assert "metadata.json" in packed
+
+
+def test_the_job_of_the_page_is_one_that_a_cluster_takes_and_whose_pods_are_its_parts() -> None:
+    pytest.importorskip("kubernetes_validate")
+    from tests.k8s.schema_checks import VERSIONS, check_schema
+
+    job = yaml.safe_load(EXAMPLES["Kubernetes"])
+    for version in VERSIONS:
+        assert list(check_schema(job, version)) == []
+    pods = job["spec"]["completions"]
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    asked = command[command.index("--shard") + 1]
+    parts = [parse_part(asked, {"JOB_COMPLETION_INDEX": str(index)}) for index in range(pods)]
+    assert parts == [(index, pods) for index in range(pods)]
