@@ -56,7 +56,7 @@ RUN useradd --uid 1000 --no-create-home --home-dir /tmp gaudi-bert \
  && install -d -o gaudi-bert -g gaudi-bert /work
 COPY --from=build /opt /opt
 ENV HOME=/tmp NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+sse4.2,+pclmul
-# An MPIJob runs it as root instead, because its sshd must be.
+# An MPIJob's sshd is this user's, too: it lets in nobody else.
 USER 1000:1000
 WORKDIR /work
 HEALTHCHECK --interval=5m --timeout=1m CMD ["gaudi-bert", "--version"]

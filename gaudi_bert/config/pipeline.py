@@ -37,6 +37,11 @@ class PipelineSettings(Settings):
         """Whether training on a cluster takes an MPIJob, not a Job."""
         return self.kubernetes.training == "mpijob" or (self.kubernetes.training == "auto" and self.resources.workers > 1)
 
+    @property
+    def has_network_policy(self) -> bool:
+        """Whether the pods of an MPIJob are closed to all others; policies know no pods on the node's own network."""
+        return self.trains_as_mpijob and self.kubernetes.network_policy and not self.kubernetes.efa
+
     @model_validator(mode="after")
     def _training_fits_the_cluster(self) -> PipelineSettings:
         if self.resources.workers > 1 and not self.trains_as_mpijob:

@@ -156,6 +156,9 @@ class KubernetesSettings(Settings):
     training_pods: PodPlacement = Field(default_factory=PodPlacement)
     scratch: Quantity = Field("1Gi", description="what a pod's /tmp may hold; it is asked of the node as ephemeral storage")
     efa: int = Field(0, ge=0, le=16, description="EFA network devices a worker (AWS); implies the node's network")
+    network_policy: bool = Field(
+        True, description="let only the pods of an MPIJob reach one another; not for pods on the node's network (efa)"
+    )
     network_interface: str = Field(
         "eth0", pattern=r"^[A-Za-z0-9._,/-]+$", description="what the workers reach one another by"
     )

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from gaudi_bert.config import PipelineSettings
 
-__all__ = ["EFA_SSH_PORT", "SSH_PORT", "training_command"]
+__all__ = ["EFA_SSH_PORT", "ROOT_SSH_PORT", "SSH_KEY", "USER_SSH_PORT", "training_command"]
 
-SSH_PORT = 22
+ROOT_SSH_PORT = 22
 # With the node's own network, port 22 is the node's.
 EFA_SSH_PORT = 3022
+# An sshd that is not root may listen here, and the key of its MPIJob is not where root's is looked for.
+USER_SSH_PORT = 2222
+SSH_KEY = "/etc/gaudi-bert-ssh/id_rsa"
 # When a rank is lost, mpirun waits so long before it terminates the others, and again before it kills them.
 LOST_RANK_SECONDS = 4
 # mpirun's launcher: a run that is asked to stop has the time that it needs to save.
@@ -36,7 +39,8 @@ def training_command(
     *,
     over_ssh: bool,
     variables: tuple[str, ...] = (),
-    ssh_port: int = SSH_PORT,
+    ssh_port: int = ROOT_SSH_PORT,
+    ssh_key: str | None = None,
     python: str = "python3",
 ) -> list[str]:
     """`stage_command`, started once for each training process.
@@ -47,6 +51,7 @@ def training_command(
         over_ssh: whether the processes are on other hosts than `mpirun`.
         variables: environment variables that the processes get from the launcher.
         ssh_port: where the workers' sshd listens.
+        ssh_key: the file of the private key; None for the one that ssh takes by itself.
         python: the interpreter that has this package, where the command is run.
     """
     resources = settings.resources
@@ -63,6 +68,7 @@ def training_command(
     if over_ssh:
         interface = settings.kubernetes.network_interface
         ssh = f"-p {ssh_port} -o ConnectionAttempts=10 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        ssh += f" -i {ssh_key}" if ssh_key is not None else ""
         command += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
         command += ["--mca", "plm_rsh_args", ssh]
         for name in ("PATH", *(VENDOR_VARIABLES if resources.cards else ()), *variables):

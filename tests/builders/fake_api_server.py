@@ -32,6 +32,7 @@ PLURALS = {
     "storageclasses": "StorageClass",
     "persistentvolumes": "PersistentVolume",
     "workloads": "Workload",
+    "networkpolicies": "NetworkPolicy",
 }
 OBJECT_PATH = re.compile(
     r"^/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?P<log>/log)?$"

@@ -63,7 +63,7 @@ class Round:
             histogram(self.records, self.out / f"histogram-{number}.json", shard=shard, reporter=QUIET, workers=1)
 
     def plan(self) -> bytes:
-        plan(list(self.out.glob("histogram-*.json")), self.out / "plan.json", SETTINGS, reporter=QUIET)
+        plan(list(self.out.glob("histogram-*[0-9].json")), self.out / "plan.json", SETTINGS, reporter=QUIET)
         return (self.out / "plan.json").read_bytes()
 
     def write(self, number: int) -> None:

@@ -33,6 +33,8 @@ VARIANTS: dict[str, list[str]] = {
     "environment": [*CARDS, *MPIJOB, "resources.environment={LOG_LEVEL_ALL: '3'}", "resources.cores_per_process=6"],
     "registry": ["images.registry=registry.example:5000/team", "images.tag=v1", "images.pull_secret=mine"],
     "nodes": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],
+    "mpijob of another user": [*MPIJOB, "kubernetes.user=4711"],
+    "open mpijob in a queue": [*MPIJOB, "kubernetes.network_policy=false", "kubernetes.queue=gpus"],
     "placed": [*CARDS, *MPIJOB, *PLACED],
 }
 MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA")

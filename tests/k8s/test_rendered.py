@@ -179,3 +179,62 @@ def test_a_toleration_that_no_server_would_take_is_refused(toleration: str, said
 def test_quantities_need_no_quotes() -> None:
     assert load_pipeline(None, ["resources.data.cpu=2"]).resources.data.cpu == "2"
     assert load_pipeline(None, ["resources.data.cpu=0.5"]).resources.data.cpu == "0.5"
+
+
+def test_no_pod_without_cards_asks_for_more_than_a_restricted_namespace_allows() -> None:
+    """The level `restricted` of the Pod Security Standards, for the volumes and contexts that we use."""
+    steps = render(cluster_settings(PIPELINES[0], "mpijob")).steps
+    assert {item["kind"] for item in steps.values()} == {"Job", "MPIJob"}
+    for spec in (spec for item in steps.values() for spec in pod_specs(item)):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostIPC", "hostPID", "hostNetwork"} & spec.keys()
+        assert {next(key for key in volume if key != "name") for volume in spec["volumes"]} <= {
+            *("configMap", "persistentVolumeClaim", "emptyDir")
+        }
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert context["readOnlyRootFilesystem"] is True
+
+
+def test_the_user_of_an_mpijob_has_a_name_in_its_pods() -> None:
+    """The image has one for 1000 only, and neither ssh nor sshd works for a user without."""
+    manifests = render(cluster_settings(PIPELINES[0], "mpijob of another user"))
+    (configuration,) = (item for item in manifests.shared if item["kind"] == "ConfigMap")
+    assert configuration["data"]["passwd"] == "gaudi-bert:x:4711:4711::/tmp:/bin/sh\n"
+    for spec in pod_specs(manifests.steps["train"]):
+        mounts = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["mountPath"] == "/etc/passwd"]
+        assert mounts == [{"name": "pipeline", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True}]
+        assert spec["securityContext"]["runAsUser"] == 4711
+    usual = next(item for item in render(cluster_settings(PIPELINES[0], "mpijob")).shared if item["kind"] == "ConfigMap")
+    assert list(usual["data"]) == ["pipeline.yaml"]
+
+
+def test_only_the_pods_of_an_mpijob_reach_one_another() -> None:
+    settings = cluster_settings(PIPELINES[0], "mpijob")
+    (policy,) = (item for item in render(settings).shared if item["kind"] == "NetworkPolicy")
+    ours = {"podSelector": {"matchLabels": {"training.kubeflow.org/job-name": f"{settings.name}-train"}}}
+    assert policy["spec"] == {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
+    for variant in ("as it is", "cards, mpijob and EFA", "open mpijob in a queue"):
+        kinds = {item["kind"] for item in render(cluster_settings(PIPELINES[0], variant)).shared}
+        assert "NetworkPolicy" not in kinds
+
+
+def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
+    label = "kueue.x-k8s.io/queue-name"
+    for item in render(cluster_settings(PIPELINES[0], "open mpijob in a queue")).steps.values():
+        assert item["metadata"]["labels"][label] == "gpus"
+        assert "suspend" not in item["spec"].get("runPolicy", item["spec"]), "a queue suspends what is its own"
+        assert all(label not in template["metadata"]["labels"] for template in pod_templates(item))
+    for item in render(cluster_settings(PIPELINES[0], "mpijob")).steps.values():
+        assert label not in item["metadata"]["labels"]
+
+
+def test_with_a_queue_the_top_of_a_rendered_folder_holds_no_quota_for_training(tmp_path: Path) -> None:
+    write_rendered(load_pipeline(None, ["kubernetes.queue=gpus"]), list(STAGES), tmp_path)
+    listed = yaml.safe_load((tmp_path / "kustomization.yaml").read_text())["resources"]
+    steps = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
+    assert listed == ["base", *(f"data/{step}.yaml" for step in steps)]

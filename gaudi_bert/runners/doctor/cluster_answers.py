@@ -58,7 +58,11 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
     namespace, is_hidden = _namespace(cluster)
     pods = cluster.find_everywhere("Pod")
     plugin_pods = None if pods is None else [pod for pod in pods if "device-plugin" in _images(pod) and _is_gaudi(pod)]
-    rights = needed_rights(mpijob=settings.trains_as_mpijob, queue=settings.kubernetes.queue is not None)
+    rights = needed_rights(
+        mpijob=settings.trains_as_mpijob,
+        queue=settings.kubernetes.queue is not None,
+        network_policy=settings.has_network_policy,
+    )
     return ClusterAnswers(
         version=version,
         namespace=namespace,

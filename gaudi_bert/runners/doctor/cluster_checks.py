@@ -45,7 +45,7 @@ def _version(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult
 def _namespace(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
     name = settings.kubernetes.namespace
     if answers.namespace_is_hidden:
-        remedy = "ask which level of pod security it enforces; Gaudi needs `privileged`, sshd `baseline`"
+        remedy = "ask which level of pod security it enforces; Gaudi needs `privileged`"
         return warning("namespace", f"this account may not look at {name} itself", remedy)
     if answers.namespace is None:
         return failed("namespace", f"{name} is not there", f"kubectl create namespace {name}")
@@ -53,9 +53,6 @@ def _namespace(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResu
     if level in ("baseline", "restricted") and settings.resources.cards:
         remedy = f"kubectl label namespace {name} pod-security.kubernetes.io/enforce=privileged --overwrite"
         return failed("namespace", f"{name} enforces pod security `{level}`, which forbids hostIPC", remedy)
-    if level == "restricted" and settings.trains_as_mpijob:
-        remedy = f"kubectl label namespace {name} pod-security.kubernetes.io/enforce=baseline --overwrite"
-        return failed("namespace", f"{name} enforces pod security `{level}`, which forbids sshd as root", remedy)
     return passed("namespace", name)
 
 

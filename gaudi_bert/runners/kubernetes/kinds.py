@@ -54,6 +54,7 @@ _ROWS = (
     Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
     Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
     Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
+    Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
     Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
     Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
     Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
@@ -68,19 +69,21 @@ _ROWS = (
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
 
-def needed_rights(*, mpijob: bool, queue: bool) -> list[Right]:
+def needed_rights(*, mpijob: bool, queue: bool, network_policy: bool) -> list[Right]:
     """What an account must be allowed to do in its namespace.
 
     Args:
         mpijob: whether training is an MPIJob; without one, MPIJobs of other runs are still looked for.
         queue: whether what is submitted waits for a queue, which tells in Workloads why.
+        network_policy: whether an MPIJob has one.
     """
     rights = {right for kind in _ROWS for right in _rights_of(kind)}
     if not mpijob:
         rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
-    if not queue:
-        rights = {right for right in rights if right.resource != KINDS["Workload"].plural}
-    return sorted(rights)
+    unneeded = {
+        KINDS[kind].plural for kind, needed in (("Workload", queue), ("NetworkPolicy", network_policy)) if not needed
+    }
+    return sorted(right for right in rights if right.resource not in unneeded)
 
 
 def _rights_of(kind: Kind) -> Iterator[Right]:

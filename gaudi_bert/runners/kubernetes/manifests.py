@@ -15,7 +15,7 @@ import yaml
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
-from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER
+from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER, USER_NAME_FILE, needs_user_name, user_name_file
 from gaudi_bert.runners.kubernetes.steps import fill_step
 from gaudi_bert.runners.named_paths import named_paths
 
@@ -24,6 +24,8 @@ __all__ = ["FAILURE_POLICY_SINCE", "PIPELINE_LABEL", "Manifests", "render"]
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 # The first version of Kubernetes that knows podFailurePolicy and backoffLimitPerIndex without being told to.
 FAILURE_POLICY_SINCE = (1, 29)
+# By which the MPI operator marks the pods of an MPIJob.
+_MPIJOB_LABEL = "training.kubeflow.org/job-name"
 # Paths that mean the same inside every container.
 _MOUNTED = (DATA_FOLDER, "/work")
 
@@ -34,7 +36,7 @@ class Manifests:
 
     Attributes:
         namespace: the Namespace; it is the cluster's, not the pipeline's.
-        shared: what all stages use: ServiceAccount, PersistentVolumeClaim, ConfigMap.
+        shared: what all stages use: ServiceAccount, PersistentVolumeClaim, ConfigMap; of an MPIJob its NetworkPolicy.
         steps: the Job or MPIJob of each step, in the pipeline's order.
     """
 
@@ -55,13 +57,16 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     """
     _check_paths(settings)
     training = "training-mpijob" if settings.trains_as_mpijob else "training"
-    objects = build(("base", "data", training, "results"), _components(settings, server_version))
+    network = ("training-network",) if settings.has_network_policy else ()
+    objects = build(("base", "data", training, *network, "results"), _components(settings, server_version))
     steps = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
     others = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
     others["ConfigMap"] = _configuration(settings)
     for step, item in steps.items():
         fill_step(settings, step, item)
     _fill_claim(settings, others["PersistentVolumeClaim"])
+    if "NetworkPolicy" in others:
+        _fill_network_policy(settings, others["NetworkPolicy"])
     for item in (*others.values(), *steps.values()):
         _set_names(settings, item)
     namespace = others.pop("Namespace")
@@ -74,9 +79,8 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
         policy = server_version is None or server_version >= FAILURE_POLICY_SINCE
-    as_root = settings.resources.cards or settings.trains_as_mpijob
     wanted = {
-        "components/evaluate-as-root": as_root,
+        "components/evaluate-as-root": settings.resources.cards,
         "components/gaudi": settings.resources.cards,
         "components/efa": settings.kubernetes.efa,
         "components/failure-policy": policy,
@@ -99,11 +103,12 @@ def _check_paths(settings: PipelineSettings) -> None:
 def _configuration(settings: PipelineSettings) -> Manifest:
     """The ConfigMap with the pipeline file; only what was set is written, so that it reads like the file."""
     text = yaml.safe_dump(settings.model_dump(mode="json", exclude_unset=True), sort_keys=False, default_flow_style=None)
+    more = {USER_NAME_FILE: user_name_file(settings)} if needs_user_name(settings) else {}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "pipeline", "labels": {"app.kubernetes.io/name": "gaudi-bert"}},
-        "data": {"pipeline.yaml": text},
+        "data": {"pipeline.yaml": text} | more,
     }
 
 
@@ -124,3 +129,10 @@ def _fill_claim(settings: PipelineSettings, item: Manifest) -> None:
     spec["resources"]["requests"]["storage"] = settings.kubernetes.storage
     if settings.kubernetes.storage_class:
         spec["storageClassName"] = settings.kubernetes.storage_class
+
+
+def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
+    """Name the MPIJob whose pods may reach one another."""
+    (rule,) = item["spec"]["ingress"]
+    for selector in (item["spec"]["podSelector"], *(source["podSelector"] for source in rule["from"])):
+        selector["matchLabels"][_MPIJOB_LABEL] = f"{settings.name}-{selector['matchLabels'][_MPIJOB_LABEL]}"

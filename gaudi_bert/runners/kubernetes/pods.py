@@ -9,9 +9,23 @@ from gaudi_bert.config import PipelineSettings, PodPlacement
 from gaudi_bert.runners.images import image_reference
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 
-__all__ = ["DATA_FOLDER", "fill_pod", "place_pod", "pod_specs", "pod_templates", "set_option", "work_claim_name"]
+__all__ = [
+    "DATA_FOLDER",
+    "USER_NAME_FILE",
+    "fill_pod",
+    "needs_user_name",
+    "place_pod",
+    "pod_specs",
+    "pod_templates",
+    "set_option",
+    "user_name_file",
+    "work_claim_name",
+]
 
 DATA_FOLDER = "/data"
+# Beside the pipeline in its ConfigMap, mounted as /etc/passwd.
+USER_NAME_FILE = "passwd"
+IMAGE_USER = 1000
 _SCRATCH = "scratch"
 
 
@@ -33,6 +47,17 @@ def pod_specs(item: Manifest) -> Iterator[Manifest]:
 def work_claim_name(settings: PipelineSettings) -> str:
     """The claim of the volume that holds the work folder: the one that the pipeline names, or its own."""
     return settings.kubernetes.work_claim or f"{settings.name}-work"
+
+
+def needs_user_name(settings: PipelineSettings) -> bool:
+    """Whether pods run ssh as a user whom the image has no name for; neither ssh nor sshd works for one."""
+    return settings.trains_as_mpijob and not settings.resources.cards and settings.kubernetes.user != IMAGE_USER
+
+
+def user_name_file(settings: PipelineSettings) -> str:
+    """An /etc/passwd with the one user of the pods."""
+    user = settings.kubernetes.user
+    return f"gaudi-bert:x:{user}:{user}::/tmp:/bin/sh\n"
 
 
 def set_option(container: Manifest, option: str, value: str) -> None:

@@ -112,7 +112,7 @@ def _make_shared(cluster: Cluster, manifests: Manifests) -> None:
             continue
         if cluster.read(item["kind"], item["metadata"]["name"]) is None:
             _create(cluster, item)
-        elif item["kind"] == "ConfigMap":
+        elif item["kind"] in ("ConfigMap", "NetworkPolicy"):
             cluster.replace(item)
 
 

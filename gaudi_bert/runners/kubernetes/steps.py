@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 from gaudi_bert.config import PipelineSettings, PodPlacement
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.pods import fill_pod, place_pod, pod_specs, pod_templates, set_option
+from gaudi_bert.runners.kubernetes.pods import (
+    USER_NAME_FILE,
+    fill_pod,
+    needs_user_name,
+    place_pod,
+    pod_specs,
+    pod_templates,
+    set_option,
+)
 from gaudi_bert.runners.kubernetes.suspension import QUEUE_LABEL
-from gaudi_bert.runners.mpirun import EFA_SSH_PORT, SSH_PORT, training_command
+from gaudi_bert.runners.mpirun import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
 from gaudi_bert.runners.pod_resources import evaluation_resources, pod_resources, training_resources
 from gaudi_bert.runners.stage_table import STEPS
 
@@ -93,14 +101,20 @@ def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
     launcher, worker = pod_specs(item)
     container = launcher["containers"][0]
     _set_environment(settings, container)
+    root_port = EFA_SSH_PORT if settings.kubernetes.efa else ROOT_SSH_PORT
     container["command"] = training_command(
         settings,
         _stage_command(container["command"]),
         over_ssh=True,
         variables=tuple(variable["name"] for variable in container.get("env", ())),
-        ssh_port=EFA_SSH_PORT if settings.kubernetes.efa else SSH_PORT,
+        ssh_port=root_port if resources.cards else USER_SSH_PORT,
+        ssh_key=None if resources.cards else SSH_KEY,
     )
     worker["containers"][0]["resources"] = training_resources(settings)
+    if needs_user_name(settings):
+        for spec_of_role in (launcher, worker):
+            name = {"name": "pipeline", "mountPath": "/etc/passwd", "subPath": USER_NAME_FILE, "readOnly": True}
+            spec_of_role["containers"][0]["volumeMounts"].append(name)
     _set_shared_memory(settings, worker)
 
 

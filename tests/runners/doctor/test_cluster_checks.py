@@ -175,7 +175,7 @@ def test_only_nodes_that_are_selected_count_for_training() -> None:
 
 @pytest.mark.parametrize(
     ("level", "settings", "said"),
-    [("baseline", CARDS, "forbids hostIPC"), ("restricted", MPI, "forbids sshd as root"), ("restricted", DEMO, None)],
+    [("baseline", CARDS, "forbids hostIPC"), ("restricted", MPI, None), ("restricted", DEMO, None)],
 )
 def test_pod_security_that_forbids_the_pods_is_seen(level: str, settings: PipelineSettings, said: str | None) -> None:
     namespace = {"metadata": {"name": "x", "labels": {"pod-security.kubernetes.io/enforce": level}}}
@@ -246,22 +246,27 @@ def test_a_cluster_can_be_asked(gaudi_server: FakeApiServer, cluster: Cluster) -
     assert set(wrong(check_cluster(ask_cluster(cluster, EFA), EFA))) == {"MPI operator"}
 
 
-@pytest.mark.parametrize("right", needed_rights(mpijob=True, queue=True), ids=str)
+@pytest.mark.parametrize("right", needed_rights(mpijob=True, queue=True, network_policy=True), ids=str)
 def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
     gaudi_server.forbidden = {(right.verb, right.resource)}
-    queued = EFA.model_copy(update={"kubernetes": EFA.kubernetes.model_copy(update={"queue": "gpus"})})
-    found = wrong(check_cluster(ask_cluster(cluster, queued), queued))
+    kubernetes = EFA.kubernetes.model_copy(update={"queue": "gpus", "efa": 0})
+    wanted = EFA.model_copy(update={"kubernetes": kubernetes})
+    found = wrong(check_cluster(ask_cluster(cluster, wanted), wanted))
     assert f"may not {right}" in found["rights"].found
 
 
-def test_mpijobs_of_others_are_all_that_a_single_worker_asks_about() -> None:
-    more = set(needed_rights(mpijob=True, queue=False)) - set(needed_rights(mpijob=False, queue=False))
-    assert {str(right) for right in more} == {f"{verb} mpijobs" for verb in ("create", "get", "watch", "delete")}
+def rights_for(**more: bool) -> set[str]:
+    """What is needed besides what every run needs."""
+    least = {"mpijob": False, "queue": False, "network_policy": False}
+    return {str(right) for right in set(needed_rights(**{**least, **more})) - set(needed_rights(**least))}
 
 
-def test_workloads_are_asked_about_only_where_there_is_a_queue() -> None:
-    more = set(needed_rights(mpijob=False, queue=True)) - set(needed_rights(mpijob=False, queue=False))
-    assert {str(right) for right in more} == {"list workloads"}
+def test_rights_are_asked_for_where_they_are_needed() -> None:
+    """MPIJobs of other runs are listed in any case."""
+    assert rights_for(mpijob=True) == {f"{verb} mpijobs" for verb in ("create", "get", "watch", "delete")}
+    assert rights_for(network_policy=True) == {f"{verb} networkpolicies" for verb in ("create", "get", "update", "delete")}
+    assert rights_for(queue=True) == {"list workloads"}
+    assert [MPI.has_network_policy, EFA.has_network_policy, DEMO.has_network_policy] == [True, False, False]
 
 
 def test_an_account_of_one_namespace_is_not_told_to_mend_what_it_may_not_see(

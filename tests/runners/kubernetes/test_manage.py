@@ -75,10 +75,11 @@ def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_mo
     server.script("two-train", State({}, suspended=True), State({}), trained)
     for overrides in ([], ["packing.depth=4"], ["name=two", "resources.workers=2", "kubernetes.queue=gpus"]):
         run_on_kubernetes(load_pipeline(None, overrides), ["plan", "train"], reporter, cluster)
+    run_on_kubernetes(load_pipeline(None, overrides), ["train"], reporter, cluster)
     cluster.events("demo-work")
     manage.status(SETTINGS, cluster)
     manage.delete(load_pipeline(None, ["name=two", "resources.workers=2"]), cluster, data=True)
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
-    assert {(right.verb, right.resource) for right in needed_rights(mpijob=True, queue=True)} == allowed
+    assert {(right.verb, right.resource) for right in needed_rights(mpijob=True, queue=True, network_policy=True)} == allowed
