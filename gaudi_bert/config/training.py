@@ -104,6 +104,12 @@ class TrainingSettings(Settings):
         description="several workers: one that shows no sign of work for so long (three times as long while it builds its "
         "graph or saves) ends the run, and is named",
     )
+    metrics_port: int | None = Field(
+        None,
+        ge=1024,
+        le=65_535,
+        description="rank 0 serves its newest figures to Prometheus here, at /metrics; default: not",
+    )
     watch_port: int = Field(0, ge=0, le=65_535, description="several workers: where rank 0 listens to the others; 0: any")
     seed: int = 12345
 

@@ -37,6 +37,7 @@ FREE_SETTINGS = {
     "measure_speedup",
     "stall_seconds",
     "watch_port",
+    "metrics_port",
 }
 
 

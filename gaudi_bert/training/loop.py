@@ -27,6 +27,7 @@ from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.input.value_limits import ValueLimits
 from gaudi_bert.training.logs.interval import Interval, IntervalReport
 from gaudi_bert.training.logs.metrics import MetricsWriter, progress_line
+from gaudi_bert.training.logs.metrics_server import MetricsServer
 from gaudi_bert.training.logs.mlperf import RunEvents
 from gaudi_bert.training.loss_denominators import denominators_for
 from gaudi_bert.training.optimizers import Optimizer
@@ -142,6 +143,9 @@ class TrainingLoop:
             stop = stack.enter_context(StopRequest())
             if run.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
+                if self._settings.metrics_port is not None:
+                    served = MetricsServer(self._settings.metrics_port, self._settings.updates)
+                    self._metrics.serve(stack.enter_context(served))
             stack.enter_context(run.events).begins(self._progress.sequences)
             if run.evaluator is not None and run.communicator.any_true(self._owes_evaluation()):
                 self._evaluate(run.evaluator)

@@ -82,15 +82,16 @@ def visible(folder: Path) -> dict[str, bytes]:
 
 def main(records: Path, expected: Path, folder: Path, seed: int, kills: int, counts: list[int]) -> None:
     rng = random.Random(seed)
-    started = time.monotonic()
     write(records, expected / "plan.json", folder / "warm", reporter=QUIET, workers=1)  # loads the kernels
+    started = time.monotonic()
+    write(records, expected / "plan.json", folder / "timed", reporter=QUIET, workers=1)
     seconds = time.monotonic() - started
     killed = rounds = 0
     while killed < kills:
         parts = counts[rounds % len(counts)]
         one = Round(records, folder / f"round-{rounds}", parts)
         for number in rng.sample(range(parts), parts):
-            killed += disturbed(partial(one.count, number), rng, seconds / 4)
+            killed += disturbed(partial(one.count, number), rng, seconds / parts)
         assert one.plan() == (expected / "plan.json").read_bytes(), f"{one.out}: another plan"
         for number in rng.sample(range(parts), parts):
             killed += disturbed(partial(one.write, number), rng, seconds / parts)

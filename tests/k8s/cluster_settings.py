@@ -34,6 +34,7 @@ VARIANTS: dict[str, list[str]] = {
     "registry": ["images.registry=registry.example:5000/team", "images.tag=v1", "images.pull_secret=mine"],
     "nodes": [*CARDS, "kubernetes.node_selector={kind: gaudi2}"],
     "mpijob of another user": [*MPIJOB, "kubernetes.user=4711"],
+    "metrics": [*MPIJOB, "training.metrics_port=9400"],
     "open mpijob in a queue": [*MPIJOB, "kubernetes.network_policy=false", "kubernetes.queue=gpus"],
     "placed": [*CARDS, *MPIJOB, *PLACED],
 }

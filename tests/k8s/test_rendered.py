@@ -223,6 +223,20 @@ def test_only_the_pods_of_an_mpijob_reach_one_another() -> None:
         assert "NetworkPolicy" not in kinds
 
 
+@pytest.mark.parametrize("variant", ["as it is", "metrics"])
+def test_prometheus_finds_and_reaches_the_worker_that_serves_figures(variant: str) -> None:
+    """The launcher of an MPIJob does not train; the annotations are those that Prometheus' usual set-up reads."""
+    manifests = render(cluster_settings(PIPELINES[0], variant, "training.metrics_port=9400"))
+    *others, worker = pod_templates(manifests.steps["train"])
+    announced = {"prometheus.io/scrape": "true", "prometheus.io/port": "9400", "prometheus.io/path": "/metrics"}
+    assert worker["metadata"]["annotations"] == announced
+    assert worker["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9400}]
+    rest = [*others, *pod_templates(manifests.steps["evaluate"])]
+    assert all("annotations" not in template["metadata"] for template in rest)
+    for policy in (item for item in manifests.shared if item["kind"] == "NetworkPolicy"):
+        assert policy["spec"]["ingress"][1] == {"ports": [{"port": 9400, "protocol": "TCP"}]}
+
+
 def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
     label = "kueue.x-k8s.io/queue-name"
     for item in render(cluster_settings(PIPELINES[0], "open mpijob in a queue")).steps.values():

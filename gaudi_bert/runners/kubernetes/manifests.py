@@ -132,7 +132,9 @@ def _fill_claim(settings: PipelineSettings, item: Manifest) -> None:
 
 
 def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
-    """Name the MPIJob whose pods may reach one another."""
+    """Name the MPIJob whose pods may reach one another; its figures are for whoever asks."""
     (rule,) = item["spec"]["ingress"]
     for selector in (item["spec"]["podSelector"], *(source["podSelector"] for source in rule["from"])):
         selector["matchLabels"][_MPIJOB_LABEL] = f"{settings.name}-{selector['matchLabels'][_MPIJOB_LABEL]}"
+    if settings.training.metrics_port is not None:
+        item["spec"]["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})

@@ -12,6 +12,7 @@ from gaudi_bert.runners.kubernetes.kustomize import Manifest
 __all__ = [
     "DATA_FOLDER",
     "USER_NAME_FILE",
+    "announce_metrics",
     "fill_pod",
     "needs_user_name",
     "place_pod",
@@ -124,3 +125,11 @@ def place_pod(placement: PodPlacement, template: Manifest, *, chooses_node: bool
     metadata["labels"] = {**placement.labels, **metadata["labels"]}
     if placement.annotations:
         metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
+
+
+def announce_metrics(port: int, template: Manifest) -> None:
+    """Say where a pod serves its figures: by a named port, and by the annotations that Prometheus' usual set-up reads."""
+    said = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
+    metadata = template["metadata"]
+    metadata["annotations"] = {**said, **metadata.get("annotations", {})}
+    template["spec"]["containers"][0]["ports"] = [{"name": "metrics", "containerPort": port}]

@@ -8,6 +8,7 @@ from gaudi_bert.config import PipelineSettings, PodPlacement
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.pods import (
     USER_NAME_FILE,
+    announce_metrics,
     fill_pod,
     needs_user_name,
     place_pod,
@@ -48,6 +49,10 @@ def fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
     for spec in pod_specs(item):
         fill_pod(settings, spec)
     _place(settings, step, item)
+    if step == "train" and settings.training.metrics_port is not None:
+        # Rank 0 is on the only worker, or on the first one, which has no template of its own.
+        *_, worker = pod_templates(item)
+        announce_metrics(settings.training.metrics_port, worker)
 
 
 def training_placement(settings: PipelineSettings) -> PodPlacement:

@@ -20,6 +20,7 @@ from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
+from gaudi_bert.training.logs.metrics_server import MetricsServer
 
 __all__ = ["Figures", "MetricsWriter", "figures_from_sums", "progress_line", "read_metrics"]
 
@@ -72,6 +73,15 @@ class MetricsWriter:
         with explained_os_errors(self.path, "write"):
             self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
         self._board = tf.summary.create_file_writer(str(Path(folder) / "tensorboard"))
+        self._server: MetricsServer | None = None
+        self._kept = kept
+
+    def serve(self, server: MetricsServer) -> None:
+        """Also hand every report to `server`, from the newest ones on that are there already."""
+        self._server = server
+        for line in self._kept:
+            values = {name: value for name, value in line.items() if name not in ("kind", "update")}
+            server.update(line["kind"], line["update"], values)
 
     def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
         """Write one report of `kind` "train" or "evaluation"."""
@@ -82,6 +92,8 @@ class MetricsWriter:
         with self._board.as_default():
             for name, value in values.items():
                 tf.summary.scalar(f"{kind}/{name}", value, step=update)
+        if self._server is not None:
+            self._server.update(kind, update, values)
 
     def __enter__(self) -> MetricsWriter:
         return self

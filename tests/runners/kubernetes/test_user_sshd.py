@@ -25,6 +25,7 @@ from gaudi_bert.runners.mpirun import USER_SSH_PORT
 USER = 4711
 SETTINGS = load_pipeline(None, ["resources.workers=2", f"kubernetes.user={USER}"])
 PROGRAMS = ("/usr/sbin/sshd", "ssh", "ssh-keygen", "mpirun", "ip", "unshare", "setpriv")
+_WITHOUT_RIGHTS = ("--clear-groups", "--no-new-privs", "--bounding-set=-all")
 NETWORK = """set -e
 ip netns add {0}l; ip netns add {0}1; ip netns add {0}2
 ip -n {0}l link add eth0 type bridge; ip -n {0}l addr add 10.77.0.1/24 dev eth0
@@ -58,30 +59,11 @@ class Hosts:
             for place, here in own.items():
                 word = word.replace(place, here)
             words.append(word)
-        as_user = [
-            "setpriv",
-            f"--reuid={USER}",
-            f"--regid={USER}",
-            "--clear-groups",
-            "--no-new-privs",
-            "--bounding-set=-all",
-        ]
         prepare = f'hostname {host} && mount --bind {self.folder}/passwd /etc/passwd && exec "$@"'
+        on_host = ["ip", "netns", "exec", f"{self.prefix}{host[-1]}", "unshare", "--mount", "--uts"]
+        as_user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", *_WITHOUT_RIGHTS]
         variables = [f"{name}={value}" for name, value in {"HOME": "/tmp", **environment}.items()]
-        inside = [
-            "ip",
-            "netns",
-            "exec",
-            f"{self.prefix}{host[-1]}",
-            "unshare",
-            "--mount",
-            "--uts",
-            "sh",
-            "-c",
-            prepare,
-            "sh",
-        ]
-        return [*inside, *as_user, "--bounding-set=-all", "env", *variables, *words]
+        return [*on_host, "sh", "-c", prepare, "sh", *as_user, "env", *variables, *words]
 
 
 @pytest.fixture
