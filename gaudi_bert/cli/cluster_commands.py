@@ -1,7 +1,9 @@
-"""Commands about clusters and hosts: wait, k8s status | logs | delete, doctor."""
+"""Commands about clusters and hosts: wait, k8s status | logs | open | delete, doctor."""
 
 from __future__ import annotations
 
+import sys
+import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +16,7 @@ from gaudi_bert.common.progress import Reporter
 
 if TYPE_CHECKING:
     from gaudi_bert.runners.kubernetes.manage import StepStatus
+    from gaudi_bert.runners.kubernetes.results import OpenedResults
 
 __all__ = ["register"]
 
@@ -30,6 +33,7 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
     for command in (status, logs, delete):
         k8s.command()(command)
+    k8s.command("open")(open_)
     app.add_typer(k8s)
 
 
@@ -81,6 +85,31 @@ def logs(
 
     settings = arguments.pipeline_settings(pipeline, set_)
     manage.show_logs(settings, step, Cluster(settings.kubernetes.namespace), typer.echo)
+
+
+def open_(
+    pipeline: Pipeline,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
+    ] = None,
+    set_: arguments.Set = None,
+    json: arguments.Json = False,
+) -> None:
+    """Bring the page and TensorBoard's files of a run here, and open the page in a browser."""
+    from gaudi_bert.runners.kubernetes.client import Cluster
+    from gaudi_bert.runners.kubernetes.results import open_results
+
+    settings = arguments.pipeline_settings(pipeline, set_)
+    folder = out if out is not None else Path("opened") / settings.name
+    found = open_results(settings, Cluster(settings.kubernetes.namespace), folder, Reporter())
+    output.print_result(found.as_json(), json, lambda _: _describe_opened(found))
+    if sys.stdout.isatty():
+        webbrowser.open(found.report.resolve().as_uri())
+
+
+def _describe_opened(found: OpenedResults) -> list[str]:
+    lines = [f"page: {found.report}"]
+    return lines if found.tensorboard is None else [*lines, f"curves: tensorboard --logdir {found.tensorboard}"]
 
 
 def delete(

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
+from gaudi_bert.runners.send_results import sent_lines
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
-from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, node, running
+from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, complete, node, running, succeeded
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -51,6 +53,11 @@ def cluster_environment(tmp_path: Path) -> Any:
         server.script("demo-write", active(running("write-0")))
         server.advance("Job", "demo-write")
         server.logs["write-0"] = ["2026-01-01T00:00:00Z writing"]
+        server.put("PersistentVolumeClaim", {"metadata": {"name": "demo-work"}, "status": {"phase": "Bound"}})
+        server.script("demo-open", complete(succeeded("open-0")))
+        (tmp_path / "sent").mkdir()
+        (tmp_path / "sent" / "report.html").write_text("a page")
+        server.logs["open-0"] = [f"2026-01-01T00:00:00Z {line}" for line in sent_lines(tmp_path / "sent", Reporter())]
         del server.scripts["demo-write"]
         (tmp_path / "kubeconfig").write_text(server.kubeconfig())
         yield {**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")}

@@ -25,7 +25,7 @@ from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render
 from gaudi_bert.runners.stage_table import steps_of
 
-__all__ = ["DIGEST", "run_on_kubernetes"]
+__all__ = ["DIGEST", "remove_and_wait", "run_on_kubernetes"]
 
 DIGEST = "gaudi-bert/manifest-sha256"
 REMOVAL_SECONDS = 120
@@ -156,7 +156,7 @@ def _submit(cluster: Cluster, item: Manifest, reporter: Reporter) -> bool:
                 return True
             if outcome is None:
                 raise InputError(f"{kind} {name} was submitted by another run at the same time; run one at a time")
-            _remove(cluster, kind, name)
+            remove_and_wait(cluster, kind, name)
         try:
             cluster.create(item)
             return True
@@ -167,8 +167,12 @@ def _submit(cluster: Cluster, item: Manifest, reporter: Reporter) -> bool:
     raise FailedError(f"{kind} {name} is made by others again and again; run one pipeline of this name at a time")
 
 
-def _remove(cluster: Cluster, kind: str, name: str) -> None:
-    """Remove a finished Job and wait until its name is free."""
+def remove_and_wait(cluster: Cluster, kind: str, name: str) -> None:
+    """Remove a Job, where there is one, and wait until its name is free.
+
+    Raises:
+        FailedError: it is still there after `REMOVAL_SECONDS`.
+    """
     cluster.delete(kind, name)
     until = time.monotonic() + REMOVAL_SECONDS
     while cluster.read(kind, name) is not None:
