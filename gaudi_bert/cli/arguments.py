@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PackingSettings, PipelineSettings, TaskSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.common.parts import parse_part
-from gaudi_bert.config import PackingSettings, PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.config import PackingSettings, PipelineSettings, TaskSettings, load_pipeline, pipeline_from_mapping
 
 __all__ = [
     "Algorithm",

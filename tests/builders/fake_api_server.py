@@ -32,6 +32,7 @@ PLURALS = {
     "storageclasses": "StorageClass",
     "persistentvolumes": "PersistentVolume",
     "workloads": "Workload",
+    "localqueues": "LocalQueue",
     "networkpolicies": "NetworkPolicy",
 }
 OBJECT_PATH = re.compile(

@@ -33,6 +33,7 @@ class ClusterAnswers:
         mpi_operator: the image of the MPI operator; None where it is not seen.
         storage_classes: the storage classes.
         volumes: the PersistentVolumes.
+        local_queues: the names of Kueue's queues in the namespace.
     """
 
     version: tuple[int, int]
@@ -46,6 +47,7 @@ class ClusterAnswers:
     mpi_operator: str | None = None
     storage_classes: Sequence[Json] | None = None
     volumes: Sequence[Json] | None = None
+    local_queues: Sequence[str] | None = None
 
 
 def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
@@ -75,6 +77,7 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
         mpi_operator=next((image for pod in pods or () for image in _images(pod).split() if "mpi-operator" in image), None),
         storage_classes=cluster.find_everywhere("StorageClass"),
         volumes=cluster.find_everywhere("PersistentVolume"),
+        local_queues=_local_queues(cluster) if settings.kubernetes.queue else None,
     )
 
 
@@ -100,6 +103,17 @@ def _claims(cluster: Cluster, settings: PipelineSettings) -> dict[str, Json]:
         if claim is not None:
             found[name] = claim
     return found
+
+
+def _local_queues(cluster: Cluster) -> list[str] | None:
+    """The names of the queues, whichever version of Kueue's API there is; None where this account may not list them."""
+    try:
+        found = [*cluster.find("LocalQueue", ""), *cluster.find("OlderLocalQueue", "")]
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return None
+    return sorted({queue["metadata"]["name"] for queue in found})
 
 
 def _images(pod: Json) -> str:

@@ -27,6 +27,8 @@ def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[C
         checks.append(_device_plugin)
     if settings.trains_as_mpijob:
         checks.append(_mpi)
+    if settings.kubernetes.queue:
+        checks.append(_queue)
     return [check(answers, settings) for check in checks] + check_nodes(answers, settings)
 
 
@@ -102,6 +104,18 @@ def _mpi(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
         known = "MPIJobs are known, but the operator's pod" if answers.serves_mpijobs else "the operator"
         return warning("MPI operator", f"{known} is not seen by this account", "ask whether it runs")
     match = re.search(r":v?(\d+)\.(\d+)", answers.mpi_operator)
-    if match and (int(match[1]), int(match[2])) < (0, 4):
-        return failed("MPI operator", answers.mpi_operator, "launcherCreationPolicy needs 0.4 or later: upgrade it")
+    oldest, why = ((0, 8), "Kueue") if settings.kubernetes.queue else ((0, 4), "launcherCreationPolicy")
+    if match and (int(match[1]), int(match[2])) < oldest:
+        needed = ".".join(map(str, oldest))
+        return failed("MPI operator", answers.mpi_operator, f"{why} needs {needed} or later: upgrade it")
     return passed("MPI operator", answers.mpi_operator)
+
+
+def _queue(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
+    wanted = str(settings.kubernetes.queue)
+    if answers.local_queues is None:
+        return warning("queue", "this account may not list localqueues", f"ask whether there is one called {wanted}")
+    if wanted not in answers.local_queues:
+        there = f"there are {', '.join(answers.local_queues)}" if answers.local_queues else "there is none at all"
+        return failed("queue", f"no LocalQueue {wanted}, {there}", "correct kubernetes.queue, or ask who runs the cluster")
+    return passed("queue", wanted)

@@ -49,6 +49,7 @@ def follow(
     reporter: Reporter,
     start_seconds: float,
     *,
+    shows_logs: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return when `item` is complete.
@@ -58,6 +59,7 @@ def follow(
         item: the Job or MPIJob as it was submitted.
         reporter: where logs and progress go.
         start_seconds: how long its pods may wait for a node, a volume or an image.
+        shows_logs: whether the logs of its pods are read while they run.
         clock: seconds.
 
     Raises:
@@ -72,7 +74,8 @@ def follow(
             round_started = clock()
             current = _read(cluster, item)
             pods = pods_of(cluster, current)
-            logs.update(pods)
+            if shows_logs:
+                logs.update(pods)
             outcome = job_outcome(current)
             suspended = outcome is None and is_suspended(current)
             problem = None if suspended else _problem(cluster, current, pods)

@@ -58,6 +58,8 @@ _ROWS = (
     Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
     Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
     Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
+    Kind("LocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta2"),
+    Kind("OlderLocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1"),
     Kind("Pod", "pods", verbs=("list",), log_verbs=("get",)),
     Kind("Event", "events", verbs=("list",)),
     Kind("Namespace", "namespaces", namespaced=False),

@@ -63,7 +63,7 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
     cluster.create(item)
     reporter.say(f"{item['metadata']['name']}: a pod writes the page and sends it")
     try:
-        follow(cluster, item, Reporter(quiet=True), settings.kubernetes.start_seconds)
+        follow(cluster, item, reporter, settings.kubernetes.start_seconds, shows_logs=False)
         files = received_files(_log_of(cluster, item))
     finally:
         cluster.delete(item["kind"], item["metadata"]["name"])

@@ -42,7 +42,7 @@ class StepProgress:
         self._reporter, self._clock = reporter, clock
         self._began = self._last = clock()
         self._tasks: dict[str, TaskProgress] = {}
-        self._training: str | None = None
+        self._training = self._training_shown = ""
         self._waits_for: str | None = None
         self._waiting_since = 0.0
         self._lock = threading.Lock()
@@ -82,11 +82,9 @@ class StepProgress:
             self._reporter.show(f"{reason} ({human_seconds(self._clock() - self._waiting_since)} so far)")
 
     def finish(self) -> None:
-        """Show what training said last."""
-        with self._lock:
-            last, self._training = self._training, None
-        if last is not None:
-            self._reporter.say(f"{self._name}: {last}")
+        """Show what training said last, unless it was shown."""
+        if self._training != self._training_shown:
+            self._reporter.say(f"{self._name}: {self._training}")
 
     def line(self, done: int, at_work: Sequence[str]) -> str:
         """The state of the step.
@@ -97,10 +95,10 @@ class StepProgress:
         """
         elapsed = human_seconds(self._clock() - self._began)
         with self._lock:
-            training, self._training = self._training, None
+            training = self._training_shown = self._training
             tasks = [self._tasks[pod] for pod in at_work if pod in self._tasks]
         parts = [f"{done} of {self._parts} parts done, {len(at_work)} at work"] if self._parts > 1 else []
-        if training is not None:
+        if training:
             parts.append(training)
         elif tasks:
             parts.append(_together(tasks, len(at_work)))

@@ -18,6 +18,7 @@ from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
 
 DEMO = load_pipeline(None)
 MPI = load_pipeline(None, ["resources.workers=2"])
+QUEUED = load_pipeline(None, ["resources.workers=2", "kubernetes.queue=gpus"])
 SERVER = ("resources.training={cpu: 95, memory: 409Gi}", "resources.hugepages_2Mi=95000Mi", "resources.cards=8")
 CARDS = load_pipeline(None, SERVER)
 EFA = load_pipeline(None, [*SERVER, "resources.workers=2", "kubernetes.efa=4", "kubernetes.access_mode=ReadWriteMany"])
@@ -73,6 +74,15 @@ def no_plugin(phase: str) -> list[dict[str, Any]]:
         ({"serves_mpijobs": False, "mpi_operator": None}, MPI, "MPI operator", "mend.*install the MPI operator"),
         ({"mpi_operator": None}, MPI, "MPI operator", "warning.*is not seen"),
         ({"mpi_operator": "mpioperator/mpi-operator:v0.3.0"}, MPI, "MPI operator", "mend.*0.4 or later"),
+        ({"mpi_operator": "mpioperator/mpi-operator:v0.7.0"}, QUEUED, "MPI operator", "mend.*Kueue needs 0.8 or later"),
+        (
+            {"local_queues": ["a", "b"]},
+            QUEUED,
+            "queue",
+            "mend.*no LocalQueue gpus, there are a, b; correct kubernetes.queue",
+        ),
+        ({"local_queues": []}, QUEUED, "queue", "mend.*no LocalQueue gpus, there is none at all"),
+        ({"local_queues": None}, QUEUED, "queue", "warning.*may not list localqueues"),
     ],
 )
 def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
@@ -267,6 +277,19 @@ def test_rights_are_asked_for_where_they_are_needed() -> None:
     assert rights_for(network_policy=True) == {f"{verb} networkpolicies" for verb in ("create", "get", "update", "delete")}
     assert rights_for(queue=True) == {"list workloads"}
     assert [MPI.has_network_policy, EFA.has_network_policy, DEMO.has_network_policy] == [True, False, False]
+
+
+def test_the_queues_of_either_version_are_found(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    gaudi_server.put("LocalQueue", {"metadata": {"name": "gpus"}})
+    for unknown in (set(), {"kueue.x-k8s.io/v1beta2"}, {"kueue.x-k8s.io/v1beta1"}):
+        gaudi_server.versions_unknown = unknown
+        assert ask_cluster(cluster, QUEUED).local_queues == ["gpus"]
+    gaudi_server.versions_unknown = {"kueue.x-k8s.io/v1beta1", "kueue.x-k8s.io/v1beta2"}
+    assert ask_cluster(cluster, QUEUED).local_queues == []
+    gaudi_server.forbidden = {("list", "localqueues")}
+    gaudi_server.versions_unknown = set()
+    assert ask_cluster(cluster, QUEUED).local_queues is None
+    assert ask_cluster(cluster, DEMO).local_queues is None
 
 
 def test_an_account_of_one_namespace_is_not_told_to_mend_what_it_may_not_see(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,14 @@ def work_folder(server: FakeApiServer, tmp_path: Path) -> Path:
 
 
 def test_the_page_and_the_curves_come_here_and_the_job_goes(
-    server: FakeApiServer, cluster: Cluster, work_folder: Path, tmp_path: Path, reporter: Reporter
+    server: FakeApiServer, cluster: Cluster, work_folder: Path, tmp_path: Path, reporter: Reporter, said: io.StringIO
 ) -> None:
     found = open_results(DEMO, cluster, tmp_path / "here", reporter)
     assert found.report.read_text() == "<html>a page</html>"
     assert found.tensorboard is not None
     assert (found.tensorboard / "events").read_bytes() == b"curves"
     assert server.created("Job") == ["demo-open"]
+    assert "BEGIN RESULTS" not in said.getvalue()
     assert ("Job", "demo-open") not in server.objects
 
 
