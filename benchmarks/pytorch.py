@@ -1,7 +1,6 @@
 """Packs in PyTorch: how fast they are read, and what packing gives a `transformers` BERT.
 
-    python benchmarks/pytorch.py reading [ROUNDS]
-    python benchmarks/pytorch.py training [ROUNDS]
+    python benchmarks/pytorch.py [reading|training [ROUNDS]]
 
 `reading`: rows per second of CPU of `PackedDataset` beside `datasets`, which reads the same packs as Parquet with its torch
 formatter; and bytes of packed TFRecords per second beside what this machine copies out of the page cache.
@@ -182,13 +181,14 @@ def sequences_of(pack: Row) -> Iterator[Row]:
 
 def main() -> None:
     """Make data, measure."""
-    part, rounds = (sys.argv[1:2] or ["reading"])[0], int((sys.argv[2:3] or ["5"])[0])
+    parts, rounds = sys.argv[1:2] or ["reading", "training"], int((sys.argv[2:3] or ["5"])[0])
     show_processor()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 8)
-        pack(folder / "records", folder / "packed", PackingSettings(), reporter=QUIET)
-        {"reading": reading, "training": training}[part](folder, rounds)
+    for part in parts:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            write_examples(folder / "records", SEQUENCES if part == "reading" else SEQUENCES // 8)
+            pack(folder / "records", folder / "packed", PackingSettings(), reporter=QUIET)
+            {"reading": reading, "training": training}[part](folder, rounds)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
 
 __all__ = ["PackedDataset", "PackedLoader"]
 
-ROWS_AT_ONCE = 64
+FIRST_ROWS, ROWS_AT_ONCE = 16, 256
 
 
 class PackedDataset(IterableDataset[Row]):
@@ -150,8 +150,11 @@ class PackedDataset(IterableDataset[Row]):
         numbers = numbers_of_rank(self._done, self.packs, self.rank, self.world_size)[:rows]
         if worker is not None:
             numbers = numbers.reshape(-1, self.batch)[worker.id :: worker.num_workers].reshape(-1)
-        for first in range(0, len(numbers), ROWS_AT_ONCE):
-            for place, row in enumerate(self._source.rows(epoch, numbers[first : first + ROWS_AT_ONCE]), first + 1):
+        place = 0
+        while place < len(numbers):
+            at_once = min(ROWS_AT_ONCE, FIRST_ROWS + 3 * place)  # few at first: who wants few need not wait for many
+            for row in self._source.rows(epoch, numbers[place : place + at_once]):
+                place += 1
                 if worker is None and place % self.batch == 0:  # before the last row of a batch: who stops there has it
                     self.note_batch(place == rows)
                 yield row
