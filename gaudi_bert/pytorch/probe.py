@@ -32,7 +32,17 @@ NEIGHBOUR_BOUND = 1e-6
 
 LENGTH = 256
 SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
-REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, ImportError, AssertionError)
+REFUSALS = (
+    InputError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    ImportError,
+    AssertionError,
+)
 
 
 def _with(collator: PackCollator, rows: list[Row], **changes: Any) -> dict[str, Any]:
@@ -105,7 +115,7 @@ class Finding:
     def verdict(self) -> str:
         """In a few words."""
         if self.alone is None or self.neighbour is None:
-            return f"refused by the model: {self.refusal}"
+            return f"refused: {self.refusal}"
         if self.is_right:
             return f"right: packed and alone differ by {self.alone:.1e}"
         if self.neighbour > NEIGHBOUR_BOUND * self.scale:

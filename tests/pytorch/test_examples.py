@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra 
 pytest.importorskip("transformers")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "pytorch"
-SMALL = ["--hidden-size", "8", "--layers", "1"]
+SMALL = ["--hidden-size", "8", "--layers", "1", "--learning-rate", "0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +27,22 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_case(tmp_path_factory.mktemp("case"), files=3).packed
 
 
-def run(script: str, processes: int, *arguments: str) -> str:
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+@pytest.fixture
+def run_alone(monkeypatch, capsys):
+    """Runs a script in this process; what it printed."""
+
+    def run(script: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *SMALL, *arguments])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def run_in_two(script: str, *arguments: str) -> str:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parents[1]), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *start, str(EXAMPLES / script), *SMALL, *arguments]
+    command = [*start, str(EXAMPLES / script), *SMALL, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -39,27 +52,25 @@ def losses(output: str) -> list[str]:
     return re.findall(r"update (\d+: loss \d+\.\d{4})", output)
 
 
-def test_two_processes_learn_what_one_does_and_a_stopped_run_goes_on_with_another_number(packed, tmp_path) -> None:
-    common = ["--data", str(packed), "--batch-packs", "8", "--micro-batch-packs", "2", "--dropout", "0"]
+def test_two_processes_learn_what_one_does_and_a_stopped_run_goes_on_alone(packed, tmp_path, run_alone) -> None:
+    def arguments(out: str, updates: int) -> list[str]:
+        run = ["--batch-packs", "8", "--micro-batch-packs", "2", "--dropout", "0", "--updates", str(updates)]
+        return ["pretrain_torchrun.py", "--data", str(packed), "--out", str(tmp_path / out), *run]
 
-    def train(processes: int, out: str, updates: int) -> list[str]:
-        arguments = [*common, "--learning-rate", "0.01", "--out", str(tmp_path / out), "--updates", str(updates)]
-        return losses(run("pretrain_torchrun.py", processes, *arguments))
-
-    alone = train(1, "alone", 9)  # more than one epoch
+    alone = losses(run_alone(*arguments("alone", 9)))  # more than one epoch
     assert [line.split(":")[0] for line in alone] == [str(number) for number in range(1, 10)]
     assert float(alone[-1].split()[-1]) < float(alone[0].split()[-1])
-    assert train(2, "both", 4) + train(1, "both", 9) == alone
+    assert losses(run_in_two(*arguments("both", 4))) + losses(run_alone(*arguments("both", 9))) == alone
 
 
-def test_trainer_goes_on_where_it_was_stopped(packed: Path, tmp_path: Path) -> None:
+def test_trainer_goes_on_where_it_was_stopped(packed, tmp_path, run_alone) -> None:
     pytest.importorskip("accelerate")
     from safetensors.numpy import load_file
 
-    arguments = ["--data", str(packed), "--batch-sequences", "24", "--batch-packs", "2", "--learning-rate", "0.01"]
     weights, places = [], []
     for out in (tmp_path / "whole", tmp_path / "stopped"):
-        printed = run("pretrain_trainer.py", 1, *arguments, "--out", str(out), "--max-steps", "6", "--save-steps", "3")
+        run = ["--batch-sequences", "24", "--batch-packs", "2", "--max-steps", "6", "--save-steps", "3"]
+        printed = run_alone("pretrain_trainer.py", "--data", str(packed), "--out", str(out), *run)
         assert "done: 6 updates; an epoch of" in printed
         weights.append(load_file(out / "model.safetensors"))
         places.append((out / "checkpoint-6" / "packs.json").read_text(encoding="utf-8"))
