@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "METADATA_NAME",
     "TRAINING_NAME",
     "VERIFICATION_NAME",
+    "complete_parts",
     "histogram_part",
     "histogram_parts",
     "manifest_path",
@@ -41,10 +43,15 @@ def histogram_parts(histogram: Path) -> list[Path]:
     """The files that make up a histogram: the whole one, or all its parts; empty where it is not complete."""
     if histogram.exists():
         return [histogram]
+    return complete_parts(histogram, (path.name for path in histogram.parent.glob(f"{histogram.stem}-*-of-*.json")))
+
+
+def complete_parts(histogram: Path, names: Iterable[str]) -> list[Path]:
+    """All parts of a histogram, where `names` has them all."""
     found: dict[int, list[Path]] = {}
-    for path in sorted(histogram.parent.glob(f"{histogram.stem}-*-of-*.json")):
-        match = re.fullmatch(re.escape(histogram.stem) + r"-(\d{5})-of-(\d{5})", path.stem)
+    for name in sorted(names):
+        match = re.fullmatch(re.escape(histogram.stem) + r"-(\d{5})-of-(\d{5})\.json", name)
         if match is not None:
-            found.setdefault(int(match[2]), []).append(path)
+            found.setdefault(int(match[2]), []).append(histogram.with_name(name))
     complete = [paths for parts, paths in sorted(found.items()) if len(paths) == parts]
     return complete[0] if complete else []

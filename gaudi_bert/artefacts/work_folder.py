@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.names import EXAMPLES_NAME, METADATA_NAME, TRAINING_NAME, VERIFICATION_NAME, manifest_path
+from gaudi_bert.artefacts.store.location import place_below
 from gaudi_bert.config import PipelineSettings
 
 __all__ = ["SPLITS", "SplitPaths", "WorkFolder"]
@@ -57,8 +58,10 @@ class WorkFolder:
     def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
         """The work folder below `work`; relative paths in the pipeline file are taken from `pipeline_folder`."""
         prepare = settings.prepare
-        records = pipeline_folder / prepare.records if prepare.records else None
-        evaluation_records = pipeline_folder / prepare.evaluation_records if prepare.evaluation_records else None
+        records = place_below(pipeline_folder, prepare.records) if prepare.records else None
+        evaluation_records = None
+        if prepare.evaluation_records:
+            evaluation_records = place_below(pipeline_folder, prepare.evaluation_records)
         prepares_evaluation = records is None and prepare.evaluation_fraction > 0
         return cls(
             root=work / settings.name,

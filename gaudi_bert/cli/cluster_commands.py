@@ -50,7 +50,7 @@ def wait(
 
     settings = arguments.pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
-    seconds = wait_for_inputs(folder, for_, timeout, Reporter())
+    seconds = wait_for_inputs(folder, for_, timeout, Reporter(), store=settings.store)
     output.print_result({"stage": for_, "waited_seconds": round(seconds, 1)}, json, output.describe_any)
 
 

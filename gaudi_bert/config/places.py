@@ -198,5 +198,5 @@ class StoreSettings(Settings):
     longest_pause_seconds: float = Field(30.0, gt=0, le=3600, description="... and no longer than this")
     timeout_seconds: float = Field(60.0, gt=0, le=3600, description="s3: how long a silent server is waited for")
     connections: int = Field(4, ge=1, le=64, description="objects that are fetched or put at the same time")
-    cache_bytes: Bytes = Field(4 * 2**30, description="training: packed shards kept on the local disk, at most")
+    cache_bytes: Bytes = Field(64 * 2**30, description="training: packed shards kept on the local disk, at most")
     scratch: str | None = Field(None, description="the folder for scratch; default: TMPDIR, or /tmp")

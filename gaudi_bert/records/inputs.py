@@ -113,8 +113,8 @@ def _listed(records: str | Path, objects: Objects) -> tuple[str, dict[str, Objec
         pattern = "*"
     found = {
         key: info
-        for key, info in objects.list(url).items()
-        if "/" not in key and not key.startswith(".") and not key.endswith(".json") and fnmatch.fnmatchcase(key, pattern)
+        for key, info in objects.list(url, only_here=True).items()
+        if not key.startswith(".") and not key.endswith(".json") and fnmatch.fnmatchcase(key, pattern)
     }
     if not found:
         raise InputError(f"{url_of(records)}: no record files there, or no such bucket; check the URL")

@@ -15,7 +15,9 @@ from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.names import histogram_part, histogram_parts
+from gaudi_bert.artefacts.names import histogram_part
+from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.workplace import found_histograms, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_text
@@ -73,7 +75,7 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
     _check_sharing(run, stages)
     for stage in select_stages(stages):
         run.reporter.say(f"--- {stage}")
-        _check_needs(run.folder, stage)
+        _check_needs(run, stage)
         summaries[stage] = _STAGE_FUNCTIONS[stage](run)
     return summaries
 
@@ -89,14 +91,18 @@ def _check_sharing(run: LocalRun, stages: Sequence[str]) -> None:
         raise InputError(f"--finish: only `{names}` is finished in a step of its own; give --stages {names}")
 
 
-def _check_needs(folder: WorkFolder, stage: str) -> None:
+def _check_needs(run: LocalRun, stage: str) -> None:
     for needed in STAGES[stage].needs:
-        for path in STAGES[needed].missing_products(folder):
-            raise InputError(f"{path}: is not there; run the stage `{needed}` first")
+        for path in STAGES[needed].missing_products(run.folder, run.settings.store):
+            raise InputError(f"{shown_place(path)}: is not there; run the stage `{needed}` first")
 
 
 def _each_split(run: LocalRun, make: Callable[[SplitPaths], Summary]) -> Summary:
     return {name: make(run.folder.split(name)) for name in run.folder.splits}
+
+
+def _common(run: LocalRun) -> dict[str, Any]:
+    return {"reporter": run.reporter, "overwrite": run.overwrite, "store": run.settings.store}
 
 
 def _prepare(run: LocalRun) -> Summary:
@@ -113,6 +119,7 @@ def _prepare(run: LocalRun) -> Summary:
         reporter=run.reporter,
         overwrite=run.overwrite,
         workers=run.workers,
+        store=run.settings.store,
     )
 
 
@@ -121,16 +128,14 @@ def _histogram(run: LocalRun) -> Summary:
     from gaudi_bert.stages.histogram import histogram
 
     def make(paths: SplitPaths) -> Summary:
-        shard, out = run.shard, paths.histogram
+        shard, out, store = run.shard, paths.histogram, run.settings.store
         if shard is not None:
-            shard = histogram_shard(paths.records, shard)
+            shard = histogram_shard(paths.records, shard, store)
             if shard is None:
                 run.reporter.say(f"{paths.records}: nothing to do, there are fewer files than shards")
                 return {"files": 0}
             out = histogram_part(out, shard)
-        return histogram(
-            paths.records, out, shard=shard, reporter=run.reporter, overwrite=run.overwrite, workers=run.workers
-        )
+        return histogram(paths.records, out, shard=shard, workers=run.workers, **_common(run))
 
     return _each_split(run, make)
 
@@ -139,8 +144,8 @@ def _plan(run: LocalRun) -> Summary:
     from gaudi_bert.stages.plan import plan
 
     def make(paths: SplitPaths) -> Summary:
-        counted = histogram_parts(paths.histogram)
-        return plan(counted, paths.plan, run.settings.packing, reporter=run.reporter, overwrite=run.overwrite)
+        counted = found_histograms(paths.histogram, run.settings.store)
+        return plan(counted, paths.plan, run.settings.packing, **_common(run))
 
     return _each_split(run, make)
 
@@ -149,10 +154,10 @@ def _write(run: LocalRun) -> Summary:
     from gaudi_bert.stages.write import write, write_shard
 
     def make(paths: SplitPaths) -> Summary:
-        common: Any = {"reporter": run.reporter, "overwrite": run.overwrite, "workers": run.workers}
+        where = (paths.records, paths.plan, paths.packed)
         if run.shard is not None:
-            return write_shard(paths.records, paths.plan, paths.packed, run.shard, **common)
-        return write(paths.records, paths.plan, paths.packed, finish=run.finish, **common)
+            return write_shard(*where, run.shard, workers=run.workers, **_common(run))
+        return write(*where, finish=run.finish, workers=run.workers, **_common(run))
 
     return _each_split(run, make)
 
@@ -161,7 +166,7 @@ def _verify(run: LocalRun) -> Summary:
     from gaudi_bert.stages.verify import verify
 
     def make(paths: SplitPaths) -> Summary:
-        return verify(paths.records, paths.packed, reporter=run.reporter, overwrite=run.overwrite, workers=run.workers)
+        return verify(paths.records, paths.packed, workers=run.workers, **_common(run))
 
     return _each_split(run, make)
 
@@ -198,7 +203,8 @@ def _train_together(run: LocalRun, data: Path, evaluation_data: Path | None) -> 
         command += ["--evaluation-data", str(evaluation_data)] if evaluation_data is not None else []
         command += ["--out", str(run.folder.train), "--overwrite" if run.overwrite else "--resume"]
         run_training_processes(run.settings, command)
-    return TrainResult(read_training(run.folder.training_result))
+    with local_copy(run.folder.training_result, run.settings.store) as path:
+        return TrainResult(read_training(path))
 
 
 def _evaluate(run: LocalRun) -> Summary:
@@ -214,13 +220,14 @@ def _evaluate(run: LocalRun) -> Summary:
         unpacked=folder.split("evaluation").records,
         out=folder.evaluation_result,
         reporter=run.reporter,
+        store=run.settings.store,
     )
 
 
 def _report(run: LocalRun) -> Summary:
     from gaudi_bert.stages.report import report
 
-    return report(run.folder.root, reporter=run.reporter)
+    return report(run.folder.root, reporter=run.reporter, store=run.settings.store)
 
 
 _STAGE_FUNCTIONS: dict[str, Callable[[LocalRun], Summary]] = {

@@ -12,13 +12,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from gaudi_bert.artefacts.names import histogram_parts
+from gaudi_bert.artefacts.store.workplace import exists, found_histograms, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config import StoreSettings
 
 __all__ = ["SHARED_STAGES", "STAGES", "STEPS", "Stage", "select_stages", "steps_of"]
 
 Paths = Callable[[WorkFolder], list[Path]]
+Parts = Callable[[WorkFolder, StoreSettings | None], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Stage:
     follows: tuple[str, ...] = ()
     reads: tuple[str, ...] = ("prepare.records", "prepare.evaluation_records")
     shared: bool = False
-    parts: Paths | None = None
+    parts: Parts | None = None
     parallel: bool = False
-    is_made: Callable[[Path], bool] = Path.exists
+    is_made: Callable[[Path, StoreSettings | None], bool] = exists
 
     @property
     def trains(self) -> bool:
@@ -61,9 +63,9 @@ class Stage:
         """The names of its steps, in order."""
         return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
 
-    def missing_products(self, folder: WorkFolder) -> list[Path]:
-        """What it makes and is not there yet."""
-        return [path for path in self.makes(folder) if not self.is_made(path)]
+    def missing_products(self, folder: WorkFolder, store: StoreSettings | None = None) -> list[Path]:
+        """What it makes and is not there yet, on a disk or in a store that is reached as `store` says."""
+        return [path for path in self.makes(folder) if not self.is_made(path, store)]
 
 
 def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
@@ -74,17 +76,18 @@ def _examples(folder: WorkFolder) -> list[Path]:
     return [] if folder.records is not None else [folder.examples_summary]
 
 
-def _groups(folder: WorkFolder) -> list[Path]:
+def _groups(folder: WorkFolder, store: StoreSettings | None) -> list[Path]:
     """The manifests of all groups, or the plans that say how many there are."""
-    return [path for name in folder.splits for path in _groups_of_split(folder.split(name))]
+    return [path for name in folder.splits for path in _groups_of_split(folder.split(name), store)]
 
 
-def _groups_of_split(paths: SplitPaths) -> list[Path]:
+def _groups_of_split(paths: SplitPaths, store: StoreSettings | None) -> list[Path]:
     from gaudi_bert.artefacts.plan import read_plan
 
-    if not paths.plan.exists():
+    if not exists(paths.plan, store):
         return [paths.plan]
-    return [paths.manifest(number) for number in range(len(read_plan(paths.plan).groups))]
+    with local_copy(paths.plan, store) as plan:
+        return [paths.manifest(number) for number in range(len(read_plan(plan).groups))]
 
 
 _ROWS = (
@@ -95,7 +98,7 @@ _ROWS = (
         needs=("prepare",),
         shared=True,
         parallel=True,
-        is_made=lambda path: bool(histogram_parts(path)),
+        is_made=lambda path, store: bool(found_histograms(path, store)),
     ),
     Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",)),
     Stage(

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gaudi_bert.artefacts.store.workplace import local_copy
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.measured import Measured, measured
 from gaudi_bert.common.progress import Reporter
@@ -174,7 +175,8 @@ def histogram_of(source: str | Path, reporter: Reporter) -> Histogram:
 
     shipped = find_shipped_histogram(source)
     if shipped is not None or Path(source).suffix == ".json":
-        return read_histograms([shipped or Path(source)]).histogram
+        with local_copy(shipped or Path(source)) as path:
+            return read_histograms([path]).histogram
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "histogram.json"
         histogram(source, counted, shard=None, reporter=reporter)

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.store.mirror import mirror
+from gaudi_bert.artefacts.store.workplace import Workplace, begin_in, workplace
 from gaudi_bert.artefacts.training import EvaluationResult, read_evaluation, write_evaluation
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TrainingSettings
+from gaudi_bert.config import StoreSettings, TrainingSettings
 from gaudi_bert.stages.model_results import EvaluateResult
+from gaudi_bert.stages.stored_inputs import open_data, weights_here
 
 if TYPE_CHECKING:
     from gaudi_bert.training.checkpoint import Checkpoint
@@ -35,6 +38,7 @@ def evaluate(
     reporter: Reporter,
     unpacked: str | Path | None = None,
     out: Path | None = None,
+    store: StoreSettings | None = None,
 ) -> EvaluateResult | None:
     """Evaluate a checkpoint.
 
@@ -44,6 +48,7 @@ def evaluate(
         reporter: where progress goes.
         unpacked: the same sequences unpacked: evaluated too, and compared.
         out: a JSON file to write the figures to.
+        store: how object stores are reached, where a path is a URL.
 
     Returns:
         What was found, and whether `out` held it already; None in all processes but the first.
@@ -52,13 +57,24 @@ def evaluate(
         InputError: no whole checkpoint is there, or the data does not fit the model.
         FailedError: packed and unpacked figures differ.
     """
+    with mirror(store, (data, checkpoint, unpacked)) as copies, workplace(Path(out or "").parent, store) as place:
+        return _evaluate_here(
+            weights_here(checkpoint, copies),
+            [open_data(each, copies) for each in (data, unpacked) if each is not None],
+            place,
+            None if out is None else place.folder / Path(out).name,
+            reporter,
+        )
+
+
+def _evaluate_here(
+    checkpoint: Path, sources: list[DataSource], place: Workplace, out: Path | None, reporter: Reporter
+) -> EvaluateResult | None:
     from gaudi_bert.training.checkpoint import checkpoint_identity, find_checkpoint
     from gaudi_bert.training.device import open_device
     from gaudi_bert.training.distributed.connect import connect
-    from gaudi_bert.training.input.source import open_source
 
     file = find_checkpoint(checkpoint)
-    sources = [open_source(each) for each in (data, unpacked) if each is not None]
     communicator = connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = _read(file)
@@ -68,14 +84,15 @@ def evaluate(
         inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}
         # An evaluation of another checkpoint or of other data is of no use any more: it is replaced without being asked.
         signature = Signature("evaluate", {}, inputs)
-        file_out = Path(out) if out is not None and communicator.is_first else None
-        finished = file_out is not None and begin_artefact(file_out, file_out, signature, overwrite=True)
+        file_out = out if communicator.is_first else None
+        finished = file_out is not None and begin_in(place, file_out, file_out, signature, overwrite=True)
         if watched.any_true(finished):
             reporter.say(f"{out}: already evaluated, nothing to do")
             return EvaluateResult(read_evaluation(file_out), skipped=True) if file_out is not None else None
         result = _evaluate(stored, settings, sources, watched, reporter)
         if file_out is not None:
             write_evaluation(file_out, result)
+            place.put(file_out)
     return EvaluateResult(result) if communicator.is_first else None
 
 

@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from gaudi_bert.artefacts.store.mirror import mirror
+from gaudi_bert.artefacts.store.workplace import workplace
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, write_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import load_pipeline
+from gaudi_bert.config import StoreSettings, load_pipeline
 from gaudi_bert.stages.model_results import ExportResult
+from gaudi_bert.stages.stored_inputs import weights_here
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
@@ -30,6 +33,8 @@ __all__ = ["FORMATS", "export"]
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
+
+_LAST = ("config.json", "bert_config.json", "saved_model.pb")
 
 # Of sizes that nothing records: BERT masks 15 % of a sequence, and packs of three are what was published.
 MASKED_SHARE, COMMON_DEPTH = 0.15, 3
@@ -44,6 +49,7 @@ def export(
     rows: int = 1,
     reporter: Reporter,
     overwrite: bool = False,
+    store: StoreSettings | None = None,
 ) -> ExportResult:
     """Write a model in another format.
 
@@ -55,15 +61,32 @@ def export(
         rows: `savedmodel`: rows of a batch, fixed.
         reporter: where progress goes.
         overwrite: replace what is in `out`.
+        store: how object stores are reached, where a path is a URL.
 
     Raises:
         InputError: the weights cannot be read or lack their heads, the format cannot hold the model, or `out` is not empty.
     """
+    if kind not in FORMATS:
+        raise InputError(f"--format {kind}: choose one of {', '.join(FORMATS)}")
+    with mirror(store, (checkpoint, vocabulary)) as copies, workplace(out, store) as place:
+        there = [place.folder / name for name in place.listed(place.folder)] if place.is_store else []
+        if there and not overwrite:
+            raise InputError(f"{place.folder}: is there already; choose another place, or pass --overwrite")
+        words = None if vocabulary is None else copies.fetch(vocabulary)
+        result = _export(weights_here(checkpoint, copies), place.folder, kind, words, rows, reporter, overwrite)
+        made = [place.folder / name for name in result.files]
+        place.remove(path for path in there if path not in made)
+        # What says that a folder is a model goes up last.
+        place.put(*sorted(made, key=lambda path: path.name in _LAST))
+    return result
+
+
+def _export(
+    checkpoint: Path, out: Path, kind: str, vocabulary: Path | None, rows: int, reporter: Reporter, overwrite: bool
+) -> ExportResult:
     from gaudi_bert.model.parameters import parameter_count
     from gaudi_bert.training.weights.sources import read_weights
 
-    if kind not in FORMATS:
-        raise InputError(f"--format {kind}: choose one of {', '.join(FORMATS)}")
     if _holds_something(out) and not overwrite:
         raise InputError(f"{out}: is there already; choose another folder, or pass --overwrite")
     weights = read_weights(checkpoint)

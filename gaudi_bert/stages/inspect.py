@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gaudi_bert.artefacts.store.mirror import mirror
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 
@@ -95,14 +96,18 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
     Raises:
         InputError: the file cannot be read, has no such record, or the record is not an example.
     """
-    path = Path(file)
+    with mirror(None, (file, vocabulary)) as copies:
+        return _view(copies.fetch(file), record, None if vocabulary is None else copies.fetch(vocabulary))
+
+
+def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
     payload = _payload(path, record)
     features = _features(path, record, payload)
     packed = all(key in features for key in ADDED_KEYS)
     problems = _size_problems(features, packed)
     sequences = [] if problems else _sequences(features, packed, problems)
     if vocabulary is not None:
-        sequences = _with_tokens(sequences, Path(vocabulary), problems)
+        sequences = _with_tokens(sequences, vocabulary, problems)
     slots, tokens = int(features["input_ids"].size), sum(sequence.length for sequence in sequences)
     known = UNPACKED_KEYS + (ADDED_KEYS if packed else ())
     return RecordView(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
+from gaudi_bert.artefacts.completion import Signature, settings_path
 from gaudi_bert.artefacts.examples import (
     PreparedExamples,
     PreparedFile,
@@ -35,11 +35,13 @@ from gaudi_bert.artefacts.examples import (
     write_examples,
 )
 from gaudi_bert.artefacts.names import EXAMPLES_NAME, section_path
+from gaudi_bert.artefacts.store.mirror import mirror
+from gaudi_bert.artefacts.store.workplace import Workplace, begin_in, workplace
 from gaudi_bert.common.built_in_texts import BUILT_IN_TEXTS
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock, write_json, write_text
 from gaudi_bert.common.progress import Reporter, Task
-from gaudi_bert.config import PrepareSettings
+from gaudi_bert.config import PrepareSettings, StoreSettings
 from gaudi_bert.stages.results import PreparedShard, PrepareResult
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def prepare(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
+    store: StoreSettings | None = None,
 ) -> PrepareResult | PreparedShard:
     """Make the examples.
 
@@ -89,6 +92,7 @@ def prepare(
         reporter: where progress goes.
         overwrite: make again what other settings made.
         workers: processes; by default one a processor.
+        store: how object stores are reached, where text, vocabulary or `out` are URLs; text is then copied to scratch first.
 
     Returns:
         The content of examples.json and whether there was nothing to do; or the sections left to other shards.
@@ -97,34 +101,53 @@ def prepare(
         InputError: text or vocabulary is missing or malformed, or `out` was made from other settings.
         FailedError: a file cannot be written, or a worker died.
     """
-    from gaudi_bert.corpus.sources import find_sources
-    from gaudi_bert.corpus.workers import default_workers
-
     if settings.text is None:
         raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
     texts = [settings.text] if isinstance(settings.text, str) else list(settings.text)
-    sources = find_sources(texts, pipeline_folder)
+    with mirror(store, [*texts, settings.vocab]) as copies, workplace(out, store) as place:
+        here = [text if text in BUILT_IN_TEXTS else str(copies.fetch(text)) for text in texts]
+        vocab = None if settings.vocab is None else str(copies.fetch(settings.vocab))
+        local = settings.model_copy(update={"text": tuple(here), "vocab": vocab})
+        return _prepare(local, place, pipeline_folder, shard, reporter, overwrite, workers)
+
+
+def _prepare(
+    settings: PrepareSettings,
+    place: Workplace,
+    pipeline_folder: Path,
+    shard: tuple[int, int] | None,
+    reporter: Reporter,
+    overwrite: bool,
+    workers: int | None,
+) -> PrepareResult | PreparedShard:
+    """Make the examples from text on this machine."""
+    from gaudi_bert.corpus.sources import find_sources
+    from gaudi_bert.corpus.workers import default_workers
+
+    out = place.folder
+    sources = find_sources(list(settings.text or ()), pipeline_folder)
     given = _given_vocabulary(settings, pipeline_folder)
+    place.fetch(settings_path(out))
     is_new = not settings_path(out).exists()
-    if begin_artefact(out, out / EXAMPLES_NAME, _signature(settings, sources, given), overwrite):
-        reporter.say(f"{out}: already made from this text and these settings, nothing to do")
+    if begin_in(place, out, out / EXAMPLES_NAME, _signature(settings, sources, given), overwrite):
+        reporter.say(f"{place.url or out}: already made from this text and these settings, nothing to do")
         return PrepareResult(read_prepared_examples(out), skipped=True)
     workers = workers or default_workers()
     try:
         corpus = _scan(settings, sources, reporter, workers)
-        vocabulary = _vocabulary(settings, given, corpus, out, reporter)
+        vocabulary = _vocabulary(settings, given, corpus, place, reporter)
     except InputError:
         # Nothing was made yet: settings left behind would only refuse the mended text.
         if is_new:
-            settings_path(out).unlink(missing_ok=True)
+            place.remove((settings_path(out),))
         raise
     example_settings = _example_settings(settings, vocabulary)
     number, shards = shard or (0, 1)
     if not corpus.sections[number::shards]:
         reporter.say(f"shard {number}/{shards}: nothing to do, the output has only {len(corpus.sections)} sections")
     for section in corpus.sections[number::shards]:
-        _make_section(section, corpus, example_settings, out, reporter, workers)
-    return _finish(corpus, vocabulary, given is None, out, reporter)
+        _make_section(section, corpus, example_settings, place, reporter, workers)
+    return _finish(corpus, vocabulary, given is None, place, reporter)
 
 
 def _given_vocabulary(settings: PrepareSettings, pipeline_folder: Path) -> Vocabulary | None:
@@ -176,13 +199,14 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Report
 
 
 def _vocabulary(
-    settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
+    settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, place: Workplace, reporter: Reporter
 ) -> Vocabulary:
     """The vocabulary, and vocab.txt beside the examples; one trained by an earlier run is kept."""
     from gaudi_bert.corpus.blocks import read_blocks
     from gaudi_bert.corpus.vocabulary import read_vocabulary, train_vocabulary
 
-    path = out / "vocab.txt"
+    path = place.folder / "vocab.txt"
+    place.fetch(path)
     vocabulary = given
     if vocabulary is None and path.exists():
         return read_vocabulary(path)
@@ -197,6 +221,7 @@ def _vocabulary(
         vocabulary = train_vocabulary(documents, settings.train_vocab, settings.lower_case)
         reporter.say(f"trained a vocabulary of {len(vocabulary):,} tokens (asked for {settings.train_vocab:,})")
     write_text(path, vocabulary.text)
+    place.put(path)
     return vocabulary
 
 
@@ -217,13 +242,15 @@ def _example_settings(settings: PrepareSettings, vocabulary: Vocabulary) -> Exam
 
 
 def _make_section(
-    section: Section, corpus: _Corpus, settings: ExampleSettings, out: Path, reporter: Reporter, workers: int
+    section: Section, corpus: _Corpus, settings: ExampleSettings, place: Workplace, reporter: Reporter, workers: int
 ) -> None:
     """Make the files of `section`, unless an earlier run did; its summary is written last."""
     from gaudi_bert.corpus.parts import write_section
 
+    out = place.folder
     path = section_path(out, section.split, section.number)
     what = f"{section.split} section {section.number}"
+    place.fetch(path)
     if path.exists():
         reporter.say(f"{what}: already made")
         return
@@ -232,7 +259,10 @@ def _make_section(
         examples = _examples(section, corpus, settings, task, workers)
         written = write_section(section, examples, out / section.split, corpus.parts[section.split], settings.seed)
     files = tuple(PreparedFile(**asdict(file)) for file in written.files)
+    for file in files:
+        place.move(out / section.split / file.name)
     write_json(path, PreparedSection(**asdict(written.counts), files=files).as_json())
+    place.put_once(path)
 
 
 def _examples(
@@ -251,13 +281,15 @@ def _examples(
 
 
 def _finish(
-    corpus: _Corpus, vocabulary: Vocabulary, trained: bool, out: Path, reporter: Reporter
+    corpus: _Corpus, vocabulary: Vocabulary, trained: bool, place: Workplace, reporter: Reporter
 ) -> PrepareResult | PreparedShard:
     """Write examples.json when all sections are there."""
+    out = place.folder
     paths = {section: section_path(out, section.split, section.number) for section in corpus.sections}
+    place.fetch(*(path for path in paths.values() if not path.exists()))
     missing = [section for section, path in paths.items() if not path.exists()]
     if missing:
-        reporter.say(f"{out}: {len(missing)} of {len(corpus.sections)} sections are left to other shards")
+        reporter.say(f"{place.url or out}: {len(missing)} of {len(corpus.sections)} sections are left to other shards")
         return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
     made = {
         split: [read_section(path) for section, path in paths.items() if section.split == split] for split in corpus.blocks
@@ -271,6 +303,7 @@ def _finish(
         splits={split: _sum_of(sections) for split, sections in made.items() if sections},
     )
     write_examples(out, content)
+    place.put(out / EXAMPLES_NAME)
     for split, figures in content.splits.items():
         reporter.say(f"{split}: {figures.sequences:,} sequences, {figures.tokens:,} tokens, {len(figures.files)} files")
     return PrepareResult(content, skipped=False)

@@ -80,7 +80,7 @@ def _first_records(source: DataSource, count: int) -> list[PlacedRecord]:
     from gaudi_bert.records.wire.example import decode_example
     from gaudi_bert.records.wire.framing import read_records
 
-    stream = ((file.path, n, record) for file in source.files for n, record in enumerate(read_records(file.path)))
+    stream = ((file.path, n, record) for file in source.files for n, record in enumerate(read_records(source.local(file))))
     found: list[PlacedRecord] = []
     for path, number, record in itertools.islice(stream, count):
         place = f"{path}: record {number}"

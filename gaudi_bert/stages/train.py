@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gaudi_bert.artefacts.names import TRAINING_NAME
+from gaudi_bert.artefacts.store.mirror import mirror
+from gaudi_bert.artefacts.store.workplace import workplace
 from gaudi_bert.artefacts.training import LossFigures, TrainingResult, read_training, write_training
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock
@@ -23,6 +25,8 @@ from gaudi_bert.common.native_lines import native_lines_to
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.stages.model_results import TrainDryRun, TrainResult
+from gaudi_bert.stages.stored_inputs import weights_here
+from gaudi_bert.stages.stored_run import StoredRun
 from gaudi_bert.stages.train_folder import is_trained, prepare_folder
 from gaudi_bert.stages.train_job import TrainingJob, describe_job, plan_job
 
@@ -77,36 +81,47 @@ def train(
         raise InputError("--resume and --overwrite exclude each other; give the one you mean")
     communicator = connect(settings.training)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
-    job = plan_job(settings, data, evaluation_data, Path(out), on_the_fly, communicator, dry_run)
-    for line in describe_job(job, dry_run):
-        reporter.say(line)
-    if dry_run:
-        return TrainDryRun(job.plan) if communicator.is_first else None
-    asked = settings.training
-    device = open_device(asked.device, asked.precision, _threads(job), settings.gaudi)
-    with communicator.watched(asked) as watched:
-        return _run(replace(job, communicator=watched), device, reporter, resume, overwrite)
+    asked, store = settings.training, settings.store
+    read = (data, evaluation_data, on_the_fly, asked.init_checkpoint)
+    with mirror(store, read) as copies, workplace(Path(out), store) as place:
+        job = plan_job(settings, data, evaluation_data, place.folder, on_the_fly, communicator, dry_run, copies)
+        for line in describe_job(job, dry_run):
+            reporter.say(line)
+        if dry_run:
+            return TrainDryRun(job.plan) if communicator.is_first else None
+        if asked.init_checkpoint is not None and communicator.is_first:
+            initial = asked.model_copy(update={"init_checkpoint": str(weights_here(asked.init_checkpoint, copies))})
+            job = replace(job, plan=replace(job.plan, settings=initial))
+        device = open_device(asked.device, asked.precision, _threads(job), settings.gaudi)
+        with communicator.watched(asked) as watched:
+            stored = StoredRun(place, asked.keep_checkpoints, communicator.is_first)
+            return _run(replace(job, communicator=watched), stored, device, reporter, resume, overwrite)
 
 
-def _run(job: TrainingJob, device: Device, reporter: Reporter, resume: bool, overwrite: bool) -> TrainResult | None:
+def _run(
+    job: TrainingJob, stored: StoredRun, device: Device, reporter: Reporter, resume: bool, overwrite: bool
+) -> TrainResult | None:
     """Train where there is anything to do; only the first process writes files."""
     first = job.communicator.is_first
+    stored.begin(overwrite)
     if job.communicator.any_true(first and not overwrite and is_trained(job)):
         return _found(job, reporter)  # without a lock, so that the folder may be read-only
     with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
         if job.communicator.any_true(first and prepare_folder(job, reporter, resume=resume, overwrite=overwrite)):
             return _found(job, reporter)
+        stored.has_begun()
         others = f", {job.communicator.size} processes" if job.communicator.size > 1 else ""
         reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
         with _native_lines_in_the_folder(job):
-            run = _set_up(job, device, reporter)
+            run = replace(_set_up(job, device, reporter), saved=stored.saved)
             measures = run.plan.settings.measure_speedup and job.source.is_packed
             realized_speedup = _measure_speedup(run) if measures else None
             result = _result(_train(run), job.plan, realized_speedup)
         if first:
             write_training(job.out / TRAINING_NAME, result)
+            stored.finish()
     return TrainResult(result) if first else None
 
 

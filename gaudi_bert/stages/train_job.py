@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gaudi_bert.artefacts.store.mirror import Mirror
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import ModelSettings, PipelineSettings
+from gaudi_bert.stages.stored_inputs import open_data
 
 if TYPE_CHECKING:
     from gaudi_bert.model.config import BertConfig
@@ -41,6 +43,7 @@ def plan_job(
     on_the_fly: Path | None,
     communicator: Communicator,
     dry_run: bool,
+    copies: Mirror,
 ) -> TrainingJob:
     """Open the data, settle the model and the batches; refuse what does not fit.
 
@@ -52,16 +55,20 @@ def plan_job(
         on_the_fly: the plan.json by which `data`, unpacked records, is packed while training.
         communicator: the processes that train together.
         dry_run: plan the run that the settings describe, with all their workers, wherever this is asked.
+        copies: of what lies in an object store.
 
     Raises:
         InputError: data and model do not fit.
     """
     from gaudi_bert.stages.on_the_fly import on_the_fly_source
-    from gaudi_bert.training.input.source import check_fits, open_source
+    from gaudi_bert.training.input.source import check_fits
     from gaudi_bert.training.run_plan import plan_run
 
-    source = open_source(data) if on_the_fly is None else on_the_fly_source(data, on_the_fly)
-    evaluation_source = open_source(evaluation_data) if evaluation_data is not None else None
+    if on_the_fly is None:
+        source = open_data(data, copies)
+    else:
+        source = on_the_fly_source(copies.fetch(data), copies.fetch(on_the_fly))
+    evaluation_source = open_data(evaluation_data, copies) if evaluation_data is not None else None
     if evaluation_source is None and settings.training.target_masked_lm_accuracy is not None:
         raise InputError("training.target_masked_lm_accuracy: there is no evaluation data to reach it on; give some")
     config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
@@ -71,6 +78,8 @@ def plan_job(
     resources = settings.resources
     alone = dry_run and communicator.size == 1
     processes = resources.workers * resources.processes_per_worker if alone else communicator.size
+    if source.cache is not None:
+        source.cache.check_room(processes)
     plan = plan_run(
         settings.training,
         source.packing_factor,

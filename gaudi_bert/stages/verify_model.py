@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from gaudi_bert.artefacts.store.mirror import mirror
 from gaudi_bert.common.arrays import Float32Array, Int32Array
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.model_results import VerifyModelResult
+from gaudi_bert.stages.stored_inputs import open_data, weights_here
 
 if TYPE_CHECKING:
     from gaudi_bert.model.bert import BertForPretraining
@@ -55,15 +57,19 @@ def verify_model(
         FailedError: a difference is beyond rounding, or an output leaked into another sequence.
     """
     from gaudi_bert.stages.proof_packs import first_packs, random_packs
-    from gaudi_bert.training.input.source import check_fits, open_source
+    from gaudi_bert.training.input.source import check_fits
 
-    source = open_source(data) if data is not None else None
-    config, values = _read_weights(checkpoint) if checkpoint is not None else (_random_config(source), None)
-    if source is not None:
-        check_fits(source, config)
-        batch = first_packs(source, config, packs)
-    else:
-        batch = random_packs(config, seed)
+    with mirror(None, (checkpoint, data)) as copies:
+        source = open_data(data, copies) if data is not None else None
+        if checkpoint is None:
+            config, values = _random_config(source), None
+        else:
+            config, values = _read_weights(weights_here(checkpoint, copies))
+        if source is not None:
+            check_fits(source, config)
+            batch = first_packs(source, config, packs)
+        else:
+            batch = random_packs(config, seed)
     model = _build(config, values, seed, "float32")
     found, per_sequence = (_compare(model, batch, values, seed, reporter, loss) for loss in LOSSES)
     return VerifyModelResult(

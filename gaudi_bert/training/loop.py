@@ -9,7 +9,7 @@ that is due to the run that goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -71,6 +71,7 @@ class TrainingRun:
         kept_settings: what every checkpoint keeps of the settings.
         reporter: where progress goes.
         events: who else is told, or nobody.
+        saved: called with each checkpoint that was written.
     """
 
     plan: RunPlan
@@ -83,6 +84,7 @@ class TrainingRun:
     kept_settings: Mapping[str, Any]
     reporter: Reporter
     events: RunEvents = field(default_factory=RunEvents)
+    saved: Callable[[Path], None] = lambda path: None
 
     @property
     def checkpoints(self) -> Path:
@@ -271,5 +273,5 @@ class TrainingLoop:
             },
             settings=run.kept_settings,
         )
-        write_checkpoint(run.checkpoints, checkpoint)
+        run.saved(write_checkpoint(run.checkpoints, checkpoint))
         remove_old_checkpoints(run.checkpoints, self._settings.keep_checkpoints)

@@ -87,6 +87,6 @@ def _sampled_efficiency(source: DataSource) -> float:
     lengths = [
         np.count_nonzero(decode_example(record)["input_mask"])
         for file in source.files
-        for record in itertools.islice(read_records(file.path), each)
+        for record in itertools.islice(read_records(source.local(file)), each)
     ]
     return float(np.mean(lengths)) / source.schema.max_sequence_length

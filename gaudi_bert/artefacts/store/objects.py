@@ -131,16 +131,27 @@ class Objects:
         except FileNotFoundError as error:
             raise InputError(f"{url}: cannot put: there is no such bucket; make it, or check the URL") from error
 
-    def list(self, url: str | Path) -> dict[str, ObjectInfo]:
-        """All objects below `url`, by their names relative to it, sorted; none where there is nothing."""
+    def list(self, url: str | Path, *, only_here: bool = False) -> dict[str, ObjectInfo]:
+        """All objects below `url`, by their names relative to it, sorted; none where there is nothing.
+
+        Args:
+            url: a bucket, or a prefix without a slash at its end.
+            only_here: leave out those whose names have a slash.
+        """
         url = url_of(url)
+        verb = "ls" if only_here else "find"
         try:
-            found = self._attempt("list", url, lambda filesystem: filesystem.find(url, detail=True))
+            found = self._attempt("list", url, lambda filesystem: getattr(filesystem, verb)(url, detail=True))
         except FileNotFoundError:
             return {}
+        entries = found.values() if isinstance(found, dict) else found
         start = len(re.sub(r"^[a-z][a-z0-9+.-]*://", "", url)) + 1
-        named = {name.removeprefix(f"{scheme_of(url)}://"): _info(value) for name, value in found.items()}
-        return {name[start:]: value for name, value in sorted(named.items()) if len(name) > start}
+        infos = {
+            entry["name"].removeprefix(f"{scheme_of(url)}://")[start:]: _info(entry)
+            for entry in entries
+            if entry["type"] == "file"
+        }
+        return {name: infos[name] for name in sorted(infos) if name}
 
     def remove(self, url: str | Path) -> None:
         """Remove an object, if it is there."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, settings_path
+from gaudi_bert.artefacts.names import complete_parts, histogram_parts
 from gaudi_bert.artefacts.store.location import in_store, url_of
 from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
 from gaudi_bert.artefacts.store.read_ahead import ReadAhead, Turns, Wanted
@@ -21,7 +22,7 @@ from gaudi_bert.common.errors import GaudiBertError, InputError
 from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.config import StoreSettings
 
-__all__ = ["Workplace", "begin_in", "exists", "local_copy", "named_as_urls", "workplace"]
+__all__ = ["Workplace", "begin_in", "exists", "found_histograms", "local_copy", "named_as_urls", "workplace"]
 
 
 class Workplace:
@@ -173,6 +174,15 @@ def _made(place: Workplace, artefact: Path, kept: Path) -> list[Path]:
 def exists(path: Path, store: StoreSettings | None = None) -> bool:
     """Whether a file is there, on a disk or in a store."""
     return Objects(store).info(path) is not None if in_store(path) else path.exists()
+
+
+def found_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
+    """As `histogram_parts`, on a disk or in a store."""
+    if not in_store(histogram):
+        return histogram_parts(histogram)
+    if exists(histogram, store):
+        return [histogram]
+    return complete_parts(histogram, Objects(store).list(histogram.parent, only_here=True))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, cast
@@ -41,12 +41,17 @@ class RecordFiles:
         paths: the files; their numbers are their places here.
         schema: of every record.
         counts: records of each file, None where nothing says it.
+        bring: makes files be there before they are read, and says which have to be let go for them; None: all are there.
     """
 
     def __init__(
-        self, paths: Sequence[Path], schema: PackedSchema | UnpackedSchema, counts: Sequence[int | None] | None = None
+        self,
+        paths: Sequence[Path],
+        schema: PackedSchema | UnpackedSchema,
+        counts: Sequence[int | None] | None = None,
+        bring: Callable[[Sequence[Path]], Sequence[Path]] | None = None,
     ) -> None:
-        self.paths, self.schema = tuple(paths), schema
+        self.paths, self.schema, self._bring = tuple(paths), schema, bring
         self._counts = tuple(counts) if counts is not None else (None,) * len(self.paths)
         self._files: dict[int, _IndexedFile] = {}
 
@@ -76,6 +81,9 @@ class RecordFiles:
         Raises:
             InputError: a file is damaged, holds another number of records than was said, or a record does not fit.
         """
+        if self._bring is not None:
+            gone = set(self._bring([self.paths[file] for file in np.unique(files)]))
+            self._files = {number: file for number, file in self._files.items() if file.path not in gone}
         lengths = np.empty(len(files), np.int64)
         for file in np.unique(files):
             chosen = np.flatnonzero(files == file)

@@ -143,7 +143,8 @@ class _OnTheFlyReader:
 
 
 def _open_files(source: DataSource) -> RecordFiles:
-    return RecordFiles([file.path for file in source.files], source.schema, [file.packs for file in source.files])
+    paths, packs = [file.path for file in source.files], [file.packs for file in source.files]
+    return RecordFiles(paths, source.schema, packs, None if source.cache is None else source.cache.bring)
 
 
 def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: IntArray, limits: ValueLimits) -> Batch:

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
+from gaudi_bert.training.input.shard_cache import ShardCache
 
-__all__ = ["DataSource", "SourceFile", "check_fits", "open_source"]
+__all__ = ["DataSource", "SourceFile", "check_fits", "open_source", "open_stored_source"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class DataSource:
         identity: what distinguishes these records from others, for the settings of a run.
         efficiency: real tokens per slot, on average; None where nothing says it.
         on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
+        cache: of shards that lie in an object store; the paths of `files` are then those of their copies.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class DataSource:
     identity: str
     efficiency: float | None = None
     on_the_fly: tuple[OnTheFlyGroup, ...] = ()
+    cache: ShardCache | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -92,6 +95,12 @@ class DataSource:
         """
         return self.packs if self.packs is not None else self.count_packs(sys.maxsize)
 
+    def local(self, file: SourceFile) -> Path:
+        """Where a file can be read now."""
+        if self.cache is not None:
+            self.cache.bring([file.path])
+        return file.path
+
     def count_packs(self, limit: int) -> int:
         """Records in all files, counted by reading them, but no further than `limit`.
 
@@ -116,6 +125,12 @@ def open_source(path: Path | str) -> DataSource:
     return _unpacked_source(path)
 
 
+def open_stored_source(path: Path, metadata: Metadata, cache: ShardCache) -> DataSource:
+    """A packed folder in an object store, whose shards are fetched as they are read."""
+    files = tuple(SourceFile(cache.folder / shard.name, shard.packs) for shard in metadata.shards)
+    return replace(_packed(path, metadata, files), cache=cache)
+
+
 def _packed_source(path: Path, metadata: Metadata) -> DataSource:
     files = []
     for shard in metadata.shards:
@@ -126,10 +141,14 @@ def _packed_source(path: Path, metadata: Metadata) -> DataSource:
         if size != shard.bytes:
             raise InputError(f"{file}: has {size:,} bytes, the metadata says {shard.bytes:,}; write the packed data again")
         files.append(SourceFile(file, shard.packs))
+    return _packed(path, metadata, tuple(files))
+
+
+def _packed(path: Path, metadata: Metadata, files: tuple[SourceFile, ...]) -> DataSource:
     return DataSource(
         path=path,
         schema=PackedSchema.of(metadata),
-        files=tuple(files),
+        files=files,
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
         identity=_digest([shard.model_dump() for shard in metadata.shards]),
