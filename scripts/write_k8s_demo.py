@@ -19,6 +19,14 @@ import gaudi_bert
 Change = tuple[str, str]  # A pattern that must be found once in pipelines/demo.yaml, and what stands there instead.
 
 TWO_DATA_PODS: tuple[Change, ...] = ((r"^resources: .*$", "resources: {data_workers: 2}"),)
+IN_A_BUCKET: tuple[Change, ...] = (
+    (
+        r"^resources: .*$",
+        "resources: {data_workers: 2}\n"
+        "kubernetes: {store: s3://my-bucket/gaudi-bert, store_secret: object-store}\n"
+        "store: {cache_bytes: 512MiB}  # half of a pod's scratch",
+    ),
+)
 ON_GAUDI: tuple[Change, ...] = (
     (r"\bdevice: auto\b", "device: hpu"),
     # An update has 64 sequences, about 32 packs: 4 for each of 8 cards.
@@ -43,10 +51,12 @@ COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
         "on two pods where stages can be shared out; put your own pipeline here",
         TWO_DATA_PODS,
     ),
+    "k8s/overlays/object-store/settings/pipeline.yaml": ("in an object store", IN_A_BUCKET),
     "k8s/overlays/gaudi/settings/pipeline.yaml": ("on servers with 8 Gaudi2 cards each", ON_GAUDI),
 }
 TAGGED = (
     "k8s/overlays/cpu/settings/kustomization.yaml",
+    "k8s/overlays/object-store/settings/kustomization.yaml",
     "k8s/overlays/gaudi/settings/kustomization.yaml",
     "k8s/in-cluster/kustomization.yaml",
 )

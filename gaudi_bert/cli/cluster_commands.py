@@ -114,7 +114,7 @@ def _describe_opened(found: OpenedResults) -> list[str]:
 
 def delete(
     pipeline: Pipeline,
-    data: Annotated[bool, typer.Option("--data", help="Remove the volume with the work folder, too.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="Remove the work folder, too: volume or objects.")] = False,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
@@ -132,17 +132,21 @@ def doctor(
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
     graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Look at a pipeline's training step.")] = None,
     work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Look at a place in an object store.")] = None,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
     """Say whether all is ready for Gaudi, and what to mend."""
-    from gaudi_bert.runners.doctor.readiness import examine_cluster, examine_host
+    from gaudi_bert.runners.doctor.readiness import examine_cluster, examine_host, examine_store
 
     if graph is not None:
         _examine_graph(graph, work, set_, json)
         return
     settings = arguments.pipeline_settings(pipeline, set_)
-    results = examine_cluster(settings) if cluster else examine_host(settings)
+    if store is not None:
+        results = [examine_store(store, settings)]
+    else:
+        results = examine_cluster(settings) if cluster else examine_host(settings)
     wrong = [result for result in results if result.verdict == "mend"]
     printed = {"ready": not wrong, "findings": [result.as_json() for result in results]}
     output.print_result(printed, json, lambda _: [str(result) for result in results])

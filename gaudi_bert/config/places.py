@@ -149,6 +149,14 @@ class KubernetesSettings(Settings):
     work_claim: KubernetesName | None = Field(
         None, description="an existing claim for the work folder, instead of a new one"
     )
+    store: str | None = Field(
+        None,
+        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@?#]*[^\s@?#/]$",
+        description="s3://bucket/prefix: the work folder is there, and no volume is needed; pods work in their scratch",
+    )
+    store_secret: KubernetesName | None = Field(
+        None, description="a Secret of the namespace with the store's credentials, as environment of the pods"
+    )
     data_claim: KubernetesName | None = Field(None, description="an existing claim with text or records, read-only at /data")
     user: int = Field(1000, ge=1, description="user and group of all pods that need not be root; they must be able to write")
     node_selector: dict[str, str] = Field({}, description="labels of the nodes that train; see also training_pods")
@@ -168,6 +176,14 @@ class KubernetesSettings(Settings):
         3600, ge=1, description="how long an API server that is away is asked again while a run is followed"
     )
     keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
+
+    @model_validator(mode="after")
+    def _has_one_work_folder(self) -> KubernetesSettings:
+        if self.store and self.work_claim:
+            raise ValueError("store and work_claim exclude each other; leave out the one that does not hold the work folder")
+        if self.store_secret and not self.store:
+            raise ValueError("store_secret needs a store; set kubernetes.store, for example to s3://bucket/prefix")
+        return self
 
 
 class DockerSettings(Settings):

@@ -15,14 +15,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 
 from gaudi_bert.common.errors import InputError
 
-__all__ = ["run_ranks"]
+__all__ = ["named_variables", "run_ranks"]
 
 POLL_SECONDS = 1.0
+
+
+def named_variables(command: Sequence[str], environment: Iterable[str]) -> list[str]:
+    """`command` with each `-x PREFIX*` as one `-x NAME` for every such variable; mpirun itself knows no patterns."""
+    written: list[str] = []
+    arguments = iter(command)
+    for argument in arguments:
+        value = next(arguments, None) if argument == "-x" else None
+        if value is not None and value.endswith("*"):
+            for name in sorted(environment):
+                written += ["-x", name] if name.startswith(value[:-1]) else []
+        else:
+            written += [argument] if value is None else [argument, value]
+    return written
 
 
 def run_ranks(command: Sequence[str]) -> int:
@@ -44,7 +58,7 @@ def run_ranks(command: Sequence[str]) -> int:
         signal.signal(number, hand_on)
     # Ctrl-C on a terminal reaches a whole process group: this process alone is to decide what it means.
     try:
-        process = subprocess.Popen(command, start_new_session=True)
+        process = subprocess.Popen(named_variables(command, os.environ), start_new_session=True)
     except OSError as error:
         sys.stderr.write(f"error: {command[0]}: {error.strerror}; set resources.mpi_prefix to where Open MPI lies\n")
         return InputError.exit_code

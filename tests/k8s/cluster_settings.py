@@ -36,6 +36,8 @@ VARIANTS: dict[str, list[str]] = {
     "mpijob of another user": [*MPIJOB, "kubernetes.user=4711"],
     "metrics": [*MPIJOB, "training.metrics_port=9400"],
     "open mpijob in a queue": [*MPIJOB, "kubernetes.network_policy=false", "kubernetes.queue=gpus"],
+    "object store": ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket", "resources.data_workers=3"],
+    "object store and mpijob": [*MPIJOB, "kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=bucket"],
     "placed": [*CARDS, *MPIJOB, *PLACED],
 }
 MAIN_VARIANTS = ("as it is", "mpijob", "cards, mpijob and EFA")

@@ -14,6 +14,7 @@ import pytest
 
 from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.mpirun import training_command
+from gaudi_bert.runners.stop_ranks import named_variables
 
 WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
 # Says that it has started, saves when it is told to, and ends as a stopped training does.
@@ -114,3 +115,11 @@ time.sleep(120)
         assert process.poll() is None
         time.sleep(0.05)
     assert process.wait(timeout=10 + 5 * (os.getloadavg()[0] > 2)) != 0
+
+
+def test_variables_that_are_there_are_named_one_by_one() -> None:
+    command = ["mpirun", "-x", "PATH", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
+    environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
+    assert named_variables(command, environment) == [
+        *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.doctor.check_result import CheckResult
 
-__all__ = ["examine_cluster", "examine_host"]
+__all__ = ["examine_cluster", "examine_host", "examine_store"]
 
 
 def examine_host(settings: PipelineSettings) -> list[CheckResult]:
@@ -31,3 +31,10 @@ def examine_cluster(settings: PipelineSettings) -> list[CheckResult]:
     from gaudi_bert.runners.kubernetes.client import Cluster
 
     return check_cluster(ask_cluster(Cluster(settings.kubernetes.namespace), settings), settings)
+
+
+def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
+    """Whether objects below `url` can be written, read, listed and removed from here."""
+    from gaudi_bert.runners.doctor.store_check import check_store
+
+    return check_store(url, settings.store)

@@ -24,6 +24,8 @@ def check_storage(answers: ClusterAnswers, settings: PipelineSettings) -> CheckR
         if name and name not in answers.claims and "get persistentvolumeclaims" not in answers.missing_rights:
             remedy = f"set kubernetes.{key} to one of `kubectl get pvc -n {kubernetes.namespace}`"
             return failed("storage", f"no claim {name}", remedy)
+    if kubernetes.store:
+        return _check_scratch(settings)
     name = work_claim_name(settings)
     phase = answers.claims.get(name, {}).get("status", {}).get("phase")
     if phase == "Lost":
@@ -31,6 +33,16 @@ def check_storage(answers: ClusterAnswers, settings: PipelineSettings) -> CheckR
     if phase == "Bound" or kubernetes.work_claim:
         return _check_access_mode(answers, settings, f"the claim {name}")
     return _check_new_claim(answers, settings)
+
+
+def _check_scratch(settings: PipelineSettings) -> CheckResult:
+    """Two groups and some shards must find room in a pod's scratch."""
+    scratch, group = quantity_value(settings.kubernetes.scratch), settings.packing.group_bytes
+    found = f"{settings.kubernetes.store}, scratch of {settings.kubernetes.scratch}"
+    if scratch < 3 * group:
+        remedy = "where the records are larger than that, set kubernetes.scratch to three times packing.group_bytes"
+        return warning("storage", f"{found}, a group may have {group / 2**30:.1f} GiB", remedy)
+    return passed("storage", found)
 
 
 def _check_new_claim(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:

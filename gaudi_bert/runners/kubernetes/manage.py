@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
@@ -93,10 +95,13 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, sh
 
 
 def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[str]:
-    """Remove all Jobs of the pipeline and what they share; with `data`, the volume with the work folder too.
+    """Remove all Jobs of the pipeline and what they share; with `data`, the work folder too: its volume, or its objects.
 
     Returns:
         What was removed, as `Kind name`.
+
+    Raises:
+        InputError, FailedError: with `data`, the store refuses; the Jobs are gone then.
     """
     cluster.check_namespace()
     removed = []
@@ -107,4 +112,17 @@ def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[
     for item in render(settings).shared:
         if item["kind"] != "ConfigMap" and (item["kind"] != "PersistentVolumeClaim" or data):
             removed.append((item["kind"], item["metadata"]["name"]))
-    return [f"{kind} {name}" for kind, name in removed if cluster.delete(kind, name)]
+    gone = [f"{kind} {name}" for kind, name in removed if cluster.delete(kind, name)]
+    if data and settings.kubernetes.store:
+        gone += _delete_objects(settings, f"{settings.kubernetes.store}/{settings.name}")
+    return gone
+
+
+def _delete_objects(settings: PipelineSettings, url: str) -> list[str]:
+    """Remove what lies below `url`, the work folder of this pipeline, and nothing else of the bucket."""
+    objects = Objects(settings.store)
+    found = [f"{url}/{name}" for name in objects.list(url)]
+    with ThreadPoolExecutor(settings.store.connections) as pool:
+        for _ in pool.map(objects.remove, found):
+            pass
+    return [f"{len(found):,} objects below {url}"] if found else []

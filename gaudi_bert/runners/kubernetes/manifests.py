@@ -12,9 +12,11 @@ from pathlib import PurePosixPath
 
 import yaml
 
+from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
+from gaudi_bert.runners.kubernetes.object_store import cache_bytes, use_store
 from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER, USER_NAME_FILE, needs_user_name, user_name_file
 from gaudi_bert.runners.kubernetes.steps import fill_step
 from gaudi_bert.runners.named_paths import named_paths
@@ -64,13 +66,14 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     others["ConfigMap"] = _configuration(settings)
     for step, item in steps.items():
         fill_step(settings, step, item)
+        use_store(settings, item)
     _fill_claim(settings, others["PersistentVolumeClaim"])
     if "NetworkPolicy" in others:
         _fill_network_policy(settings, others["NetworkPolicy"])
     for item in (*others.values(), *steps.values()):
         _set_names(settings, item)
     namespace = others.pop("Namespace")
-    if settings.kubernetes.work_claim:
+    if settings.kubernetes.work_claim or settings.kubernetes.store:
         del others["PersistentVolumeClaim"]
     return Manifests(namespace, tuple(others.values()), steps)
 
@@ -91,6 +94,8 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
 
 def _check_paths(settings: PipelineSettings) -> None:
     for key, path in named_paths(settings):
+        if in_store(path):
+            continue
         if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED):
             raise InputError(
                 f"{key} = {path}: no such place in a container; put it on a volume, name that volume's claim in "
@@ -102,7 +107,10 @@ def _check_paths(settings: PipelineSettings) -> None:
 
 def _configuration(settings: PipelineSettings) -> Manifest:
     """The ConfigMap with the pipeline file; only what was set is written, so that it reads like the file."""
-    text = yaml.safe_dump(settings.model_dump(mode="json", exclude_unset=True), sort_keys=False, default_flow_style=None)
+    values = settings.model_dump(mode="json", exclude_unset=True)
+    if settings.kubernetes.store and cache_bytes(settings) < settings.store.cache_bytes:
+        values["store"] = {**values.get("store", {}), "cache_bytes": cache_bytes(settings)}
+    text = yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
     more = {USER_NAME_FILE: user_name_file(settings)} if needs_user_name(settings) else {}
     return {
         "apiVersion": "v1",

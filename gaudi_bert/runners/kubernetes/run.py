@@ -81,11 +81,13 @@ def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_second
 
 
 def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> str:
-    """See that the claims named by the pipeline exist, make the work folder's own; its identity."""
+    """See that the claims named by the pipeline exist, make the work folder's own; the identity of where it lies."""
     kubernetes = settings.kubernetes
     for key, name in (("work_claim", kubernetes.work_claim), ("data_claim", kubernetes.data_claim)):
         if name and cluster.read("PersistentVolumeClaim", name) is None:
             raise InputError(f"kubernetes.{key}: no claim {name} in namespace {cluster.namespace}; see `kubectl get pvc`")
+    if kubernetes.store:
+        return kubernetes.store
     own = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
     name = own[0]["metadata"]["name"] if own else str(kubernetes.work_claim)
     claim = cluster.read("PersistentVolumeClaim", name) or _create(cluster, own[0])

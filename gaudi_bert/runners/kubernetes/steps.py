@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gaudi_bert.config import PipelineSettings, PodPlacement
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
+from gaudi_bert.runners.kubernetes.object_store import CREDENTIALS
 from gaudi_bert.runners.kubernetes.pods import (
     USER_NAME_FILE,
     announce_metrics,
@@ -111,7 +112,10 @@ def _fill_mpijob(settings: PipelineSettings, item: Manifest) -> None:
         settings,
         _stage_command(container["command"]),
         over_ssh=True,
-        variables=tuple(variable["name"] for variable in container.get("env", ())),
+        variables=(
+            *(variable["name"] for variable in container.get("env", ())),
+            *(CREDENTIALS if settings.kubernetes.store else ()),
+        ),
         ssh_port=root_port if resources.cards else USER_SSH_PORT,
         ssh_key=None if resources.cards else SSH_KEY,
     )
