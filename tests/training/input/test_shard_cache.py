@@ -45,6 +45,6 @@ def test_what_an_epoch_needs_must_fit(s3: S3Server, tmp_path: Path) -> None:
     cache.check_room(2)
     for processes in (1, 3):
         with pytest.raises(
-            InputError, match="a process reads 200 bytes of shards an epoch, store.cache_bytes is 100; raise it"
+            InputError, match=r"a process reads 200 bytes of shards an epoch, store.cache_bytes is 100; raise it"
         ):
             cache.check_room(processes)
