@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from packing_limits import print_limits
+from packing_solvers import print_speed
+from packing_tables import load, print_table
 
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
 from gaudi_bert.packing.estimate import Estimate, estimate_packing
@@ -33,21 +34,6 @@ DEPTHS = ("2", "3", "4", "5", "8", "16", "max")
 ALGORITHMS = ("spfhp", "lpfhp", "ffd", "nnlshp", "ennlshp", "nnls", "optimal")
 LONGEST_FOR_ENNLSHP = 512
 PARTS = ("tables", "algorithms", "speed")
-
-
-def load(name: str) -> Histogram:
-    """One of the published histograms."""
-    value = json.loads(shipped_histograms()[name].read_text(encoding="utf-8"))
-    return Histogram(value["max_sequence_length"], value["counts"])
-
-
-def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A Markdown table, row by row as they come."""
-    print(f"\n### {title}\n")
-    print("| " + " | ".join(header) + " |")
-    print("|" + "---|" * len(header), flush=True)
-    for row in rows:
-        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
 
 
 def warm_up() -> None:
@@ -172,12 +158,8 @@ def main() -> None:
     if "algorithms" in arguments.parts:
         print_algorithms(arguments.histograms, arguments.depths)
     if "speed" in arguments.parts:
-        from packing_solvers import print_speed
-
         print_speed()
     if "limits" in arguments.parts:
-        from packing_limits import print_limits
-
         print_limits()
 
 

@@ -1,8 +1,9 @@
 """Histograms made to be hard: what plans of them cost and how near to the proven bound they are.
 
 Called by `packing.py --parts limits`. Seconds are CPU time of one thread; the share of the work limit that was used is the
-same on every machine. The first rows are perfect fills by triples of different lengths, in the manner of the AI instances of
-Delorme, Iori and Martello (2016); the last are random sets at a length of 8192.
+same on every machine. The first rows are perfect fills by triples of different lengths, alone and with a core that takes a
+pack more than its linear program says, in the manner of the AI and ANI instances of Delorme, Iori and Martello (2016); the
+last are random sets at a length of 8192.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packing import print_table
+from packing_tables import print_table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -22,7 +23,15 @@ from gaudi_bert.packing.algorithms import depth_of, solve
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.mixture import packs_of
 from gaudi_bert.packing.work import NNLS_WORK, OPTIMAL_WORK, Work
-from tests.builders.hard_histograms import HARD, bimodal, hard_histogram, lognormal, perfect_triplets, uniform
+from tests.builders.hard_histograms import (
+    HARD,
+    bimodal,
+    hard_histogram,
+    lognormal,
+    perfect_triplets,
+    rounded_up_is_not_enough,
+    uniform,
+)
 
 __all__ = ["print_limits"]
 
@@ -54,9 +63,13 @@ def print_limits() -> None:
 def _rows() -> Iterator[Sequence[Any]]:
     for sequences, length in ((201, 2500), (402, 10_000)):
         counts = perfect_triplets(length, sequences)
-        yield from (_row(f"{sequences} perfect fills at {length:,}", counts, "optimal", depth) for depth in (3, "max"))
+        yield from (_row(f"AI: {sequences} perfect fills at {length:,}", counts, "optimal", depth) for depth in (3, "max"))
+    for sequences, length in ((200, 2500), (401, 10_000)):
+        counts = rounded_up_is_not_enough(length, sequences)
+        yield _row(f"ANI: {sequences} sequences at {length:,}", counts, "optimal", "max")
     for name in HARD:
         counts = hard_histogram(name)
+        yield from (_row(name, counts, algorithm, 8) for algorithm in ("spfhp", "lpfhp", "ffd"))
         for algorithm in ("nnls", "optimal"):
             yield from (_row(name, counts, algorithm, depth) for depth in DEPTHS)
     for seed, (function, sequences) in enumerate(LONG_KINDS):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import scipy
-from packing import load, print_table
+from packing_tables import load, print_table
 from scipy.optimize import nnls
 
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve

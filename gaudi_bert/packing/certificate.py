@@ -2,7 +2,7 @@
 
 Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M
 worth of sequences, then packs >= (worth of all sequences) / M, whoever packs and however. The best prices are
-the dual solution of the cutting stock linear programme, but any prices prove a bound, so nothing has to be
+the dual solution of the cutting stock linear program, but any prices prove a bound, so nothing has to be
 believed of the solver that found them.
 
 `check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only,

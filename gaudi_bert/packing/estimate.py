@@ -7,7 +7,7 @@ in the length of a pack, if the whole square is computed) and saves padding.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
 from gaudi_bert.packing.heuristics.sorted_batches import sort_into_batches
@@ -36,6 +36,7 @@ class Estimate:
         lower_bound: proven at this depth; None for `sort`, which has no packs.
         depth_used: sequences of the fullest pack; None where nothing is packed or no mixture is made.
         strategies_used: different strategies; None likewise.
+        gap: packs above the proven bound; None for `sort`.
     """
 
     algorithm: str
@@ -47,11 +48,10 @@ class Estimate:
     lower_bound: int | None
     depth_used: int | None
     strategies_used: int | None
+    gap: int | None = field(init=False)
 
-    @property
-    def gap(self) -> int | None:
-        """Packs above the proven bound."""
-        return None if self.lower_bound is None else self.packs - self.lower_bound
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gap", None if self.lower_bound is None else self.packs - self.lower_bound)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ on depth one pass is enough, because the limit U of the powers satisfies U[t] = 
 
 The kernels work on integers as on floating point numbers. Only values are kept: where a maximum came from is
 searched again for the few strategies that are unwound. If the prices never fall with length (those of the
-linear programme), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the cutting
+linear program), "exactly t" is the same as "at most t". This is the Gilmore-Gomory pricing of the cutting
 stock problem (1961) with a limit on the number of pieces; the enumeration it replaces is the paper's listing 2.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,11 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.measured import Measured, measured
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
+from gaudi_bert.packing.estimate import Estimate
 from gaudi_bert.stages.shipped_histograms import find_shipped_histogram
 
 if TYPE_CHECKING:
-    from gaudi_bert.packing.estimate import Estimate, LengthEstimate
+    from gaudi_bert.packing.estimate import LengthEstimate
     from gaudi_bert.packing.histogram import Histogram
     from gaudi_bert.packing.unpadding import Gumbel
 
@@ -29,25 +30,14 @@ WITHOUT_DEPTH = ("none", "greedy", "greedy+1", "greedy+2", "sort")
 
 
 @dataclass(frozen=True)
-class EstimateRow:
-    """One algorithm at one depth: the fields of `packing.estimate.Estimate`, and what it took.
+class EstimateRow(Estimate):
+    """One algorithm at one depth, and what it took.
 
     Attributes:
-        gap: packs above the proven bound; None for `sort`, which has no packs.
         seconds: wall time, without compiling.
         memory_bytes: on top of what was in use before; None where the operating system does not tell.
     """
 
-    algorithm: str
-    algorithm_used: str
-    depth: int | str
-    packs: int
-    efficiency: float
-    packing_factor: float
-    lower_bound: int | None
-    depth_used: int | None
-    strategies_used: int | None
-    gap: int | None
     seconds: float
     memory_bytes: int | None
 
@@ -217,7 +207,8 @@ def _compare(
 
 def _row(made: Measured[Estimate], lower_bound: int) -> EstimateRow:
     found = made.result if made.result.lower_bound is None else replace(made.result, lower_bound=lower_bound)
-    return EstimateRow(**asdict(found), gap=found.gap, seconds=round(made.seconds, 4), memory_bytes=made.memory_bytes)
+    given = {field.name: getattr(found, field.name) for field in fields(found) if field.init}
+    return EstimateRow(**given, seconds=round(made.seconds, 4), memory_bytes=made.memory_bytes)
 
 
 def _one_depth(name: str) -> tuple[str | int, ...]:

@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import IntArray
 
-__all__ = ["HARD", "bimodal", "hard_histogram", "lognormal", "perfect_triplets", "scattered", "uniform"]
+__all__ = [
+    "HARD",
+    "bimodal",
+    "hard_histogram",
+    "lognormal",
+    "perfect_triplets",
+    "rounded_up_is_not_enough",
+    "scattered",
+    "uniform",
+]
 
 
 def perfect_triplets(max_length: int, sequences: int, seed: int = 0) -> IntArray:
@@ -24,6 +33,22 @@ def perfect_triplets(max_length: int, sequences: int, seed: int = 0) -> IntArray
         lengths = {one, two, max_length - one - two}
         if len(lengths) == 3 and not any(counts[length - 1] for length in lengths):
             counts[np.array(sorted(lengths)) - 1] = 1
+    return counts
+
+
+CORE = {44: 2, 33: 3, 12: 6}
+CORE_LENGTH = 132
+"""Known from the literature: 259 tokens, with fractions 1.962 packs of 132, but no two packs hold these 11 sequences."""
+
+
+def rounded_up_is_not_enough(max_length: int, sequences: int, seed: int = 0) -> IntArray:
+    """`perfect_triplets` and a core of 11 sequences that takes a pack more than its linear program rounded up: int64 [L].
+
+    In the manner of the ANI instances of Delorme, Iori and Martello (2016): bound and optimum may differ by one.
+    """
+    counts = perfect_triplets(max_length, sequences - sum(CORE.values()), seed)
+    for length, number in CORE.items():
+        counts[length * max_length // CORE_LENGTH - 1] += number
     return counts
 
 
@@ -70,6 +95,7 @@ def _drawn(max_length: int, sequences: int, draw, seed: int) -> IntArray:
 
 HARD = {
     "402 perfect fills at 5,000": (perfect_triplets, 5000, 402),
+    "400 lengths at 20,000": (scattered, 20_000, 400, 1000),
     "2,000 lengths at 20,000": (scattered, 20_000, 2000, 10**6),
     "lognormal at 32,768": (lognormal, 32_768, 10**12),
     "uniform at 32,768": (uniform, 32_768, 10**12),

@@ -1,7 +1,7 @@
 """The least number of packs, fractions allowed, and the prices that prove it: stabilised column generation.
 
-Solve the linear programme over the known strategies (`master`), price, add for every length its best strategy,
-repeat (Gilmore and Gomory 1961). The prices are taken between the programme's and the best proven ones (Wentges
+Solve the linear program over the known strategies (`master`), price, add for every length its best strategy,
+repeat (Gilmore and Gomory 1961). The prices are taken between the program's and the best proven ones (Wentges
 1997), which start at length / L, the prices of the token bound; each pricing gives a new lower bound (worth of
 the sequences) / (worth of the best pack), so the loop may stop as soon as no whole pack lies between bound and
 objective.
@@ -114,7 +114,7 @@ def _unwind_rows(
 
 @dataclass(frozen=True, eq=False)
 class Relaxation:
-    """The linear programme's result.
+    """The linear program's result.
 
     Attributes:
         objective: packs over the known strategies, with fractions.
@@ -145,7 +145,7 @@ def generate_columns(
     """Add strategies to `master` until its objective is proven to be the least, to within a whole pack.
 
     Args:
-        master: the programme; strategies that cover everything must be in it already.
+        master: the program; strategies that cover everything must be in it already.
         pricer: of the same lengths.
         demand: float64 [rows], sequences of each length; the master's demand.
         known: an earlier relaxation whose prices are the first centre; None: the token bound.

@@ -1,8 +1,8 @@
 """From fractions of packs to whole packs: round the solution down, dive, and search the last packs.
 
-The whole part of every usage is fixed. What remains is a few hundred sequences, for which the same programme,
+The whole part of every usage is fixed. What remains is a few hundred sequences, for which the same program,
 with the same basis, is still optimal; from there some of the largest fractions are fixed to one more pack and
-the programme is solved again with what is left to cover (diving, as in Sadykov et al. 2019). While fixed packs
+the program is solved again with what is left to cover (diving, as in Sadykov et al. 2019). While fixed packs
 plus the rest's objective stay within the target the strategies at hand are enough; when they do not, column
 generation supplies strategies for the rest. After every step the rest is searched exhaustively, within a limit of
 nodes, for packs that meet the target (`last_packs`).
@@ -37,7 +37,7 @@ class DiveSettings:
         share: part of the sum of all fractions that is rounded up in one step.
         threshold: fractions below this are only rounded up if there is no larger one.
         search_nodes: effort of the search of each rest.
-        max_steps: programmes that are solved at most.
+        max_steps: programs that are solved at most.
     """
 
     share: float = 0.15
@@ -82,11 +82,11 @@ class _Path:
         return result
 
 
-def dive(programme: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray]:
-    """Whole packs for the programme's sequences, in `target` packs if the dive goes well.
+def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray]:
+    """Whole packs for the program's sequences, in `target` packs if the dive goes well.
 
     Args:
-        programme: with its relaxation; the demand of its master is what was left by the last dive afterwards.
+        linear_program: with its relaxation; the demand of its master is what was left by the last dive afterwards.
         target: number of packs that would be optimal.
         settings: step sizes and effort.
 
@@ -94,32 +94,32 @@ def dive(programme: LinearProgram, target: int, settings: DiveSettings) -> tuple
         The packs (slots may hold shorter sequences, see `fill_slots`) and the sequences that they do not hold:
         int64 [rows].
     """
-    master = programme.master
-    path = _Path(programme.lengths, programme.demand)
-    master.set_demand(programme.demand.astype(np.float64))
+    master = linear_program.master
+    path = _Path(linear_program.lengths, linear_program.demand)
+    master.set_demand(linear_program.demand.astype(np.float64))
     master.solve(dual=True)
     usage = master.usage()
     share = settings.share
     for _ in range(settings.max_steps):
-        if share <= SMALLEST_SHARE or (programme.work.exhausted and path.fixed):
+        if share <= SMALLEST_SHARE or (linear_program.work.exhausted and path.fixed):
             break
         steps = _round(usage, share, settings.threshold)
         path.remember()
         for column in np.flatnonzero(steps).tolist():
             path.fix(master.strategies[column], int(steps[column]))
         rest = search_packs(
-            programme.lengths,
+            linear_program.lengths,
             path.waiting(path.left),
-            programme.prices,
-            programme.max_length,
-            programme.depth,
+            linear_program.prices,
+            linear_program.max_length,
+            linear_program.depth,
             target - path.packs,
             settings.search_nodes,
-            programme.work,
+            linear_program.work,
         )
         if rest is not None:
-            return path.mixture(rest), np.zeros_like(programme.demand)
-        if steps.any() and _resolve(programme, path, target):
+            return path.mixture(rest), np.zeros_like(linear_program.demand)
+        if steps.any() and _resolve(linear_program, path, target):
             usage, share = master.usage(), settings.share
         else:
             path.undo()
@@ -127,14 +127,14 @@ def dive(programme: LinearProgram, target: int, settings: DiveSettings) -> tuple
     return path.mixture({}), path.waiting(path.left)
 
 
-def _resolve(programme: LinearProgram, path: _Path, target: int) -> bool:
+def _resolve(linear_program: LinearProgram, path: _Path, target: int) -> bool:
     """Solve for what is left; False if it provably needs more packs than the target leaves."""
     demand = path.left.astype(np.float64)
-    programme.master.set_demand(demand)
+    linear_program.master.set_demand(demand)
     allowed = target - path.packs + WHOLE
-    if programme.master.solve(dual=True) <= allowed:
+    if linear_program.master.solve(dual=True) <= allowed:
         return True
-    rest = generate_columns(programme.master, programme.pricer, demand, programme.relaxation, enough=allowed)
+    rest = generate_columns(linear_program.master, linear_program.pricer, demand, linear_program.relaxation, enough=allowed)
     return rest.objective <= allowed
 
 

@@ -1,4 +1,4 @@
-"""From slots to sequences: a slot of the linear programme may hold a shorter sequence, or none.
+"""From slots to sequences: a slot of the linear program may hold a shorter sequence, or none.
 
 The lengths are walked from longest to shortest; a sequence takes a slot of its own length, or else the shortest
 of the longer slots that are free. What no sequence needs is given up, and a pack left empty is dropped.

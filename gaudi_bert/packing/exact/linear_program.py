@@ -1,4 +1,4 @@
-"""The parts of one linear programme together: the lengths that occur, the known strategies, the pricing, and
+"""The parts of one linear program together: the lengths that occur, the known strategies, the pricing, and
 the relaxation so far.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["LinearProgram"]
 
 
 class LinearProgram:
-    """A linear programme for a histogram with at least one sequence.
+    """A linear program for a histogram with at least one sequence.
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
@@ -51,9 +51,9 @@ class LinearProgram:
     @classmethod
     def limited(cls, counts: IntArray, depth: int, work: Work | None = None) -> LinearProgram:
         """With the strategies of LPFHP at this depth, which cover everything."""
-        programme = cls(counts, depth, work)
-        programme.add(pack_longest_first(counts, depth))
-        return programme
+        linear_program = cls(counts, depth, work)
+        linear_program.add(pack_longest_first(counts, depth))
+        return linear_program
 
     @classmethod
     def unlimited(cls, counts: IntArray, work: Work | None = None) -> LinearProgram:

@@ -1,7 +1,7 @@
 """The last few packs by exhaustive search: do these sequences fit into that many packs?
 
 Diving loses its slack in the last handful of packs, where fractions of packs are no guide any more. There the
-question is small enough to be searched. The prices of the linear programme prune: every pack is worth at most
+question is small enough to be searched. The prices of the linear program prune: every pack is worth at most
 1, so what the packs fall short of 1 together may not exceed (packs - worth of all sequences). Each pack starts
 with the longest sequence that is left and is filled in order of falling length; a branch dies when even the
 best completion of the pack leaves too little worth. (Branch and bound on the dual prices, as Belov and
@@ -9,6 +9,8 @@ Scheithauer 2006 use them; equal sequences are one type, so no two branches are 
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +33,19 @@ MAX_LEVELS = 12
 
 ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
 """(longest second sequence as a share of the room, how freely the slack is spent); the first leaves nothing out."""
+
+
+class Rest(NamedTuple):
+    """What is to be packed; T types, the longest first."""
+
+    lengths: IntArray  # int64 [T]
+    counts: IntArray  # int64 [T], sequences of each
+    prices: FloatArray  # float64 [T]
+    best: FloatArray  # float64 [k, t], see `_completions`
+    packs: int  # at most so many
+    depth: int  # most sequences in a pack
+    deepest: int  # most sequences that a pack can hold at these lengths
+    slack: float  # what all packs may fall short of the worth 1 together
 
 
 def search_packs(
@@ -75,13 +90,12 @@ def search_packs(
     work.spend(table_operations)
     best = _completions(lengths, prices, max_length, levels, levels < deepest)
     ends = np.zeros(0, dtype=np.int64)
-    for second_share, reserve in ATTEMPTS:
+    rest = Rest(lengths, counts, prices, best, packs, depth, deepest, slack)
+    for attempt in ATTEMPTS:
         if work.exhausted:
             break
         work.spend(OPERATIONS_PER_NODE * max_nodes)
-        chosen, ends = _search(
-            lengths, counts.copy(), prices, best, packs, deepest, depth, slack, second_share, reserve, max_nodes
-        )
+        chosen, ends = _search(rest, attempt, max_nodes)
         if len(ends):
             break
     if not len(ends):
@@ -112,45 +126,28 @@ def _completions(lengths: IntArray, prices: FloatArray, max_length: int, levels:
 
 
 @kernel
-def _search(
-    lengths: IntArray,
-    counts: IntArray,
-    prices: FloatArray,
-    best: FloatArray,
-    packs: int,
-    deepest: int,
-    depth: int,
-    slack: float,
-    second_share: float,
-    reserve: float,
-    max_nodes: int,
-) -> tuple[IntArray, IntArray]:
+def _search(rest: Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[IntArray, IntArray]:
     """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if
     nothing was found.
 
     The path is a stack of placed sequences; `opening[p]` is the stack height at which pack p starts. `kind` is
     the type to try next at the current height. `slack_left[p]` and `free_left[p]` are the worth and the
     sequences that packs p, p + 1, ... may fall short of 1 and of the depth. With many packs to go a pack may
-    use only a share of them, `reserve` over the packs to go.
+    use only a share of them, the attempt's second number over the packs to go.
     """
-    max_length, kinds, total = best.shape[1] - 1, lengths.size, int(np.sum(counts))
-    levels = best.shape[0] - 1
-    stack = np.zeros(total + 1, dtype=np.int64)
-    opening = np.zeros(packs + 2, dtype=np.int64)
+    second_share, reserve = attempt
+    lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
+    counts = rest.counts.copy()
+    max_length, kinds, total = rest.best.shape[1] - 1, lengths.size, int(np.sum(counts))
+    stack, opening = np.zeros(total + 1, dtype=np.int64), np.zeros(packs + 2, dtype=np.int64)
     slack_left, free_left = np.zeros(packs + 2), np.zeros(packs + 2, dtype=np.int64)
-    slack_left[0], free_left[0] = slack, packs * depth - total
+    slack_left[0], free_left[0] = rest.slack, packs * depth - total
     height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
     for _ in range(max_nodes):
         share = min(1.0, reserve / (packs - pack))
         enough = 1.0 - slack_left[pack] * share - ROUNDING
-        slots = deepest - (height - opening[pack])
-        fits = False
-        while slots > 0 and kind < kinds and not fits:
-            fits = counts[kind] > 0 and lengths[kind] <= room
-            fits = fits and worth + prices[kind] + best[min(slots - 1, levels), room - lengths[kind]] >= enough
-            if height == opening[pack] and counts[kind] > 0 and not fits:
-                break  # the longest sequence left has to open the pack
-            kind += 0 if fits else 1
+        used = height - opening[pack]
+        kind, fits = _next_fitting(rest, counts, kind, used, room, enough - worth)
         if fits:
             stack[height] = kind
             height += 1
@@ -159,30 +156,50 @@ def _search(
             worth += prices[kind]
             if height == total:
                 return stack[:total], np.append(opening[1 : pack + 1], total)
-            if height == opening[pack] + 1:
-                while kind < kinds - 1 and lengths[kind] > second_share * room:
-                    kind += 1
-            continue
-        used = height - opening[pack]
-        if used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_left[pack] * share):
+            if used == 0:
+                kind = _shorter_than(lengths, kind, second_share * room)
+        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_left[pack] * share):
             slack_left[pack + 1] = slack_left[pack] - max(0.0, 1.0 - worth)
             free_left[pack + 1] = free_left[pack] - (depth - used)
             pack += 1
             opening[pack] = height
             room, worth, kind = max_length, 0.0, 0
-            continue
-        if used == 0:  # nothing can open this pack: go back into the one before, whose first sequence is no choice
-            if pack == 0:
-                break
-            pack -= 1
-            room, worth = max_length, 0.0
-            for place in range(opening[pack], height):
-                room -= lengths[stack[place]]
-                worth += prices[stack[place]]
-        height -= 1
-        kind = stack[height]
-        counts[kind] += 1
-        room += lengths[kind]
-        worth -= prices[kind]
-        kind = kinds if height == opening[pack] else kind + 1
+        else:
+            if used == 0:  # nothing can open this pack: go back into the one before, whose first sequence is no choice
+                if pack == 0:
+                    break
+                pack -= 1
+                held = stack[opening[pack] : height]
+                room, worth = max_length - np.sum(lengths[held]), np.sum(prices[held])
+            height -= 1
+            kind = stack[height]
+            counts[kind] += 1
+            room += lengths[kind]
+            worth -= prices[kind]
+            kind = kinds if height == opening[pack] else kind + 1
     return stack[:0], opening[:0]
+
+
+@kernel
+def _next_fitting(rest: Rest, counts: IntArray, kind: int, used: int, room: int, missing: float) -> tuple[int, bool]:
+    """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
+    and whether there is one. The longest sequence that is left has to open a pack.
+    """
+    levels, slots = rest.best.shape[0] - 1, rest.deepest - used
+    while slots > 0 and kind < rest.lengths.size:
+        if counts[kind] > 0:
+            left = room - rest.lengths[kind]
+            if left >= 0 and rest.prices[kind] + rest.best[min(slots - 1, levels), left] >= missing:
+                return kind, True
+            if used == 0:
+                break
+        kind += 1
+    return kind, False
+
+
+@kernel
+def _shorter_than(lengths: IntArray, kind: int, longest: float) -> int:
+    """The first type from `kind` on of at most `longest` tokens, or the last type."""
+    while kind < lengths.size - 1 and lengths[kind] > longest:
+        kind += 1
+    return kind

@@ -1,11 +1,11 @@
-"""The linear programme of packing, over the strategies that are known so far, kept warm in HiGHS.
+"""The linear program of packing, over the strategies that are known so far, kept warm in HiGHS.
 
     minimise  sum of x_p    subject to    sum over p of (copies of length i in p) x_p + e_i - e_(i-1) >=
     demand_i ,   x, e >= 0
 
 with one row for each length that occurs. An exchange e_i lets a slot of the next longer length hold a sequence
 of length i, so the dual prices never fall with length, and far fewer strategies are needed than with equality
-(valid dual inequalities, Valerio de Carvalho 2005). The programme of Gilmore and Gomory (1961);
+(valid dual inequalities, Valerio de Carvalho 2005). The program of Gilmore and Gomory (1961);
 `column_generation` supplies the strategies. `iterations` counts the simplex iterations: unlike seconds, they
 are the same on every machine.
 """
@@ -36,7 +36,7 @@ LARGEST_DEMAND = 1e7
 
 
 class Master:
-    """The restricted master programme.
+    """The restricted master program.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
