@@ -1,6 +1,6 @@
 """Packing at very large maximum lengths: plan on a coarse grid, fill with real lengths.
 
-With thousands of lengths the linear programme itself is the cost. So the lengths are rounded to the nearest
+With thousands of lengths the linear program itself is the cost. So the lengths are rounded to the nearest
 multiple of a grid, and that problem of some hundred lengths is solved. Rounding up would make every coarse pack
 feasible, and waste half a grid step for every sequence; rounding to the nearest wastes nothing on average, and
 within the bins of a coarse pack there are nearly always real lengths that fill the pack exactly: all bins but
@@ -21,7 +21,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.packing.mixture import Mixture, add_packs
 
-__all__ = ["Grid", "coarse_counts", "fill_strategies", "interpolated_prices", "pack_on_grids"]
+__all__ = ["Grid", "coarse_counts", "fill_strategies", "interpolated_prices", "pack_on_grids", "split_counts"]
 
 
 MOST_PIECES = 10**6
@@ -96,10 +96,35 @@ def coarse_counts(counts: IntArray, grid: Grid) -> IntArray:
     return result[1:]
 
 
-def interpolated_prices(prices: IntArray, grid: Grid) -> IntArray:
-    """Prices of the real lengths from those of the bins, int64 [bins] to int64 [L], never falling with length."""
-    places = np.arange(1, grid.max_length + 1) / grid.step
-    fine = np.interp(places, np.arange(grid.number + 1), np.concatenate(([0.0], prices)))
+def split_counts(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
+    """Sequences in each bin, int64 [bins], where a length between two bins is split among both.
+
+    Bin c stands for c * L / bins tokens. Number and tokens of all sequences stay as they are, to within one bin, except that
+    sequences shorter than one bin lie in the first. With `slack` each sequence counts as so many tokens more, which leaves
+    room to whoever fills the bins with real lengths.
+    """
+    max_length = len(counts)
+    result = [0] * (bins + 2)
+    carried = 0.0
+    for length in (np.flatnonzero(counts) + 1).tolist():
+        count, (lower, above) = int(counts[length - 1]), divmod(length * bins, max_length)
+        if lower == 0:
+            result[1] += count
+            continue
+        wanted = count * (above + slack * bins) / max_length + carried
+        raised = min(count, max(0, round(wanted)))
+        carried = wanted - raised
+        result[lower] += count - raised
+        result[lower + 1] += raised
+    result[bins] += result[bins + 1]  # what was carried may raise the longest sequences
+    return np.array(result[1 : bins + 1], dtype=np.int64)
+
+
+def interpolated_prices(prices: IntArray, max_length: int) -> IntArray:
+    """Prices of the lengths 1 .. L from those of equal bins, int64 [bins] to int64 [L], never falling with length."""
+    bins = len(prices)
+    places = np.arange(1, max_length + 1) * bins / max_length
+    fine = np.interp(places, np.arange(bins + 1), np.concatenate(([0.0], prices)))
     result: IntArray = np.maximum.accumulate(np.floor(fine)).astype(np.int64)
     return result
 

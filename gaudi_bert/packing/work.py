@@ -18,11 +18,9 @@ NNLS_WORK = 25e9
 BOUND_WORK = 6e9
 """What the proof of a bound may do where the algorithm proves none itself."""
 
-ESTIMATE_WORK = 40e9
-"""What all rows of an estimate of packs longer than `USUAL_LENGTH` may do together."""
-
-USUAL_LENGTH = 4096
-"""Up to this length each row of an estimate may do what a plan may, so that it says what a plan would be."""
+ESTIMATE_WORK = ((1024, float("inf")), (4096, 90e9), (2**63, 40e9))
+"""What all rows of an estimate may do together, by the longest packs for which it holds. Up to the first of these each row
+may do what a plan may, so that it says what a plan would be."""
 
 
 class Work:
@@ -55,4 +53,5 @@ class Work:
 
 def estimate_limit(max_sequence_length: int) -> Work | None:
     """What all rows of an estimate may do together; None where each has the limit of its own algorithm."""
-    return Work(ESTIMATE_WORK) if max_sequence_length > USUAL_LENGTH else None
+    operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
+    return None if operations == float("inf") else Work(operations)

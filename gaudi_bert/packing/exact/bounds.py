@@ -1,6 +1,6 @@
 """How few packs any packing needs: certified bounds, quick enough to be given with every plan.
 
-Prices come from the token bound (length), the count bound (1 each), the linear programme without a depth limit,
+Prices come from the token bound (length), the count bound (1 each), the linear program without a depth limit,
 and the one with it. The last starts from the strategies of LPFHP and stops after a number of simplex
 iterations; its prices prove a bound at any time. Whatever the prices, they are made integers and the worth of
 the best pack is computed exactly, so floating point has no part in the proof.
@@ -12,7 +12,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate
-from gaudi_bert.packing.coarse_grid import Grid, coarse_counts, interpolated_prices
+from gaudi_bert.packing.coarse_grid import interpolated_prices, split_counts
 from gaudi_bert.packing.exact.column_generation import Relaxation
 from gaudi_bert.packing.exact.linear_program import LinearProgram
 from gaudi_bert.packing.pricing import best_worth
@@ -49,18 +49,16 @@ def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certi
     if depth == 1 or not counts.any():
         return best
     if np.count_nonzero(counts) > MANY_LENGTHS:
-        grid = Grid(len(counts), len(counts) // COARSE_BINS)
-        coarse = prove_bound(coarse_counts(counts, grid), depth, work)
-        return max(
-            best, prove(counts, interpolated_prices(coarse.prices, grid), depth), key=lambda certificate: certificate.bound
-        )
-    programme = LinearProgram.unlimited(counts, work.share(0.5))
-    iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(programme.lengths))
-    programme.generate(iterations)
-    best = max(best, certify(programme, depth), key=lambda certificate: certificate.bound)
-    if depth < programme.deepest:
+        coarse = prove_bound(split_counts(counts, COARSE_BINS), depth, work)
+        fine = prove(counts, interpolated_prices(coarse.prices, len(counts)), depth)
+        return max(best, fine, key=lambda certificate: certificate.bound)
+    linear_program = LinearProgram.unlimited(counts, work.share(0.5))
+    iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
+    linear_program.generate(iterations)
+    best = max(best, certify(linear_program, depth), key=lambda certificate: certificate.bound)
+    if depth < linear_program.deepest:
         limited = LinearProgram.limited(counts, depth, work)
-        limited.relaxation = programme.relaxation
+        limited.relaxation = linear_program.relaxation
         limited.generate(iterations)
         best = max(best, certify(limited, depth), key=lambda certificate: certificate.bound)
     return best
@@ -78,25 +76,25 @@ def simple_certificate(counts: IntArray, depth: int) -> Certificate:
     return Certificate(lengths, depth, by_tokens)
 
 
-def certify(programme: LinearProgram, depth: int) -> Certificate:
-    """Integer prices from the programme's relaxation, and what they prove for packs of at most `depth` sequences."""
-    relaxation = programme.relaxation
+def certify(linear_program: LinearProgram, depth: int) -> Certificate:
+    """Integer prices from the program's relaxation, and what they prove for packs of at most `depth` sequences."""
+    relaxation = linear_program.relaxation
     if relaxation is None:
-        return simple_certificate(programme.counts, depth)
-    scale = min(LARGEST_PRICE, 2**61 // min(depth, programme.max_length))
-    prices = _per_length(programme, np.floor(relaxation.prices * scale).astype(np.int64))
-    certificate = prove(programme.counts, prices, depth)
+        return simple_certificate(linear_program.counts, depth)
+    scale = min(LARGEST_PRICE, 2**61 // min(depth, linear_program.max_length))
+    prices = _per_length(linear_program, np.floor(relaxation.prices * scale).astype(np.int64))
+    certificate = prove(linear_program.counts, prices, depth)
     if certificate.bound < np.ceil(relaxation.bound - 1e-6):
         common = _common_denominator(relaxation)
         if common is not None:
-            snapped = prove(programme.counts, _per_length(programme, common), depth)
+            snapped = prove(linear_program.counts, _per_length(linear_program, common), depth)
             certificate = max(certificate, snapped, key=lambda candidate: candidate.bound)
     return certificate
 
 
-def _per_length(programme: LinearProgram, prices: IntArray) -> IntArray:
+def _per_length(linear_program: LinearProgram, prices: IntArray) -> IntArray:
     """Prices of all lengths from those of the lengths that occur: each takes the price of the next shorter one."""
-    row = np.searchsorted(programme.lengths, np.arange(1, programme.max_length + 1), side="right") - 1
+    row = np.searchsorted(linear_program.lengths, np.arange(1, linear_program.max_length + 1), side="right") - 1
     result: IntArray = np.where(row >= 0, np.maximum.accumulate(prices)[row], 0)
     return result
 

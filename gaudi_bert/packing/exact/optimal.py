@@ -1,16 +1,17 @@
-"""As few packs as possible, with the proof: NNLS or LPFHP strategies, linear programme, whole packs by search.
+"""As few packs as possible, with the proof: NNLS or LPFHP strategies, linear program, whole packs by search.
 
 1. LPFHP, and the token and count bounds: often that is the end of it.
-2. The linear programme without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at
+2. The linear program without a depth limit, from LPFHP's strategies. It is quick, and its prices are valid at
    any depth.
 3. The one with the depth limit, from those prices. Where LPFHP's strategies lead nowhere (depth 4 at length
    1024), those of an NNLS solve do:
-   least squares prices are smooth, where those of the linear programme jump, so it finds strategies that fill
+   least squares prices are smooth, where those of the linear program jump, so it finds strategies that fill
    exactly.
 4. Its solution rounded down, and the rest searched or dived for (`dive`), with other step sizes if that fails.
 
-Above MANY_LENGTHS lengths, as at a maximum length of 8192, all this is done on a coarse grid (`coarse`), to
-within some 0.05 %.
+For packs of more than LONGEST_WHOLE tokens all this is done on a coarse grid first, and the sequences are dealt out into
+the slots of that plan (`slot_swaps`): mostly that ends within a pack of the bound. Where it does not, or where there are too
+many sequences to deal them out, MANY_LENGTHS lengths and more are packed in rounds on coarse grids (`coarse_grid`).
 
 The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best
 mixture found is returned.
@@ -24,7 +25,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate
-from gaudi_bert.packing.coarse_grid import Grid, interpolated_prices, pack_on_grids
+from gaudi_bert.packing.coarse_grid import Grid, interpolated_prices, pack_on_grids, split_counts
 from gaudi_bert.packing.exact.bounds import MANY_LENGTHS, certify, prove, simple_certificate
 from gaudi_bert.packing.exact.dive import DiveSettings, dive
 from gaudi_bert.packing.exact.fill_slots import fill_slots
@@ -35,6 +36,7 @@ from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls.iterative import residual_weights
 from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
 from gaudi_bert.packing.result import Solved
+from gaudi_bert.packing.slot_swaps import deal_into_slots
 from gaudi_bert.packing.work import OPTIMAL_WORK, Work
 
 __all__ = ["Optimum", "pack_optimally", "solve_optimally"]
@@ -44,6 +46,24 @@ NNLS_ROUNDS = 1.5
 
 PATIENCE = 4
 """Simplex iterations for each length before the NNLS is asked for strategies."""
+
+
+FEW_LENGTHS = 600
+"""So few lengths are packed as they are, however long; more of them, in long packs, on coarse grids first."""
+
+DEALT = ((512, 0), (512, 1), (512, 4), (1024, 1))
+"""Bins of the coarse grids whose slots sequences are dealt into, one after the other until the packs are near the bound, and
+how often the slack that makes this easier."""
+
+SLACK_SHARE = 3e-5
+SLACK_PACKS = 0.3
+"""The slack of a sequence: this share of the mean length, or this part of a pack for all sequences, whichever is more."""
+
+MOST_DEALT = 2_000_000
+"""More sequences are not dealt out one by one."""
+
+NEAR = 10_000
+"""A plan on a coarse grid is good enough within one pack in so many of the bound."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +80,7 @@ class Effort:
 
 
 THOROUGH = Effort((DiveSettings(0.15), DiveSettings(0.25), DiveSettings(0.4), DiveSettings(0.08, 0.6)))
-QUICK = Effort((DiveSettings(0.25, max_steps=6),), iterations=60)
+QUICK = Effort((DiveSettings(0.25, max_steps=30),), iterations=60)
 """For a coarse grid, where a pack or two more do not matter."""
 
 
@@ -101,19 +121,43 @@ def pack_optimally(counts: IntArray, depth: int, effort: Effort = THOROUGH, work
     optimum = Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
     if optimum.gap == 0:
         return optimum
+    if len(counts) > LONGEST_WHOLE and np.count_nonzero(counts) > FEW_LENGTHS and counts.sum() <= MOST_DEALT:
+        optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
+        if _near(optimum):
+            return optimum
     if np.count_nonzero(counts) > MANY_LENGTHS:
         return _pack_coarsely(counts, depth, optimum, work)
-    programme = LinearProgram.unlimited(counts, work.share(0.4))
-    programme.generate()
-    optimum = _better(optimum, None, certify(programme, depth))
-    if depth < programme.deepest and optimum.gap:
-        programme = _limited_programme(counts, depth, programme, effort, work.share(0.6))
-        optimum = _better(optimum, None, certify(programme, depth))
-    programme.limit_work(work)
+    linear_program = LinearProgram.unlimited(counts, work.share(0.4))
+    linear_program.generate()
+    optimum = _better(optimum, None, certify(linear_program, depth))
+    if depth < linear_program.deepest and optimum.gap:
+        linear_program = _limited(counts, depth, linear_program, effort, work.share(0.6))
+        optimum = _better(optimum, None, certify(linear_program, depth))
+    linear_program.limit_work(work)
     for settings in effort.attempts:
         if optimum.gap == 0 or (work.exhausted and settings is not effort.attempts[0]):
             break
-        optimum = _better(optimum, _whole_packs(programme, optimum.certificate.bound, settings), optimum.certificate)
+        optimum = _better(optimum, _whole_packs(linear_program, optimum.certificate.bound, settings), optimum.certificate)
+    return optimum
+
+
+def _near(optimum: Optimum) -> bool:
+    """Whether the gap is at most a pack, or one pack in `NEAR`."""
+    return optimum.gap <= max(1, optimum.certificate.bound // NEAR)
+
+
+def _deal_from_grids(counts: IntArray, depth: int, optimum: Optimum, work: Work) -> Optimum:
+    """Solve on coarse grids, deal the sequences out into the slots, and swap them until they fit."""
+    sequences, length = int(counts.sum()), len(counts)
+    mean = float(counts @ np.arange(1, length + 1)) / sequences
+    slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
+    for bins, slacks in DEALT:
+        if _near(optimum) or work.exhausted:
+            break
+        coarse = pack_optimally(split_counts(counts, bins, slack * slacks), depth, QUICK, work.share(0.3))
+        proof = prove(counts, interpolated_prices(coarse.certificate.prices, len(counts)), depth)
+        mixture, left = deal_into_slots(coarse.mixture, counts, bins, depth, work.share(0.4))
+        optimum = _better(optimum, best_fit_into(mixture, left, depth), proof)
     return optimum
 
 
@@ -121,10 +165,10 @@ def _pack_coarsely(counts: IntArray, depth: int, optimum: Optimum, work: Work) -
     """Rounds on coarse grids, each solved optimally; the first one's prices prove the bound."""
     proofs: list[Certificate] = []
 
-    def solve(coarse: IntArray, grid: Grid) -> Mixture:
+    def solve(coarse: IntArray, _grid: Grid) -> Mixture:
         found = pack_optimally(coarse, depth, QUICK, work.share(0.5))
         if not proofs:
-            proofs.append(prove(counts, interpolated_prices(found.certificate.prices, grid), depth))
+            proofs.append(prove(counts, interpolated_prices(found.certificate.prices, len(counts)), depth))
         return found.mixture
 
     mixture, left = pack_on_grids(counts, solve)
@@ -140,32 +184,32 @@ def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate)
     return Optimum(mixture, certificate)
 
 
-def _limited_programme(counts: IntArray, depth: int, unlimited: LinearProgram, effort: Effort, work: Work) -> LinearProgram:
-    """The programme with the depth limit, solved."""
-    programme = LinearProgram.limited(counts, depth, work)
-    programme.relaxation = unlimited.relaxation
-    relaxation = programme.generate(PATIENCE * len(programme.lengths))
-    if not relaxation.closed and programme.max_length > LONGEST_WHOLE:
-        programme.generate(effort.iterations * len(programme.lengths))
+def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, effort: Effort, work: Work) -> LinearProgram:
+    """The program with the depth limit, solved."""
+    linear_program = LinearProgram.limited(counts, depth, work)
+    linear_program.relaxation = unlimited.relaxation
+    relaxation = linear_program.generate(PATIENCE * len(linear_program.lengths))
+    if not relaxation.closed and linear_program.max_length > LONGEST_WHOLE:
+        linear_program.generate(effort.iterations * len(linear_program.lengths))
     elif not relaxation.closed:
         enough = int(np.ceil(counts.sum() / relaxation.bound)) + 1  # deeper packs are hardly ever needed, and cost time
         solution = solve_nnls(
             counts,
             residual_weights(len(counts)),
             min(depth, enough),
-            max_rounds=int(NNLS_ROUNDS * len(programme.lengths)),
+            max_rounds=int(NNLS_ROUNDS * len(linear_program.lengths)),
             work=work.share(0.6),
         )
-        programme = LinearProgram(counts, depth, work)
-        programme.relaxation = relaxation
-        programme.add(solution.strategies)
-        programme.generate(effort.iterations * len(programme.lengths))
-    return programme
+        linear_program = LinearProgram(counts, depth, work)
+        linear_program.relaxation = relaxation
+        linear_program.add(solution.strategies)
+        linear_program.generate(effort.iterations * len(linear_program.lengths))
+    return linear_program
 
 
-def _whole_packs(programme: LinearProgram, target: int, settings: DiveSettings) -> Mixture:
+def _whole_packs(linear_program: LinearProgram, target: int, settings: DiveSettings) -> Mixture:
     """One attempt at the target."""
-    slots, waiting = dive(programme, target, settings)
-    unpacked = np.zeros_like(programme.counts)
-    unpacked[programme.lengths - 1] = waiting
-    return best_fit_into(fill_slots(slots, programme.counts - unpacked), unpacked, programme.depth)
+    slots, waiting = dive(linear_program, target, settings)
+    unpacked = np.zeros_like(linear_program.counts)
+    unpacked[linear_program.lengths - 1] = waiting
+    return best_fit_into(fill_slots(slots, linear_program.counts - unpacked), unpacked, linear_program.depth)

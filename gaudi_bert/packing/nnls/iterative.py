@@ -38,6 +38,11 @@ MAX_ROUNDS = 20
 FEW_SEQUENCES = 100
 PADDING_LENGTHS = 8
 
+LONG = 1024
+LATER_ROUNDS = 0.5
+"""For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
+they have few sequences left to place, and cost as much."""
+
 
 def residual_weights(max_sequence_length: int) -> FloatArray:
     """float64 [L]: sqrt(8 / (2 L)) for lengths 1 to 8, and 1 for the rest."""
@@ -117,11 +122,15 @@ def _rounds(counts: IntArray, depth: int, work: Work) -> Iterator[tuple[Mixture,
     weights = residual_weights(len(counts))
     mixture: Mixture = {}
     left = counts.copy()
+    allowed = work
     for _ in range(MAX_ROUNDS):
         before = int(left.sum())
         if before == 0 or work.exhausted:
             break
-        packs = _rounded_packs(left, weights, depth, work)
+        start = work.left
+        packs = _rounded_packs(left, weights, depth, allowed)
+        if len(counts) > LONG and allowed is work:
+            allowed = work.share(LATER_ROUNDS * (start - work.left) / max(work.left, 1.0))
         for strategy, count in packs.items():
             add_packs(mixture, strategy, count)
         left = np.maximum(left - coverage(packs, len(counts)), 0)

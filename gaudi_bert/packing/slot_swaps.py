@@ -1,0 +1,339 @@
+"""From slots of about a length to sequences of exactly theirs: deal the sequences out, then swap what does not fit.
+
+A plan on a coarse grid says which bins share a pack, and has as many slots as sequences. The shortest sequence gets the
+shortest slot, and so on; among the slots of one bin, the pack that is fullest so far gets the shortest sequence, so that
+errors cancel while packs fill up. What is then left over the end of a pack goes by swaps: a sequence of the pack against one
+that is shorter by just the excess, in a pack that has this much room. Swaps change no number of sequences, so no limit of
+depth is touched, and they waste nothing: excess and room fall by the same amount. With thousands of lengths there are nearly
+always such pairs, down to the last token, which is why packs come out exactly full (the multi-way partitioning by
+differences of Karmarkar and Karp, 1982, with exchanges as a finish). Where swaps end before all packs are mended, an empty
+pack is opened; its empty slots are swapped like sequences of length 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from gaudi_bert.common.arrays import FloatArray, IntArray
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.permutation import random_words
+from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
+from gaudi_bert.packing.work import Work
+
+__all__ = ["deal_into_slots"]
+
+MOST_ROUNDS = 1000
+"""Rounds of swaps at most."""
+
+PROBES = 3000
+"""Sequences of fitting length that are looked at for one swap."""
+
+PROBES_OF_A_LENGTH = 32
+
+WIDEST = 200
+"""Tokens by which a swap found by length may take more than the excess."""
+
+ROOMY = 400
+"""Packs with the most room that are looked at one by one."""
+
+FAILURES = 100
+"""Packs in a row that cannot be mended before a round ends."""
+
+FEW_MENDED = 0.01
+"""An empty pack is opened after a round that mended a smaller share of the packs that it tried."""
+
+STALLED = 12
+"""Such rounds, after each of which excess is passed along among packs, before one is opened."""
+
+SPARE_SHARE = 0.002
+"""Empty packs that may be opened, as a share of all; at least `LEAST_SPARE`."""
+
+LEAST_SPARE = 8
+
+OPERATIONS_PER_PACK = 20
+"""Of a round, for each pack."""
+
+OPERATIONS_PER_TRIAL = 50_000
+"""Of a round, for each pack that is tried."""
+
+MOST_EMPTY = 32
+LEAST_EMPTY = 2
+"""Empty slots of an empty pack and of a full one, if the depth allows them."""
+
+
+class Dealt(NamedTuple):
+    """Who lies where; N sequences by rising length, P packs, slots in the order of their packs."""
+
+    lengths: IntArray  # int64 [N]; 0 once it is given up
+    pack: IntArray  # int64 [N], the pack of each sequence
+    slot: IntArray  # int64 [N], the slot of each sequence
+    sequence: IntArray  # int64 [N], the sequence in each slot
+    first_slot: IntArray  # int64 [P + 1], where the slots of each pack begin
+    first_sequence: IntArray  # int64 [L + 2], where the sequences of each length begin
+    excess: IntArray  # int64 [P], tokens over the end of the pack; negative: room
+    pointer: IntArray  # int64 [L + 2], the next sequence of each length to look at, from its first
+
+
+def deal_into_slots(
+    coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: Work
+) -> tuple[Mixture, IntArray]:
+    """Packs of real lengths.
+
+    Args:
+        coarse: strategies of bins, with exactly as many slots as `counts` has sequences; larger bins hold longer sequences.
+        counts: int64 [L], sequences of length 1 .. L; they are dealt out one by one.
+        bins: number of bins that fill a pack.
+        depth: most sequences in a pack.
+        work: what the swaps may do.
+
+    Returns:
+        The packs, each of at most L tokens and `depth` sequences, and the sequences that found no place in them: int64 [L].
+    """
+    max_length = len(counts)
+    spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse.values())))
+    slot_bins, first_slot = _slots(_with_empty_slots(coarse, bins, depth, spare))
+    empty = len(slot_bins) - int(counts.sum())
+    lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), counts)))
+    dealt = Dealt(
+        lengths=lengths,
+        pack=np.zeros(len(lengths), dtype=np.int64),
+        slot=np.zeros(len(lengths), dtype=np.int64),
+        sequence=np.zeros(len(lengths), dtype=np.int64),
+        first_slot=first_slot,
+        first_sequence=empty + np.concatenate(([0, 0], np.cumsum(counts))),
+        excess=np.full(len(first_slot) - 1, -max_length),
+        pointer=np.zeros(max_length + 2, dtype=np.int64),
+    )
+    _deal(dealt, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
+    _mend(dealt, spare, work)
+    given_up = _give_up(dealt)
+    return _mixture(dealt), np.bincount(given_up, minlength=max_length + 1)[1:].astype(np.int64)
+
+
+def _with_empty_slots(coarse: Mapping[Strategy, int], bins: int, depth: int, spare: int) -> Mixture:
+    """Strategies with as many bins of 0 as there is room for, and as depth allows; the empty packs come first."""
+    result = {(0,) * min(depth, MOST_EMPTY): spare}
+    for strategy, count in coarse.items():
+        empty = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
+        add_packs(result, (0,) * empty + strategy, count)
+    return result
+
+
+def _slots(strategies: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
+    """The bin of each slot, pack by pack, and where the slots of each pack begin: int64 [slots], int64 [packs + 1]."""
+    sizes = np.concatenate([np.full(count, len(strategy)) for strategy, count in strategies.items()])
+    bins = [np.tile(np.array(strategy, dtype=np.int64), count) for strategy, count in strategies.items()]
+    return np.concatenate(bins), np.concatenate(([0], np.cumsum(sizes)))
+
+
+def _deal(dealt: Dealt, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:
+    """Give every slot its sequence, the largest bins first; equal bins of one pack one after the other."""
+    number = len(bins)
+    place = np.arange(number) - dealt.first_slot[packs]
+    same = np.concatenate(([False], (bins[1:] == bins[:-1]) & (place[1:] > 0)))
+    copy = np.arange(number) - np.maximum.accumulate(np.where(same, 0, np.arange(number)))
+    slots = np.lexsort((copy, bins))
+    new = np.diff(bins[slots], prepend=-1) != 0
+    group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
+    # The sequences of a bin are drawn for its groups at random, and lie by length in each.
+    shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
+    sequences = shuffled[np.lexsort((shuffled, group))]
+    ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
+    _deal_groups(dealt, packs, bin_tokens * bins, slots, sequences, ends)
+
+
+@kernel
+def _deal_groups(
+    dealt: Dealt, packs: IntArray, planned: FloatArray, slots: IntArray, sequences: IntArray, ends: IntArray
+) -> None:
+    """Slots of one bin and sequences for them lie between two `ends`; the fullest pack gets the shortest."""
+    error = dealt.excess.astype(np.float64)  # what the excess will be if what is to come is as planned
+    for slot in range(packs.size):
+        error[packs[slot]] += planned[slot]
+    for group in range(ends.size - 1, -1, -1):
+        start = ends[group - 1] if group > 0 else 0
+        members = slots[start : ends[group]]
+        order = np.argsort(-error[packs[members]], kind="mergesort")
+        for place in range(members.size):
+            slot, sequence = members[order[place]], sequences[start + place]
+            pack = packs[slot]
+            dealt.sequence[slot], dealt.slot[sequence], dealt.pack[sequence] = sequence, slot, pack
+            dealt.excess[pack] += dealt.lengths[sequence]
+            error[pack] += dealt.lengths[sequence] - planned[slot]
+
+
+def _mend(dealt: Dealt, spare: int, work: Work) -> None:
+    """Swap until no pack has an excess, or nothing helps. The first `spare` packs are empty, and closed at first."""
+    room = dealt.excess[:spare].copy()
+    dealt.excess[:spare] = 0
+    opened = stalled = 0
+    for _ in range(MOST_ROUNDS):
+        over = np.flatnonzero(dealt.excess > 0)
+        if len(over) == 0 or work.exhausted:
+            break
+        over = over[np.argsort(-_shortest_enough(dealt, over), kind="stable")]
+        roomy = np.argpartition(dealt.excess, min(ROOMY, len(dealt.excess) - 1))[:ROOMY]
+        roomy = roomy[np.argsort(dealt.excess[roomy], kind="stable")]
+        tried, mended = _swap_all(dealt, over, roomy)
+        work.spend(OPERATIONS_PER_PACK * len(dealt.excess) + OPERATIONS_PER_TRIAL * tried)
+        if mended > FEW_MENDED * tried:
+            continue
+        stalled += 1
+        if stalled % STALLED:
+            _pass_along(dealt, over)
+        elif opened < spare:
+            dealt.excess[opened] = room[opened]
+            opened += 1
+        else:
+            break
+
+
+@kernel
+def _shortest_enough(dealt: Dealt, packs: IntArray) -> IntArray:
+    """The shortest sequence of each pack that is longer than its excess: int64 [packs]. In falling order of these, the room
+    that one pack gets by giving up its sequence may take that of the next.
+    """
+    result = np.full(packs.size, dealt.first_sequence.size)
+    for number, pack in enumerate(packs):
+        for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
+            length = dealt.lengths[dealt.sequence[slot]]
+            if dealt.excess[pack] <= length < result[number]:
+                result[number] = length
+    return result
+
+
+@kernel
+def _swap_all(dealt: Dealt, packs: IntArray, roomy: IntArray) -> tuple[int, int]:
+    """Try to take away the excess of each of `packs`; returns how many were tried and how many lost it."""
+    tried = mended = failures = 0
+    for pack in packs:
+        while dealt.excess[pack] > 0 and (_swap_by_length(dealt, pack) or _swap_by_room(dealt, pack, roomy)):
+            pass
+        tried += 1
+        failures += 1
+        if dealt.excess[pack] <= 0:
+            if dealt.excess[pack] < -WIDEST:  # it gave up a sequence, and may take one that is a little shorter
+                roomy[roomy.size - 1 - mended % (1 + roomy.size // 2)] = pack
+            mended += 1
+            failures = 0
+        if failures == FAILURES:
+            break
+    return tried, mended
+
+
+@kernel
+def _pass_along(dealt: Dealt, packs: IntArray) -> None:
+    """Swap the excess of each of `packs` into another that has none, where it may find room in a later round."""
+    for pack in packs:
+        if dealt.excess[pack] > 0:
+            _swap_for(dealt, pack, dealt.excess[pack], dealt.excess[pack])
+
+
+@kernel
+def _swap_by_length(dealt: Dealt, pack: int) -> bool:
+    """Swap away the excess of a pack, against a sequence that is just as much shorter, or a little more."""
+    probes = 0
+    for taken in range(dealt.excess[pack], dealt.excess[pack] + WIDEST):
+        found = _swap_for(dealt, pack, taken, 0)
+        if found < 0:
+            return True
+        probes += found
+        if probes > PROBES:
+            break
+    return False
+
+
+@kernel
+def _swap_for(dealt: Dealt, pack: int, taken: int, allowed: int) -> int:
+    """Swap a sequence of the pack against one that is shorter by `taken`, in a pack that has an excess of at most `allowed`
+    then; -1 if there is one, else how many were looked at.
+    """
+    probes = 0
+    for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
+        sequence = dealt.sequence[slot]
+        shorter = dealt.lengths[sequence] - taken
+        if shorter < 1:
+            continue
+        first = dealt.first_sequence[shorter]
+        equal = dealt.first_sequence[shorter + 1] - first
+        for _ in range(min(equal, PROBES_OF_A_LENGTH)):
+            probes += 1
+            dealt.pointer[shorter] = (dealt.pointer[shorter] + 1) % equal
+            other = first + dealt.pointer[shorter]
+            if (
+                dealt.excess[dealt.pack[other]] + taken <= allowed
+                and dealt.lengths[other] == shorter
+                and dealt.pack[other] != pack
+            ):
+                _exchange(dealt, sequence, other, taken)
+                return -1
+    return probes
+
+
+@kernel
+def _swap_by_room(dealt: Dealt, pack: int, roomy: IntArray) -> bool:
+    """Swap away the excess of a pack, or as much of it as is possible, with one of the packs that have the most room."""
+    excess = dealt.excess[pack]
+    best, longer, shorter = 0, 0, 0
+    for other in roomy:
+        room = -dealt.excess[other]
+        if room <= 0:
+            continue
+        for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
+            one = dealt.sequence[slot]
+            for place in range(dealt.first_slot[other], dealt.first_slot[other + 1]):
+                two = dealt.sequence[place]
+                taken = dealt.lengths[one] - dealt.lengths[two]
+                if 0 < taken <= room and (best < taken <= excess or best < excess < taken or excess <= taken < best):
+                    best, longer, shorter = taken, one, two
+        if best == excess:
+            break
+    if best > 0:
+        _exchange(dealt, longer, shorter, best)
+    return best > 0
+
+
+@kernel
+def _exchange(dealt: Dealt, longer: int, shorter: int, difference: int) -> None:
+    """Two sequences change places."""
+    one, two = dealt.pack[longer], dealt.pack[shorter]
+    dealt.excess[one] -= difference
+    dealt.excess[two] += difference
+    dealt.pack[longer], dealt.pack[shorter] = two, one
+    slot = dealt.slot[longer]
+    dealt.slot[longer] = dealt.slot[shorter]
+    dealt.slot[shorter] = slot
+    dealt.sequence[dealt.slot[longer]], dealt.sequence[slot] = longer, shorter
+
+
+def _give_up(dealt: Dealt) -> IntArray:
+    """Take out of the packs what they still hold too much; returns the lengths, int64."""
+    result: list[int] = []
+    for pack in np.flatnonzero(dealt.excess > 0).tolist():
+        held = dealt.sequence[dealt.first_slot[pack] : dealt.first_slot[pack + 1]]
+        while dealt.excess[pack] > 0:
+            lengths = dealt.lengths[held]
+            enough = lengths >= min(int(dealt.excess[pack]), int(lengths.max()))
+            gone = int(held[np.flatnonzero(enough)[np.argmin(lengths[enough])]])
+            result.append(int(dealt.lengths[gone]))
+            dealt.excess[pack] -= dealt.lengths[gone]
+            dealt.lengths[gone] = 0
+    return np.array(result, dtype=np.int64)
+
+
+def _mixture(dealt: Dealt) -> Mixture:
+    """What lies in the packs."""
+    held = dealt.lengths[dealt.sequence]
+    sizes = np.diff(dealt.first_slot)
+    mixture: Mixture = {}
+    for size in np.unique(sizes).tolist():
+        first = dealt.first_slot[:-1][sizes == size]
+        members = np.sort(held[first[:, None] + np.arange(size)], axis=1)
+        strategies, repeats = np.unique(members, axis=0, return_counts=True)
+        for strategy, repeat in zip(strategies.tolist(), repeats.tolist(), strict=True):
+            add_packs(mixture, tuple(length for length in strategy if length), repeat)
+    mixture.pop((), None)
+    return mixture
