@@ -14,7 +14,7 @@ from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
 from gaudi_bert.packing.nnls.iterative import iterative_nnls
-from gaudi_bert.packing.work import Work
+from gaudi_bert.packing.work import Work, estimate_limit
 from tests.builders.hard_histograms import lognormal, perfect_triplets, scattered
 
 ALLOWED = [0.0, 1e5, 3e6, 1e9]
@@ -25,6 +25,11 @@ def test_a_share_is_spent_from_the_whole() -> None:
     part = whole.share(0.25)
     part.spend(30.0)
     assert (part.left, part.exhausted, whole.left, whole.exhausted) == (-5.0, True, 70.0, False)
+
+
+def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:
+    limits = [estimate_limit(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
+    assert [limit and limit.left for limit in limits] == [None, None, 90e9, 90e9, 40e9, 40e9]
 
 
 @pytest.mark.parametrize("operations", ALLOWED)
