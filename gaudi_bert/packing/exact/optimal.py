@@ -62,6 +62,9 @@ SLACK_PACKS = 0.3
 MOST_DEALT = 2_000_000
 """More sequences are not dealt out one by one."""
 
+LAST_PACK_SHARE = 0.1
+"""What may be done to find out whether the last pack can be saved."""
+
 NEAR = 10_000
 """A plan on a coarse grid is good enough within one pack in so many of the bound."""
 
@@ -123,8 +126,9 @@ def pack_optimally(counts: IntArray, depth: int, effort: Effort = THOROUGH, work
         return optimum
     if len(counts) > LONGEST_WHOLE and np.count_nonzero(counts) > FEW_LENGTHS and counts.sum() <= MOST_DEALT:
         optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
-        if _near(optimum):
+        if optimum.gap == 0 or (_near(optimum) and np.count_nonzero(counts) > MANY_LENGTHS):
             return optimum
+        work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
     if np.count_nonzero(counts) > MANY_LENGTHS:
         return _pack_coarsely(counts, depth, optimum, work)
     linear_program = LinearProgram.unlimited(counts, work.share(0.4))
