@@ -41,7 +41,7 @@ PADDING_LENGTHS = 8
 LONG = 1024
 LATER_ROUNDS = 0.5
 """For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
-they have few sequences left to place, and cost as much."""
+they have few sequences left to place, and cost as much. The published way goes on to its end."""
 
 
 def residual_weights(max_sequence_length: int) -> FloatArray:
@@ -92,7 +92,7 @@ def iterative_nnls(
         return _pack_coarsely(np.asarray(counts, dtype=np.int64), depth, leftovers, work)
     best: Mixture | None = None
     mixture: Mixture = {}
-    for mixture, left in _rounds(np.asarray(counts, dtype=np.int64), depth, work):
+    for mixture, left in _rounds(np.asarray(counts, dtype=np.int64), depth, work, leftovers):
         if leftovers == "best-fit":
             finished = best_fit_into(trim_to_exact(mixture, counts - left), left, depth)
             if best is not None and packs_of(finished) >= packs_of(best):
@@ -115,7 +115,7 @@ def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Wor
     return best_fit_into(mixture, left, depth)
 
 
-def _rounds(counts: IntArray, depth: int, work: Work) -> Iterator[tuple[Mixture, IntArray]]:
+def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> Iterator[tuple[Mixture, IntArray]]:
     """After each round of NNLS and rounding: all packs so far, with surplus slots, and the sequences they do
     not cover.
     """
@@ -129,7 +129,7 @@ def _rounds(counts: IntArray, depth: int, work: Work) -> Iterator[tuple[Mixture,
             break
         start = work.left
         packs = _rounded_packs(left, weights, depth, allowed)
-        if len(counts) > LONG and allowed is work:
+        if leftovers == "best-fit" and len(counts) > LONG and allowed is work:
             allowed = work.share(LATER_ROUNDS * (start - work.left) / max(work.left, 1.0))
         for strategy, count in packs.items():
             add_packs(mixture, strategy, count)
