@@ -23,7 +23,10 @@ from gaudi_bert.common.permutation import random_words
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
 from gaudi_bert.packing.work import Work
 
-__all__ = ["deal_into_slots"]
+__all__ = ["MOST_DEALT", "deal_into_slots"]
+
+MOST_DEALT = 2_000_000
+"""More sequences are not dealt out one by one."""
 
 MOST_ROUNDS = 1000
 """Rounds of swaps at most."""

@@ -36,7 +36,7 @@ from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls.iterative import residual_weights
 from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
 from gaudi_bert.packing.result import Solved
-from gaudi_bert.packing.slot_swaps import deal_into_slots
+from gaudi_bert.packing.slot_swaps import MOST_DEALT, deal_into_slots
 from gaudi_bert.packing.work import OPTIMAL_WORK, Work
 
 __all__ = ["Optimum", "pack_optimally", "solve_optimally"]
@@ -58,9 +58,6 @@ how often the slack that makes this easier."""
 SLACK_SHARE = 3e-5
 SLACK_PACKS = 0.3
 """The slack of a sequence: this share of the mean length, or this part of a pack for all sequences, whichever is more."""
-
-MOST_DEALT = 2_000_000
-"""More sequences are not dealt out one by one."""
 
 LAST_PACK_SHARE = 0.1
 """What may be done to find out whether the last pack can be saved."""

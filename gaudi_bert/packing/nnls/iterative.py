@@ -21,13 +21,14 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.coarse_grid import Grid, pack_on_grids
+from gaudi_bert.packing.coarse_grid import Grid, pack_on_grids, split_counts
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, add_packs, coverage, packs_of, trim_to_exact
 from gaudi_bert.packing.nnls.complements import complete_by_complements
 from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
 from gaudi_bert.packing.result import Solved
+from gaudi_bert.packing.slot_swaps import MOST_DEALT, deal_into_slots
 from gaudi_bert.packing.work import NNLS_WORK, Work
 
 __all__ = ["Leftovers", "iterative_nnls", "pack_by_nnls", "residual_weights"]
@@ -37,6 +38,9 @@ Leftovers = Literal["best-fit", "complement"]
 MAX_ROUNDS = 20
 FEW_SEQUENCES = 100
 PADDING_LENGTHS = 8
+
+BINS = 512
+"""Of the grid on which longer packs than the solver takes are planned."""
 
 LONG = 1024
 LATER_ROUNDS = 0.5
@@ -106,7 +110,13 @@ def iterative_nnls(
 
 
 def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
-    """The loop on coarse grids of the lengths; what they leave over is packed by best fit."""
+    """The loop on a coarse grid, into whose slots the sequences are dealt; with too many of them for that, on several grids.
+    What is left over is packed by best fit.
+    """
+    if counts.sum() <= MOST_DEALT:
+        coarse = iterative_nnls(split_counts(counts, BINS), depth, leftovers, work=work.share(0.5))
+        mixture, left = deal_into_slots(coarse, counts, BINS, depth, work.share(0.5))
+        return best_fit_into(mixture, left, depth)
 
     def solve(coarse: IntArray, _grid: Grid) -> Mixture:
         return iterative_nnls(coarse, depth, leftovers, work=work.share(0.5))
