@@ -15,7 +15,7 @@ from pydantic import Field
 from gaudi_bert.artefacts.model import Artefact, Count, Crc32c, Length, Positive, Share, read_artefact
 from gaudi_bert.artefacts.names import METADATA_NAME
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import write_json
+from gaudi_bert.common.files import read_json, write_json
 
 __all__ = ["InputFile", "Metadata", "Shard", "VocabularyInfo", "read_own_metadata", "write_metadata"]
 
@@ -101,6 +101,11 @@ def read_own_metadata(folder: Path | str) -> Metadata:
     path = Path(folder) / METADATA_NAME
     if not path.exists():
         raise InputError(f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert write` to its end")
+    content = read_json(path)
+    if isinstance(content, dict) and content.get("format") == "table":
+        raise InputError(
+            f"{path}: is of a packed table, packed TFRecords are wanted; gaudi_bert.pytorch reads packed tables"
+        )
     return read_artefact(path, Metadata, "write the folder again")
 
 

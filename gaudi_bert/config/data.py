@@ -64,7 +64,7 @@ class TableSettings(Settings):
     keep_together: str | None = None
     columns: tuple[str, ...] | None = None
     group_sequences: int = Field(500_000, ge=1)
-    group_bytes: Bytes = Field(2**30)
+    group_bytes: Bytes = Field(2**30, ge=2**20)
     shard_multiple: int = Field(32, ge=1, le=4096)
     shard_bytes: Bytes = Field(128 * 10**6)
     seed: int = 12345

@@ -122,10 +122,13 @@ def _form_groups(
             shares[name] = PartShare(part, first_rows[file])
             counts.append(FileCounts(name, size, 0, part.rows, 0, nothing))
     limits = settings.group_sequences, settings.group_bytes
-    for large in too_large_files(counts, *limits):
+    large = too_large_files(counts, *limits)
+    if large:
+        largest = max(large, key=lambda part: part.bytes)
         reporter.say(
-            f"{shares[large.name].part.path.name}: {large.sequences:,} rows, about {large.bytes:,} bytes that can only be "
-            f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group"
+            f"{shares[largest.name].part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, can only be "
+            f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
+            f"there are {len(large):,} such parts"
         )
     if settings.keep_together is None:
         dealt = form_groups(counts, *limits, settings.seed)

@@ -18,6 +18,7 @@ from gaudi_bert.artefacts.tables import read_table_metadata  # noqa: E402
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config import TableSettings  # noqa: E402
+from gaudi_bert.records.packed_folder import read_metadata  # noqa: E402
 from gaudi_bert.stages.pack_table import pack_table, pack_table_shard  # noqa: E402
 from tests.builders import tables  # noqa: E402
 from tests.builders.properties import examples  # noqa: E402
@@ -249,3 +250,18 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
     assert result.metadata.packs == len(packs)
     assert max(map(len, packs)) <= (slots if depth == "max" else depth)
     assert result.metadata.lower_bound <= len(packs)
+
+
+def test_a_packed_table_is_no_folder_of_packed_records(tmp_path: Path) -> None:
+    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(9, 61, seed=11))
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    with pytest.raises(InputError, match="is of a packed table, packed TFRecords are wanted"):
+        read_metadata(tmp_path / "out")
+
+
+def test_what_can_only_be_read_at_once_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tables.random_rows(90, 61, seed=12)
+    tables.write_lines(tmp_path / "rows.jsonl.gz", rows)
+    pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), reporter=Reporter())
+    assert "90 rows, about" in capsys.readouterr().err
+    check_packed_table(tmp_path / "out", rows, 61)
