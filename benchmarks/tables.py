@@ -198,7 +198,7 @@ print(time.process_time() - started)
 def imports(folder: Path, rows: int, rounds: int, base: Path) -> None:
     """`import` beside that of another commit: seconds, and the same bytes."""
     parquet.write_table(make_table(rows, 180, 512, seed=3, labelled=0.15), folder / "examples.parquet")
-    parquet.write_table(make_table(50, 180, 512, seed=4, labelled=0.15), folder / "warm.parquet")
+    parquet.write_table(make_table(5000, 180, 512, seed=4, labelled=0.15), folder / "warm.parquet")
     for sizes in ("given", "measured"):
         ratios, rates = [], []
         for _ in range(rounds):
@@ -242,7 +242,7 @@ def main() -> None:
         if given.only in (None, "full"):
             full_output(folder, given.rows, given.rounds)
         if given.only in (None, "import") and given.base is not None:
-            imports(folder, given.rows // 4, given.rounds, given.base.resolve())
+            imports(folder, given.rows // 2, given.rounds, given.base.resolve())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID
 
-__all__ = ["NOT_PREDICTED", "RowLists", "first_bad_row"]
+__all__ = ["NOT_PREDICTED", "RowLists", "collect_predicted", "first_bad_row"]
 
 NOT_PREDICTED = -100
 
@@ -111,6 +111,19 @@ def first_bad_row(
         ):
             return row
     return -1
+
+
+@borrowing_kernel
+def collect_predicted(predicted: RowLists, positions: IntArray, ids: IntArray) -> None:
+    """Set `positions` and `ids`, int64 [masked positions of all rows], to where labels predict a token, and which."""
+    count = 0
+    for row in range(predicted.offsets.size - 1):
+        start = predicted.offsets[row]
+        for place in range(start, predicted.offsets[row + 1]):
+            if predicted.values[place] != NOT_PREDICTED:
+                positions[count] = place - start
+                ids[count] = predicted.values[place]
+                count += 1
 
 
 @borrowing_kernel

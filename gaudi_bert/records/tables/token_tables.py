@@ -31,7 +31,7 @@ from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.columns import is_list
 from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.records.tables.rows import list_values
-from gaudi_bert.records.tables.token_check import NOT_PREDICTED, RowLists, first_bad_row
+from gaudi_bert.records.tables.token_check import NOT_PREDICTED, RowLists, collect_predicted, first_bad_row
 from gaudi_bert.records.write.unpacked import SequenceArrays
 
 __all__ = ["NOT_PREDICTED", "TableSizes", "measure_tables", "read_sequences"]
@@ -153,10 +153,9 @@ def _sequences(part: TablePart, columns: Mapping[str, RowLists]) -> SequenceArra
     masked_starts = positions.offsets[:-1] if positions.offsets.size else np.zeros(part.rows, np.int64)
     masked_positions, its_ids = positions.values, masked_ids.values
     if predicted.offsets.size:
-        places = np.flatnonzero(predicted.values != NOT_PREDICTED)
         masked_starts = np.cumsum(masked) - masked
-        masked_positions = places - np.repeat(predicted.offsets[:-1], masked)
-        its_ids = predicted.values[places]
+        masked_positions, its_ids = np.empty(masked.sum(), np.int64), np.empty(masked.sum(), np.int64)
+        collect_predicted(predicted, masked_positions, its_ids)
     return SequenceArrays(
         lengths,
         ids.values,
