@@ -84,7 +84,7 @@ lint: $(LINT)
 check: lint
 
 bench: setup-test
-	for part in packing records prepare training leaks pytorch; do $(BIN)/python benchmarks/$$part.py || exit 1; done
+	for part in packing records prepare training leaks pytorch predict; do $(BIN)/python benchmarks/$$part.py || exit 1; done
 
 images:
 	scripts/make-images.sh $(IMAGES)

@@ -17,7 +17,15 @@ import numpy as np
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TaskSettings
-from gaudi_bert.stages.row_windows import STANDARD, Answered, Destination, StreamResult, answer_stream, reading_signature
+from gaudi_bert.stages.row_windows import (
+    STANDARD,
+    Answered,
+    Destination,
+    StreamResult,
+    answer_stream,
+    check_apart,
+    reading_signature,
+)
 
 if TYPE_CHECKING:
     from gaudi_bert.artefacts.row_stream import RowStream
@@ -98,6 +106,7 @@ def embed(
     ending = ".jsonl" if out == STANDARD else Path(out).suffix
     if ending not in ENDINGS:
         raise InputError(f"{out}: vectors are written as {', '.join(ENDINGS)}; give it one of these endings")
+    check_apart(data, out)
     weights = read_weights(model)
     if weights.config is None:
         raise InputError(f"{model}: its config is not known; put config.json beside the weights")

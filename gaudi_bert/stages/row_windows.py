@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from gaudi_bert.tasks.rows.types import Row
     from gaudi_bert.training.weights.sources import Weights
 
-__all__ = ["STANDARD", "WINDOW_ROWS", "Answered", "Destination", "StreamResult", "answer_stream", "reading_signature"]
+__all__ = [
+    "STANDARD",
+    "WINDOW_ROWS",
+    "Answered",
+    "Destination",
+    "StreamResult",
+    "answer_stream",
+    "check_apart",
+    "reading_signature",
+]
 
 WINDOW_ROWS = 8192
 STANDARD = "-"
@@ -77,6 +86,16 @@ class StreamResult:
     padding: float
     packed: bool
     skipped: bool = False
+
+
+def check_apart(data: str, out: str) -> None:
+    """Refuse to write over what is read.
+
+    Raises:
+        InputError: both are one file.
+    """
+    if STANDARD not in (data, out) and Path(out).exists() and Path(data).exists() and Path(out).samefile(data):
+        raise InputError(f"{out}: is the data itself; give another file with --out")
 
 
 def reading_signature(

@@ -134,6 +134,13 @@ def test_wrong_usage(folder: Path, data: Path, tmp_path: Path, out: str, options
         EmbedOptions(pooling="sum")  # type: ignore[arg-type]
 
 
+def test_the_data_is_not_written_over(folder: Path, data: Path) -> None:
+    before = data.read_bytes()
+    with pytest.raises(InputError, match="is the data itself"):
+        run(folder, data, data, overwrite=True)
+    assert data.read_bytes() == before
+
+
 def test_a_folder_without_a_tokenizer(folder: Path, data: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()

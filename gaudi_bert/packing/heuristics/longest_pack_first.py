@@ -14,7 +14,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.heuristics.open_packs import OpenPacks
 from gaudi_bert.packing.mixture import Mixture
 
-__all__ = ["pack_longest_first"]
+__all__ = ["fill_open_packs", "pack_longest_first"]
 
 
 def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = None) -> Mixture:
@@ -27,7 +27,7 @@ def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = N
     """
     packs = OpenPacks(depth) if packs is None else packs
     for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
-        waiting = _fill_open_packs(packs, length, int(counts[length - 1]))
+        waiting = fill_open_packs(packs, length, int(counts[length - 1]))
         while waiting:
             copies = min(len(counts) // length, depth, waiting)
             opened = waiting // copies
@@ -36,7 +36,7 @@ def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = N
     return packs.close()
 
 
-def _fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
+def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
     """Put sequences of `length` into open packs, tightest first; returns how many are left."""
     while waiting:
         room = packs.least_room(length)

@@ -2,9 +2,9 @@
 
 Training is bound to its batch; reading is not, so any number of sequences may share a row, and the rows may be of any length
 that holds the longest sequence. Short rows cost less each token (attention goes over a whole row), long rows are filled
-better. So for each window a few choices are packed by best fit and the cheapest is taken: one length for all, or a short one
-for the sequences that fit it and a long one for the others. The choice depends on the window's lengths alone, so that a run
-that was killed makes the same one again.
+better. So for each window a few choices are packed by best fit and the cheapest is taken: one length for all, or a long one
+for the sequences that need it, filled up with others, and a short one for the rest. The choice depends on the window's
+lengths alone, so that a run that was killed makes the same one again.
 
 Letters: N sequences of a window.
 """
@@ -18,11 +18,13 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.algorithms import solve
-from gaudi_bert.packing.mixture import Mixture, packs_of
+from gaudi_bert.packing.heuristics.longest_pack_first import fill_open_packs
+from gaudi_bert.packing.heuristics.open_packs import OpenPacks
+from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
 from gaudi_bert.records.assign import assign_sequences
 from gaudi_bert.tasks.packs import Packs
 
-__all__ = ["LEAST_GAIN", "Part", "WindowPlan", "plan_window", "row_cost"]
+__all__ = ["LEAST_GAIN", "Part", "WindowPlan", "deepest", "plan_window", "row_cost"]
 
 LEAST_GAIN = 1.02
 """What packing must save at least, unpacked cost / packed cost; below it every sequence gets a row of its own."""
@@ -86,19 +88,19 @@ def plan_window(
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
     alone = one_length or _rounded(longest)
     unpacked_cost = len(lengths) * row_cost(alone, hidden_size)
-    choices = list(_choices(lengths, longest, one_length)) if packed else []
-    solved = [(choice, [_solve(lengths, part, algorithm) for part in choice]) for choice in choices]
+    choices = _choices(longest, one_length) if packed else ()
+    solved = [_solve(lengths, choice, algorithm) for choice in choices]
 
     def cost(mixtures: list[tuple[int, Mixture]]) -> float:
         return sum(packs_of(mixture) * row_cost(length, hidden_size) for length, mixture in mixtures)
 
-    best = min((mixtures for _, mixtures in solved), key=cost, default=None)
+    best = min(solved, key=cost, default=None)
     gain = unpacked_cost / cost(best) if best else 1.0
     if best is None or gain < LEAST_GAIN:
         members = np.arange(len(lengths), dtype=np.int64)
         alone_packs = Packs(members, np.arange(len(lengths) + 1, dtype=np.int64))
         return WindowPlan((Part(alone, 1, alone_packs),), tokens, len(lengths) * alone, 1.0)
-    parts = tuple(_assigned(lengths, bounds, mixture) for bounds, mixture in _with_bounds(best) if mixture)
+    parts = tuple(_assigned(lengths, best))
     return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
 
 
@@ -106,44 +108,51 @@ def _rounded(longest: int) -> int:
     return -(-longest // LENGTH_STEP) * LENGTH_STEP
 
 
-def _deepest(length: int) -> int:
+def deepest(length: int) -> int:
     """Most sequences of a row: one number for each length, so that shapes are few."""
     return max(1, length // TOKENS_PER_SEQUENCE)
 
 
-def _choices(lengths: IntArray, longest: int, one_length: int | None) -> Iterator[list[tuple[int, int]]]:
-    """Lists of (sequences longer than, length of the rows): those up to a length of rows, and those above it."""
+def _choices(longest: int, one_length: int | None) -> Iterator[tuple[int, ...]]:
+    """Lengths of rows to try: one for all, or a long one and a short one."""
     if one_length is not None:
-        yield [(0, one_length)]
+        yield (one_length,)
         return
-    long = dict.fromkeys([_rounded(longest), *(length for length in USUAL_LENGTHS if length >= longest)])
-    for length in long:
-        yield [(0, length)]
-        for short in USUAL_LENGTHS:
-            if short < longest and (lengths <= short).any():
-                yield [(0, short), (short, length)]
+    for long in dict.fromkeys([_rounded(longest), *(length for length in USUAL_LENGTHS if length >= longest)]):
+        yield (long,)
+        yield from ((long, short) for short in USUAL_LENGTHS if short < longest)
 
 
-def _solve(lengths: IntArray, part: tuple[int, int], algorithm: str) -> tuple[int, Mixture]:
-    """Rows of one length, and how the sequences that belong there share them."""
-    above, length = part
-    own = lengths[(lengths > above) & (lengths <= length)]
-    counts = np.bincount(own, minlength=length + 1)[1:]
-    if not len(own):
-        return length, {}
-    return length, solve(counts, algorithm, _deepest(length)).mixture
+def _solve(lengths: IntArray, choice: tuple[int, ...], algorithm: str) -> list[tuple[int, Mixture]]:
+    """Each length of rows, and how sequences share them: long rows take what is too long for short ones, are filled up
+    with others, best fit first, and short rows take the rest.
+    """
+    long, *short = choice
+    counts: IntArray = np.bincount(lengths, minlength=long + 1)[1:]
+    if not short:
+        return [(long, solve(counts, algorithm, deepest(long)).mixture)]
+    must = counts.copy()
+    must[: short[0]] = 0
+    rows = OpenPacks(deepest(long))
+    for strategy, count in sorted_mixture(solve(must, algorithm, deepest(long)).mixture).items():
+        rows.put(strategy, count, long - sum(strategy))
+    left = counts[: short[0]].copy()
+    for length in range(short[0], 0, -1):
+        left[length - 1] = fill_open_packs(rows, length, int(left[length - 1]))
+    return [(long, rows.close()), (short[0], solve(left, algorithm, deepest(short[0])).mixture)]
 
 
-def _with_bounds(mixtures: list[tuple[int, Mixture]]) -> Iterator[tuple[tuple[int, int], Mixture]]:
-    above = 0
+def _assigned(lengths: IntArray, mixtures: list[tuple[int, Mixture]]) -> Iterator[Part]:
+    """The sequences themselves, in the places that the mixtures have for their lengths."""
+    free = np.arange(len(lengths), dtype=np.int64)
     for length, mixture in mixtures:
-        yield (above, length), mixture
-        above = length
-
-
-def _assigned(lengths: IntArray, bounds: tuple[int, int], mixture: Mixture) -> Part:
-    """The sequences themselves, in the places that the mixture has for their lengths."""
-    above, length = bounds
-    own = np.flatnonzero((lengths > above) & (lengths <= length))
-    assignment = assign_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
-    return Part(length, _deepest(length), Packs(own[assignment.members].astype(np.int64), assignment.starts))
+        if not mixture:
+            continue
+        places = coverage(mixture, length)
+        order = np.argsort(lengths[free], kind="stable")
+        of_length = lengths[free][order]
+        rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
+        is_own = (of_length <= length) & (rank < places[np.minimum(of_length, length) - 1])
+        own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
+        assignment = assign_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
+        yield Part(length, deepest(length), Packs(own[assignment.members], assignment.starts))
