@@ -2,18 +2,19 @@
 # Installs the wheel under every Python from 3.10 to 3.14 that is at hand, beside numpy 2, and runs tests of the data side there,
 # outside the checkout, so that what is tested is the wheel. A version that is not at hand is at least resolved: every
 # dependency must have a wheel for it.
-# Usage: scripts/test-pythons.sh [FOLDER]   (for the environments and what is compiled; default .venv-pythons, kept)
+# Usage: scripts/test-pythons.sh [VERSION...]   (default: 3.10 3.12 3.13 3.14; the environments are kept in .venv-pythons/)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-versions=(3.10 3.12 3.13 3.14) # 3.11 is what `make test` runs on
+versions=("$@")
+[ $# -gt 0 ] || versions=(3.10 3.12 3.13 3.14) # 3.11 is what `make test` runs on
 # Of each room of the data side what could differ between Pythons and between numpy 1 and 2.
 tests=(
   test_python_page.py test_start.py common/test_dealing.py common/test_permutation.py cli/test_main.py
   packing/test_lengths.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_histogram_heuristics.py
   records/wire/test_framing.py records/wire/test_values.py records/write/test_rows.py stages/test_plan.py
 )
-folder=$(realpath --canonicalize-missing "${1:-.venv-pythons}")
+folder=$PWD/.venv-pythons
 mkdir -p "$folder"
 
 # The interpreter of a version, or nothing: of the PATH, or of pyenv whatever is chosen there.
