@@ -20,7 +20,7 @@ __all__ = ["StepProgress", "parts_of"]
 EVERY_SECONDS = 60.0
 # `mpirun --tag-output` puts job and rank before each line.
 _TAG = re.compile(r"^\[\d+,\d+\]<std(?:out|err)>:")
-_TRAINING = re.compile(r"train: update \d+/\d+ \(\d+%\), .* left")
+_TRAINING = re.compile(r"train: (update \d+/\d+ \(\d+%\), .* left)")
 
 
 def parts_of(item: Answer) -> int:
@@ -56,13 +56,13 @@ class StepProgress:
         """Whether a line of a pod's log tells its progress: it is kept, and not shown by itself."""
         plain = _TAG.sub("", text)
         task = TaskProgress.parse(plain)
-        is_training = _TRAINING.fullmatch(plain) is not None
+        training = _TRAINING.fullmatch(plain)
         with self._lock:
             if task is not None:
                 self._tasks[pod] = task
-            elif is_training:
-                self._training = plain
-        return task is not None or is_training
+            elif training is not None:
+                self._training = training[1]
+        return task is not None or training is not None
 
     def show(self, item: Answer, pods: Sequence[Answer]) -> None:
         """Show how far the step is, where a minute has gone by (on a terminal: at once)."""

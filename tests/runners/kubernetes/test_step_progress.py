@@ -83,7 +83,7 @@ def test_training_by_mpirun_is_shown_once_a_minute_and_in_the_end(said: io.Strin
     assert progress.take("launcher", TRAINING.replace("50/800", "800/800"))
     progress.finish()
     shown = [line.split("(")[0] for line in said.getvalue().splitlines()]
-    assert shown == [f"demo-train: train: update {update}/800 " for update in (150, 300, 450, 600, 750, 800)]
+    assert shown == [f"demo-train: update {update}/800 " for update in (150, 300, 450, 600, 750, 800)]
 
 
 def test_on_a_terminal_the_line_stays_between_two_reports(said: io.StringIO) -> None:
@@ -93,9 +93,9 @@ def test_on_a_terminal_the_line_stays_between_two_reports(said: io.StringIO) -> 
     assert progress.take("a", TRAINING)
     for _ in range(3):
         progress.show({}, pods("a"))
-    assert said.getvalue().count(TRAINING) == 3
+    assert said.getvalue().count(TRAINING.removeprefix("train: ")) == 3
     progress.finish()
-    assert said.getvalue().count(TRAINING) == 3
+    assert said.getvalue().count(TRAINING.removeprefix("train: ")) == 3
 
 
 def test_what_is_waited_for_is_said_at_once_when_it_changes_and_then_every_minute(said: io.StringIO) -> None:
