@@ -54,6 +54,9 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
         InputError: there is no work folder on the cluster, or nothing in it.
         FailedError: the Job cannot start or fails, or its log is not whole.
     """
+    if settings.kubernetes.store:
+        page = f"{settings.kubernetes.store}/{settings.name}/report.html"
+        raise InputError(f"{page}: the work folder is in a store, not on the cluster; copy it with the store's own tools")
     cluster.check_namespace()
     claim = work_claim_name(settings)
     if cluster.read("PersistentVolumeClaim", claim) is None:

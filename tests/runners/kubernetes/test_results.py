@@ -92,6 +92,12 @@ def test_what_cannot_be_brought_is_said_and_nothing_is_left(
     assert not (tmp_path / "here").exists()
 
 
+def test_a_work_folder_in_a_store_is_opened_from_there(cluster: Cluster, tmp_path: Path, reporter: Reporter) -> None:
+    stored = load_pipeline(None, ["kubernetes.store=s3://bucket/prefix"])
+    with pytest.raises(InputError, match=r"s3://bucket/prefix/demo/report\.html: the work folder is in a store"):
+        open_results(stored, cluster, tmp_path / "here", reporter)
+
+
 def test_the_command_says_where_the_page_is(work_folder: Path, tmp_path: Path, repository: Path) -> None:
     done = run_command("k8s", "open", repository / "pipelines" / "demo.yaml", folder=tmp_path)
     assert done.returncode == 0, done.stderr
