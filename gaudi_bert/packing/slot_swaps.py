@@ -51,7 +51,7 @@ FEW_MENDED = 0.01
 STALLED = 12
 """Such rounds, after each of which excess is passed along among packs, before one is opened."""
 
-SPARE_SHARE = 0.002
+SPARE_SHARE = 0.0002
 """Empty packs that may be opened, as a share of all; at least `LEAST_SPARE`."""
 
 LEAST_SPARE = 8

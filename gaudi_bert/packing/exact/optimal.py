@@ -157,6 +157,9 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: Optimum, work: Work)
             break
         coarse = pack_optimally(split_counts(counts, bins, slack * slacks), depth, QUICK, work.share(0.3))
         proof = prove(counts, interpolated_prices(coarse.certificate.prices, len(counts)), depth)
+        optimum = _better(optimum, None, proof)
+        if _near(optimum):
+            break
         mixture, left = deal_into_slots(coarse.mixture, counts, bins, depth, work.share(0.4))
         optimum = _better(optimum, best_fit_into(mixture, left, depth), proof)
     return optimum
