@@ -9,6 +9,8 @@ Without it, each kernel is compiled where it is first called, and kept (`common/
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import random
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings, PrepareSettings
+from gaudi_bert.config import PackingSettings, PrepareSettings, TableSettings
 
 __all__ = ["compile_kernels"]
 
@@ -53,6 +55,21 @@ def compile_kernels(part: str = "all") -> None:
             raise FailedError("the packing kernels could not be compiled; the reason is above")
         for source in sources:
             _pack(source, folder / f"packed-{source.name}")
+        if importlib.util.find_spec("pyarrow") is not None:
+            _pack_table(folder)
+
+
+def _pack_table(folder: Path) -> None:
+    """Pack, prove and import a small table; the kernels take values of any type."""
+    from gaudi_bert.stages.import_tables import import_tables
+    from gaudi_bert.stages.pack_table import pack_table
+
+    table = folder / "rows.jsonl"
+    rows = [{"input_ids": [1] * size, "labels": [-100, *[1] * (size - 1)]} for size in range(2, LENGTH)]
+    table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
+    pack_table(table, folder / "packed-table", settings, reporter=QUIET, verified=True)
+    import_tables(table, folder / "imported", reporter=QUIET)
 
 
 def _plan() -> None:
