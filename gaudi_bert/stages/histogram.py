@@ -9,6 +9,7 @@ result does not depend on how many.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,16 +93,16 @@ def _count(
     """Read all files, each when its turn comes."""
     from gaudi_bert.records.read.threads import map_files, worker_count
 
-    with inputs.all_here([files[0].name]):
-        schema = _common_schema(files, reporter)
     ahead = worker_count(workers, len(files))
     with (
         reporter.task("histogram", sum(file.bytes for file in files), "bytes") as task,
         inputs.turns([[file.name] for file in files], ahead) as turns,
+        turns.batch(0),  # the first file is there until the end: its first record says what all are held to
     ):
+        schema = _common_schema(files, reporter)
 
         def count(number: int, buffer: NDArray[np.uint8]) -> CountedFile:
-            with turns.batch(number):
+            with turns.batch(number) if number else nullcontext():
                 return _count_file(files[number], schema, buffer, task.advance)
 
         counted = map_files(count, range(len(files)), workers)
