@@ -136,3 +136,10 @@ def test_a_number_in_a_file_that_should_be_a_text_says_so(tmp_path: Path) -> Non
     file.write_text("images: {tag: 9.9}")
     with pytest.raises(InputError, match=r"`images.tag` = 9.9: .*put it in quotes"):
         load_pipeline(file)
+
+
+def test_one_resource_of_a_pod_leaves_the_others_as_they_are() -> None:
+    asked = load_pipeline(None, ["resources.data.cpu=2", "resources.training.memory=9Gi"]).resources
+    assert (asked.data.cpu, asked.data.memory, asked.data.memory_limit) == ("2", "256Mi", "2Gi")
+    assert (asked.training.cpu, asked.training.memory, asked.training.memory_limit) == ("200m", "9Gi", "9Gi")
+    assert load_pipeline(None, []).resources.training.memory_limit == "4Gi"

@@ -48,10 +48,19 @@ class PodResources(Settings):
     memory_limit: Quantity | None = Field(None, description="default: the same as `memory`; not for training on cards")
 
 
+def _limit_follows_memory(values: Any) -> Any:
+    """Where only `memory` is given, the limit is not that of another memory."""
+    if isinstance(values, Mapping) and "memory" in values and "memory_limit" not in values:
+        return {**values, "memory_limit": values["memory"]}
+    return values
+
+
 class DataPodResources(PodResources):
     """What a container that prepares, counts, plans, writes or verifies asks for."""
 
-    memory_limit: Quantity | None = Field("2Gi", description="null: the same as `memory`")
+    memory_limit: Quantity | None = Field("2Gi", description="where `memory` is set: the same by default")
+
+    _follows = model_validator(mode="before")(_limit_follows_memory)
 
 
 class TrainingPodResources(PodResources):
@@ -59,7 +68,11 @@ class TrainingPodResources(PodResources):
 
     cpu: Quantity = Field("200m", description="cores; a limit only on cards, where request and limit are equal")
     memory: Quantity = "1Gi"
-    memory_limit: Quantity | None = Field("4Gi", description="null: the same as `memory`; not for training on cards")
+    memory_limit: Quantity | None = Field(
+        "4Gi", description="where `memory` is set: the same by default; not for training on cards"
+    )
+
+    _follows = model_validator(mode="before")(_limit_follows_memory)
 
 
 class ResourceSettings(Settings):
