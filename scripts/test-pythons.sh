@@ -14,8 +14,10 @@ tests=(
   packing/test_lengths.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_histogram_heuristics.py
   records/wire/test_framing.py records/wire/test_values.py records/write/test_rows.py stages/test_plan.py
 )
-folder=$PWD/.venv-pythons
-mkdir -p "$folder"
+environments=$PWD/.venv-pythons
+mkdir -p "$environments"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
 
 # The interpreter of a version, or nothing: of the PATH, or of pyenv whatever is chosen there.
 find_version() {
@@ -28,7 +30,6 @@ find_version() {
 }
 
 # Built from a copy, so that nothing of an earlier build gets in and nothing is left behind.
-rm -rf "$folder/source" "$folder/wheel"
 mkdir "$folder/source" "$folder/wheel"
 git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from - | tar --extract --directory "$folder/source"
 sed 's/^numpy==.*/numpy==2.2.6 ; python_version < "3.11"\nnumpy==2.5.5 ; python_version >= "3.11"/' constraints.txt >"$folder/constraints.txt"
@@ -48,7 +49,7 @@ for version in "${versions[@]}"; do
     echo "Python $version: not at hand; every dependency has a wheel for it"
     continue
   fi
-  environment=$folder/$version
+  environment=$environments/$version
   [ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
   "$environment/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" --force-reinstall --no-deps "$wheel"
   "$environment/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" "$wheel[parquet]" hypothesis pytest pytest-xdist
