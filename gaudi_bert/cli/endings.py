@@ -23,6 +23,8 @@ EXTRAS = {
     "kubernetes": "kubernetes",
     "pyarrow": "parquet",
     "safetensors": "tensorflow",
+    "seqeval": "tensorflow",
+    "sklearn": "tensorflow",
     "tensorflow": "tensorflow",
 }
 

@@ -17,6 +17,7 @@ from gaudi_bert.cli import (
     model_commands,
     pipeline_commands,
     prediction_commands,
+    task_commands,
 )
 from gaudi_bert.cli.endings import run_to_the_end
 
@@ -34,6 +35,7 @@ data_commands.register(app)
 exchange_commands.register(app)
 model_commands.register(app)
 prediction_commands.register(app)
+task_commands.register(app)
 pipeline_commands.register(app)
 cluster_commands.register(app)
 

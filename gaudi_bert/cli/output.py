@@ -13,6 +13,7 @@ from gaudi_bert.common.progress import human_bytes
 __all__ = [
     "describe_any",
     "describe_examples",
+    "describe_finetuning",
     "describe_histogram",
     "describe_packing",
     "percent",
@@ -92,6 +93,20 @@ def describe_histogram(result: Mapping[str, Any]) -> list[str]:
         f"{result['sequences']:,} sequences in {result['files']:,} files ({human_bytes(result['bytes'])}), "
         f"length {mean:.1f} on average, at most {result['max_sequence_length']}{skipped_note(result)}"
     ]
+
+
+def describe_finetuning(result: Mapping[str, Any]) -> list[str]:
+    """The lines of a fine-tuned model: from how much it learnt, and how good it is."""
+    if "metrics" not in result:
+        return describe_any(result)
+    lines = [
+        f"{result['task']}: {result['sequences']:,} sequences in {result['packs']:,} packs ({result['packing_factor']:.3f} "
+        f"sequences per pack), {result['epochs']} epochs, {result['updates']:,} updates{skipped_note(result)}"
+    ]
+    if result["metrics"]:
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
+        lines.append(f"best by {result['best_metric']}, after update {result['best_update']:,}: {figures}")
+    return lines
 
 
 def describe_any(result: Mapping[str, Any]) -> list[str]:

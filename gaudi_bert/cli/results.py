@@ -12,7 +12,14 @@ from functools import singledispatch
 from typing import Any
 
 from gaudi_bert.artefacts.model import Artefact
-from gaudi_bert.stages.model_results import EvaluateResult, GraphResult, TrainDryRun, TrainResult
+from gaudi_bert.stages.model_results import (
+    EvaluateResult,
+    FineTuneDryRun,
+    FineTuneResult,
+    GraphResult,
+    TrainDryRun,
+    TrainResult,
+)
 from gaudi_bert.stages.results import (
     PackResult,
     PackTableResult,
@@ -101,6 +108,16 @@ def _(result: TrainResult) -> dict[str, Any]:
 
 @to_json.register
 def _(result: TrainDryRun) -> dict[str, Any]:
+    return {"dry_run": True, **result.plan.as_json()}
+
+
+@to_json.register
+def _(result: FineTuneResult) -> dict[str, Any]:
+    return {**to_json(result.finetuning), **_fields(result, "finetuning")}
+
+
+@to_json.register
+def _(result: FineTuneDryRun) -> dict[str, Any]:
     return {"dry_run": True, **result.plan.as_json()}
 
 

@@ -19,13 +19,15 @@ from gaudi_bert.config.places import (
     Toleration,
 )
 from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping, table_settings_from_mapping
-from gaudi_bert.config.tasks import TaskSettings
-from gaudi_bert.config.training import GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
+from gaudi_bert.config.tasks import TASK_NAMES, TaskName, TaskSettings
+from gaudi_bert.config.training import FineTuneSettings, GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import ALGORITHMS
 
 __all__ = [
     "ALGORITHMS",
+    "TASK_NAMES",
     "DockerSettings",
+    "FineTuneSettings",
     "GaudiSettings",
     "ImageSettings",
     "KubernetesSettings",
@@ -39,6 +41,7 @@ __all__ = [
     "ResourceSettings",
     "StoreSettings",
     "TableSettings",
+    "TaskName",
     "TaskSettings",
     "Toleration",
     "TrainingSettings",

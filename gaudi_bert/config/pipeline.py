@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from gaudi_bert.config.data import PackingSettings, PrepareSettings
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
 from gaudi_bert.config.tasks import TaskSettings
-from gaudi_bert.config.training import GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
+from gaudi_bert.config.training import FineTuneSettings, GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import Settings
 
 __all__ = [
@@ -24,6 +24,7 @@ class PipelineSettings(Settings):
     model: ModelSettings = Field(default_factory=ModelSettings)
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     task: TaskSettings = Field(default_factory=TaskSettings)
+    finetune: FineTuneSettings = Field(default_factory=FineTuneSettings)
     gaudi: GaudiSettings = Field(default_factory=GaudiSettings)
     mlperf: MlperfSettings = Field(default_factory=MlperfSettings)
     images: ImageSettings = Field(default_factory=ImageSettings)

@@ -55,7 +55,9 @@ class TaskSettings(Settings):
     stride: int = Field(128, ge=0, le=8192, description="tokens that neighbouring windows of one row share")
     n_best: int = Field(1, ge=1, le=1000, description="question answering: answers printed for each question")
     max_answer_tokens: int = Field(30, ge=1, le=8192, description="question answering: the longest answer")
-    null_score_threshold: float = Field(
-        0.0, description="question answering: no answer where its score is better by more than this"
+    null_score_threshold: float | None = Field(
+        None,
+        description="question answering: no answer where its score is better by more than this; default: 0 where the "
+        "training data has questions without an answer, else there is always one",
     )
     masked_lm_probability: float = Field(0.15, gt=0, lt=1, description="masked language modelling: share of masked tokens")

@@ -6,9 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import Bytes, Settings
+from gaudi_bert.config.values import Algorithm, Bytes, Depth, Settings
 
 __all__ = [
+    "FineTuneSettings",
     "GaudiSettings",
     "MlperfSettings",
     "ModelSettings",
@@ -45,16 +46,13 @@ class ModelSettings(Settings):
         return self
 
 
-class TrainingSettings(Settings):
-    """How the model is trained."""
+class LoopSettings(Settings):
+    """What pretraining and fine-tuning have in common."""
 
     device: Literal["auto", "cpu", "hpu"] = "auto"
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: float = Field(1.0e-3, gt=0)
-    global_batch_sequences: int = Field(128, ge=1, description="sequences (not packs) of one update, over all workers")
     micro_batch_packs: int = Field(16, ge=1, description="packs of one forward and backward pass on one worker")
-    updates: int = Field(1500, ge=1)
-    warmup_updates: int = Field(100, ge=0)
     decay_power: float = Field(1.0, gt=0, description="polynomial decay to 0: 1 is linear, 0.5 the predecessor's for LAMB")
     decay_from: Literal["warmup", "start"] = Field(
         "warmup",
@@ -69,8 +67,34 @@ class TrainingSettings(Settings):
     beta_2: float = Field(0.999, ge=0, lt=1)
     epsilon: float = Field(1e-6, gt=0)
     clip_norm: float = Field(1.0, ge=0, description="largest global gradient norm, after accumulation; 0: no clipping")
-    loss: Literal["token", "sequence"] = Field("token", description="masked-LM mean over tokens, or over sequences' means")
     precision: Literal["float32", "bfloat16"] = "float32"
+    keep_checkpoints: int = Field(2, ge=1)
+    log_every_updates: int = Field(50, ge=1)
+    threads: int | None = Field(None, ge=1, description="CPU threads of one operation; default: one a core")
+    fusion_bytes: Bytes = Field(64 * 2**20, description="several workers: gradients travel merged to at most this much")
+    stall_seconds: float = Field(
+        300,
+        ge=1,
+        description="several workers: one that shows no sign of work for so long (three times as long while it builds its "
+        "graph or saves) ends the run, and is named",
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=1024,
+        le=65_535,
+        description="rank 0 serves its newest figures to Prometheus here, at /metrics; default: not",
+    )
+    watch_port: int = Field(0, ge=0, le=65_535, description="several workers: where rank 0 listens to the others; 0: any")
+    seed: int = 12345
+
+
+class TrainingSettings(LoopSettings):
+    """How the model is trained."""
+
+    global_batch_sequences: int = Field(128, ge=1, description="sequences (not packs) of one update, over all workers")
+    updates: int = Field(1500, ge=1)
+    warmup_updates: int = Field(100, ge=0)
+    loss: Literal["token", "sequence"] = Field("token", description="masked-LM mean over tokens, or over sequences' means")
     loss_normalization: Literal["global", "balanced", "local"] = Field(
         "global",
         description="losses are divided by what the whole update holds (any workers and micro-batches: one big batch), "
@@ -88,30 +112,39 @@ class TrainingSettings(Settings):
         None, description="weights to start from: a checkpoint of ours, a Hugging Face folder, or a TF1 checkpoint"
     )
     save_every_updates: int = Field(500, ge=1)
-    keep_checkpoints: int = Field(2, ge=1)
     evaluate_every_updates: int = Field(500, ge=1)
     evaluate_packs: int | None = Field(None, ge=1, description="packs of one evaluation during training; default: all")
-    log_every_updates: int = Field(50, ge=1)
     measure_speedup: bool = Field(
         False, description="time passes over packed and unpacked rows first: the realized speed-up, for two more graphs"
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of one operation; default: one a core")
     shuffle_packs: int = Field(4096, ge=1, description="packs of a file change places within so many while reading")
-    fusion_bytes: Bytes = Field(64 * 2**20, description="several workers: gradients travel merged to at most this much")
-    stall_seconds: float = Field(
-        300,
-        ge=1,
-        description="several workers: one that shows no sign of work for so long (three times as long while it builds its "
-        "graph or saves) ends the run, and is named",
+
+
+class FineTuneSettings(LoopSettings):
+    """How a pretrained model is trained for a task; keys that `training` has too mean the same."""
+
+    data: str | None = Field(
+        None, description="rows to learn from: JSON lines, CSV, TSV, Parquet, CoNLL or SQuAD's JSON; or `python-docstrings`"
     )
-    metrics_port: int | None = Field(
+    evaluation_data: str | None = Field(None, description="rows to measure on")
+    model: str | None = Field(
         None,
-        ge=1024,
-        le=65_535,
-        description="rank 0 serves its newest figures to Prometheus here, at /metrics; default: not",
+        description="weights to start from: a Hugging Face folder, a TF1 checkpoint or ours; default: those of `train`",
     )
-    watch_port: int = Field(0, ge=0, le=65_535, description="several workers: where rank 0 listens to the others; 0: any")
-    seed: int = 12345
+    predict_data: str | None = Field(None, description="rows for the stage `predict`; default: evaluation_data")
+    max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
+    depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")
+    algorithm: Algorithm = "optimal"
+    evaluation_depth: Depth = Field("max", description="the same for evaluations, where the batch does not matter")
+    learning_rate: float = Field(5.0e-5, gt=0)
+    epochs: int = Field(3, ge=1, description="how often each sequence is seen")
+    batch_sequences: int = Field(32, ge=1, description="sequences (not packs) of one update, over all workers")
+    warmup_share: float = Field(0.1, ge=0, le=1, description="share of the updates for which the learning rate rises")
+    best_metric: str | None = Field(
+        None, description="the metric whose best checkpoint is kept; default: accuracy, f1_micro, pearson, f1 or loss"
+    )
+    evaluate_every_updates: int | None = Field(None, ge=1, description="default: after each epoch")
+    save_every_updates: int | None = Field(None, ge=1, description="default: after each epoch")
 
 
 class GaudiSettings(Settings):

@@ -89,7 +89,7 @@ class BertConfig:
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
             raise InputError(f"model: position_embedding_type = {positions!r}; only absolute positions can be read")
-        if values.get("is_decoder"):
+        if values.get("is_decoder") and values.get("attention") != "causal":
             raise InputError(
                 "model: is_decoder = true; its attention is causal, and only encoders of Hugging Face can be read"
             )

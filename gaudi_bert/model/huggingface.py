@@ -19,6 +19,8 @@ TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
+TASK_HEADS = ("classifier.", "qa_outputs.")
+"""The heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`."""
 COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 _WHOLE_NAMES = {
@@ -51,14 +53,15 @@ def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
 
 
 def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
-    """The state of `BertForPreTraining`, or of a bare `BertModel`, as our variables.
+    """The state of `BertForPreTraining`, of a `BertFor...` of a task, or of a bare `BertModel`, as our variables.
 
     Args:
         tensors: by their names; also those of the first releases, with `gamma` and `beta` for layer norm.
         config: of the model they belong to.
 
     Returns:
-        Float32 arrays by our names. The heads (`cls/...`) and the pooler may be missing, if `tensors` has none.
+        Float32 arrays by our names. The heads (`cls/...`) and the pooler may be missing, if `tensors` has none; the head of
+        a task (`classifier/...`, `qa_outputs/...`) is there if `tensors` has it.
 
     Raises:
         InputError: a tensor is missing, unknown, of another shape, or not tied where it must be.
@@ -79,6 +82,10 @@ def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Fl
                 f"{spec.shape}; give the weights of a model of this config"
             )
         ours[name] = value
+    for name in [name for name in state if name.startswith(TASK_HEADS)]:
+        value = np.asarray(state.pop(name), dtype=np.float32)
+        scope, _, last = name.partition(".")
+        ours[f"{scope}/kernel" if last == "weight" else f"{scope}/{last}"] = np.ascontiguousarray(value.T)
     _check_leftovers(state, tensors)
     return ours
 
@@ -86,7 +93,7 @@ def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Fl
 def _full_name(name: str) -> str:
     name = name.removesuffix(".gamma") + ".weight" if name.endswith("LayerNorm.gamma") else name
     name = name.removesuffix(".beta") + ".bias" if name.endswith("LayerNorm.beta") else name
-    return name if name.startswith(("bert.", "cls.")) else f"bert.{name}"
+    return name if name.startswith(("bert.", "cls.", *TASK_HEADS)) else f"bert.{name}"
 
 
 def _check_leftovers(state: WeightArrays, tensors: WeightArrays) -> None:
@@ -97,4 +104,6 @@ def _check_leftovers(state: WeightArrays, tensors: WeightArrays) -> None:
             if not np.array_equal(value, everything[TIED[name]]):
                 raise InputError(f"weights: {name} differs from {TIED[name]}; only tied output weights can be read")
         elif name not in COUNTERS:
-            raise InputError(f"weights: {name} is unknown; give the weights of a BertForPreTraining or a BertModel")
+            raise InputError(
+                f"weights: {name} is unknown; give those of a BertForPreTraining, a BertModel or a BertFor... of a task"
+            )

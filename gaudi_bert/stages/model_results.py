@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gaudi_bert.artefacts.finetuning import FineTuning
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ __all__ = [
     "EvaluateResult",
     "ExportResult",
     "FeedingFinding",
+    "FineTuneDryRun",
+    "FineTuneResult",
     "GraphResult",
     "GraphSizes",
     "TrainDryRun",
@@ -35,6 +38,21 @@ class TrainResult:
 @dataclass(frozen=True)
 class TrainDryRun:
     """What a run would be."""
+
+    plan: RunPlan
+
+
+@dataclass(frozen=True)
+class FineTuneResult:
+    """How good the model is; `skipped` where it was finished already."""
+
+    finetuning: FineTuning
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class FineTuneDryRun:
+    """What fine-tuning would be."""
 
     plan: RunPlan
 

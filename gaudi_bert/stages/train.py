@@ -7,13 +7,11 @@ written last, `training.json` (how the run ended).
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import TYPE_CHECKING, cast
 
 from gaudi_bert.artefacts.names import TRAINING_NAME
 from gaudi_bert.artefacts.store.mirror import mirror
@@ -21,9 +19,9 @@ from gaudi_bert.artefacts.store.workplace import workplace
 from gaudi_bert.artefacts.training import LossFigures, TrainingResult, read_training, write_training
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import exclusive_lock
-from gaudi_bert.common.native_lines import native_lines_to
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
+from gaudi_bert.stages.model_process import COMPILED_KEY, compiles_kernels, native_lines_in, threads_of
 from gaudi_bert.stages.model_results import TrainDryRun, TrainResult
 from gaudi_bert.stages.stored_inputs import weights_here
 from gaudi_bert.stages.stored_run import StoredRun
@@ -32,13 +30,13 @@ from gaudi_bert.stages.train_job import TrainingJob, describe_job, plan_job
 
 if TYPE_CHECKING:
     from gaudi_bert.training.device import Device
+    from gaudi_bert.training.input.batches import Batch, TrainingOrder
+    from gaudi_bert.training.input.source import DataSource
     from gaudi_bert.training.logs.mlperf import RunEvents
     from gaudi_bert.training.loop import Outcome, TrainingRun
     from gaudi_bert.training.run_plan import RunPlan
 
 __all__ = ["train"]
-
-COMPILED_KEY = "compiled_kernels"
 
 
 def train(
@@ -92,7 +90,7 @@ def train(
         if asked.init_checkpoint is not None and communicator.is_first:
             initial = asked.model_copy(update={"init_checkpoint": str(weights_here(asked.init_checkpoint, copies))})
             job = replace(job, plan=replace(job.plan, settings=initial))
-        device = open_device(asked.device, asked.precision, _threads(job), settings.gaudi)
+        device = open_device(asked.device, asked.precision, threads_of(asked.threads, communicator.local_size), settings.gaudi)
         with communicator.watched(asked) as watched:
             stored = StoredRun(place, asked.keep_checkpoints, communicator.is_first)
             return _run(replace(job, communicator=watched), stored, device, reporter, resume, overwrite)
@@ -114,11 +112,11 @@ def _run(
         reporter.say(f"train: on {device.description}{others}")
         for note in device.notes:
             reporter.say(note)
-        with _native_lines_in_the_folder(job):
+        with native_lines_in(job.out, job.communicator.rank):
             run = replace(_set_up(job, device, reporter), saved=stored.saved)
             measures = run.plan.settings.measure_speedup and job.source.is_packed
-            realized_speedup = _measure_speedup(run) if measures else None
-            result = _result(_train(run), job.plan, realized_speedup)
+            realized_speedup = _measure_speedup(run, job.source) if measures else None
+            result = _result(_train(run, job.source), job.plan, realized_speedup)
         if first:
             write_training(job.out / TRAINING_NAME, result)
             stored.finish()
@@ -130,30 +128,20 @@ def _found(job: TrainingJob, reporter: Reporter) -> TrainResult | None:
     return TrainResult(read_training(job.out / TRAINING_NAME), skipped=True) if job.communicator.is_first else None
 
 
-def _native_lines_in_the_folder(job: TrainingJob) -> AbstractContextManager[None]:
-    """TensorFlow's and XLA's own lines go to a log file of each process, where it sees the folder of the run."""
-    if not job.out.is_dir():
-        return nullcontext()
-    rank = job.communicator.rank
-    return native_lines_to(job.out / ("tensorflow.log" if rank == 0 else f"tensorflow-{rank}.log"))
-
-
-def _threads(job: TrainingJob) -> int | None:
-    """CPU threads of this process: processes that share a host share its cores."""
-    asked, processes = job.settings.training.threads, job.communicator.local_size
-    return asked if asked is not None or processes == 1 else max(1, (os.cpu_count() or 1) // processes)
-
-
 def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun:
     """Make the model and all that works on it; the device is open."""
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.training.evaluate import Evaluator
+    from gaudi_bert.training.input.batches import training_batches
+    from gaudi_bert.training.input.value_limits import ValueLimits
     from gaudi_bert.training.loop import TrainingRun
+    from gaudi_bert.training.loss_denominators import denominators_for
+    from gaudi_bert.training.objective import PretrainingObjective
     from gaudi_bert.training.optimizers import Optimizer
 
     events = _open_events(job)
     settings = job.plan.settings
-    compiled = _compiles_kernels(job, device, reporter)
+    compiled = compiles_kernels(job.out / "checkpoints", job.communicator, device, reporter)
     model = BertForPretraining(job.config, seed=settings.seed, compute_dtype=device.compute_dtype, compiled=compiled)
     evaluator = None
     if job.evaluation_source is not None:
@@ -165,12 +153,18 @@ def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun
             batch_packs=settings.micro_batch_packs,
             take_packs=settings.evaluate_packs,
         )
+    limits = ValueLimits.of(job.source, job.config)
+
+    def batches(order: TrainingOrder) -> Iterator[Batch]:
+        return training_batches(job.source, limits, settings.micro_batch_packs, order)
+
     return TrainingRun(
         plan=job.plan,
         model=model,
         optimizer=Optimizer(model.variables_by_name, settings),
         communicator=job.communicator,
-        source=job.source,
+        objective=PretrainingObjective(settings.loss),
+        batches=batches,
         evaluator=evaluator,
         folder=job.out,
         kept_settings={
@@ -181,6 +175,7 @@ def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun
         },
         reporter=reporter,
         events=events,
+        denominators=denominators_for(settings, job.source),
     )
 
 
@@ -194,49 +189,36 @@ def _open_events(job: TrainingJob) -> RunEvents:
     return events
 
 
-def _compiles_kernels(job: TrainingJob, device: Device, reporter: Reporter) -> bool:
-    """Whether kernels are compiled: as when the run began, because compiled dropout draws other places."""
-    from gaudi_bert.training.checkpoint import newest_settings
-
-    stored = newest_settings(job.out / "checkpoints") if job.communicator.is_first else None
-    choice = np.array([0.0, 0.0] if stored is None else [1.0, float(stored.get(COMPILED_KEY, False))])
-    is_resumed, was_compiled = (value > 0 for value in job.communicator.sum_array(choice))
-    if not is_resumed:
-        return device.compiles_kernels
-    if was_compiled and device.kind == "hpu":
-        reporter.say("note: the run began with kernels compiled for a CPU; from here on dropout draws other places")
-        return False
-    return bool(was_compiled)
-
-
-def _measure_speedup(run: TrainingRun) -> float:
+def _measure_speedup(run: TrainingRun, source: DataSource) -> float:
     """How many times as many sequences packing trains on per second, measured on the first micro-batch."""
-    from gaudi_bert.training.input.batches import TrainingOrder, training_batches
-    from gaudi_bert.training.input.value_limits import ValueLimits
+    from gaudi_bert.model.bert import BertForPretraining
+    from gaudi_bert.training.input.batches import TrainingOrder
     from gaudi_bert.training.speedup import measure_speedup
 
     run.communicator.note("measuring the speed-up", slow=True)
-    settings, source = run.plan.settings, run.source
+    settings = run.plan.settings
     order = TrainingOrder(settings.seed, settings.shuffle_packs, run.communicator.rank, run.communicator.size)
-    limits = ValueLimits.of(source, run.model.config)
-    batch = next(training_batches(source, limits, settings.micro_batch_packs, order))
-    speedup = measure_speedup(run.model, settings.loss, batch, source.schema.max_predictions, source.packing_factor)
+    batch = next(run.batches(order))
+    speedup = measure_speedup(
+        cast(BertForPretraining, run.model), settings.loss, batch, source.schema.max_predictions, source.packing_factor
+    )
     run.reporter.say(f"train: {speedup.line()}")
     return speedup.realized
 
 
-def _train(run: TrainingRun) -> Outcome:
+def _train(run: TrainingRun, source: DataSource) -> Outcome:
     """Start or resume, and train to the end."""
+    from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.training.loop import Progress, TrainingLoop
     from gaudi_bert.training.resume import resume_run, share_state
     from gaudi_bert.training.weights.sources import load_weights
 
     progress = Progress()
     if run.communicator.is_first:
-        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.source.epoch_packs, run.reporter.say)
+        progress = resume_run(run.checkpoints, run.model, run.optimizer, source.epoch_packs, run.reporter.say)
         initial = run.plan.settings.init_checkpoint
         if progress.update == 0 and initial is not None:
-            weights = load_weights(initial, run.model)
+            weights = load_weights(initial, cast(BertForPretraining, run.model))
             lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
             run.reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
     progress = share_state(progress, run.model, run.optimizer, run.communicator)
@@ -244,7 +226,9 @@ def _train(run: TrainingRun) -> Outcome:
 
 
 def _result(outcome: Outcome, plan: RunPlan, realized_speedup: float | None) -> TrainingResult:
-    report, evaluation = outcome.report, outcome.evaluation
+    from gaudi_bert.training.evaluate import Evaluation
+
+    report, evaluation = outcome.report, cast(Evaluation | None, outcome.evaluation)
     return TrainingResult(
         updates=outcome.progress.update,
         sequences=outcome.progress.sequences,
@@ -256,7 +240,7 @@ def _result(outcome: Outcome, plan: RunPlan, realized_speedup: float | None) -> 
         packing_factor=plan.packing_factor,
         sequences_per_update=plan.sequences_per_update,
         reached_target=outcome.reached_target,
-        training=LossFigures(**report.figures.as_json()) if report is not None else None,
+        training=LossFigures.model_validate(report.figures.as_json()) if report is not None else None,
         evaluation=evaluation.as_figures() if evaluation is not None else None,
         realized_speedup=realized_speedup,
     )

@@ -25,7 +25,7 @@ from gaudi_bert.training.input.batches import Batch, evaluation_batches
 from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.input.value_limits import ValueLimits
 from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
-from gaudi_bert.training.step import Loss
+from gaudi_bert.training.objective import Loss
 
 __all__ = ["Evaluation", "Evaluator", "majority_share"]
 
@@ -47,6 +47,11 @@ class Evaluation:
     next_sentence_baseline: float
     sequences: int
     masked_tokens: int
+
+    @property
+    def accuracy(self) -> float:
+        """What a target is set for: the masked-LM accuracy."""
+        return self.figures.masked_lm_accuracy
 
     def as_figures(self) -> EvaluationFigures:
         """As they are stored."""

@@ -9,34 +9,32 @@ that is due to the run that goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.checkpoint import Checkpoint, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.evaluate import Evaluation, Evaluator
-from gaudi_bert.training.input.batches import TrainingOrder, training_batches
-from gaudi_bert.training.input.source import DataSource
-from gaudi_bert.training.input.value_limits import ValueLimits
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.logs.interval import Interval, IntervalReport
 from gaudi_bert.training.logs.metrics import MetricsWriter, progress_line
 from gaudi_bert.training.logs.metrics_server import MetricsServer
 from gaudi_bert.training.logs.mlperf import RunEvents
-from gaudi_bert.training.loss_denominators import denominators_for
+from gaudi_bert.training.loss_denominators import GLOBAL, LossDenominators
+from gaudi_bert.training.objective import Objective
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.schedule import learning_rate_at
 from gaudi_bert.training.step import TrainingStep
 from gaudi_bert.training.stopping import StopRequest
 
-__all__ = ["Outcome", "Progress", "TrainingLoop", "TrainingRun"]
+__all__ = ["Evaluation", "Evaluator", "Outcome", "Progress", "TrainingLoop", "TrainingRun"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,31 @@ class Progress:
     tokens: int = 0
 
 
+class Evaluation(Protocol):
+    """What an evaluation found, whatever is trained."""
+
+    @property
+    def accuracy(self) -> float:
+        """What a target is set for, and others are told."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences evaluated."""
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+
+    def line(self) -> str:
+        """For people."""
+
+
+class Evaluator(Protocol):
+    """Evaluates the model of a run; every process calls it at the same time."""
+
+    def run(self) -> Evaluation:
+        """Evaluate."""
+
+
 @dataclass(frozen=True)
 class TrainingRun:
     """All that a run works with.
@@ -65,8 +88,11 @@ class TrainingRun:
         model: the model.
         optimizer: over the model's variables.
         communicator: the processes that train together.
-        source: the training data.
+        objective: what is minimised.
+        batches: opens the training data; without end, or with as many batches as there are updates.
         evaluator: of the held-out data, or None.
+        denominators: what the losses are divided by.
+        evaluated: told of each update that was evaluated and what was found, in every process.
         folder: where checkpoints, metrics and TensorBoard go.
         kept_settings: what every checkpoint keeps of the settings.
         reporter: where progress goes.
@@ -75,16 +101,19 @@ class TrainingRun:
     """
 
     plan: RunPlan
-    model: BertForPretraining
+    model: PackedBert
     optimizer: Optimizer
     communicator: Communicator
-    source: DataSource
+    objective: Objective
+    batches: Callable[[TrainingOrder], Iterator[Batch]]
     evaluator: Evaluator | None
     folder: Path
     kept_settings: Mapping[str, Any]
     reporter: Reporter
     events: RunEvents = field(default_factory=RunEvents)
     saved: Callable[[Path], None] = lambda path: None
+    denominators: LossDenominators = GLOBAL
+    evaluated: Callable[[int, Evaluation], None] | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -115,7 +144,8 @@ class TrainingLoop:
             communicator,
             settings,
             accumulation_steps=run.plan.accumulation_steps,
-            denominators=denominators_for(settings, run.source),
+            denominators=run.denominators,
+            objective=run.objective,
         )
         order = TrainingOrder(
             seed=settings.seed,
@@ -124,9 +154,8 @@ class TrainingLoop:
             size=communicator.size,
             packs_done=progress.packs,
         )
-        limits = ValueLimits.of(run.source, run.model.config)
-        self._batches = training_batches(run.source, limits, settings.micro_batch_packs, order)
-        self._interval = Interval(progress.update + 1, has_cold_start=True)
+        self._batches = run.batches(order)
+        self._interval = self._new_interval(is_cold=True)
         self._is_cold = True
         self._metrics: MetricsWriter | None = None
         self._report: IntervalReport | None = None
@@ -171,7 +200,7 @@ class TrainingLoop:
     @property
     def _reached_target(self) -> bool:
         target, evaluation = self._settings.target_masked_lm_accuracy, self._evaluation
-        return target is not None and evaluation is not None and bool(evaluation.figures.masked_lm_accuracy >= target)
+        return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
     def _update(self) -> None:
         """Do one update."""
@@ -215,6 +244,16 @@ class TrainingLoop:
                 f"{run.folder}: stopped on request after update {update} of {settings.updates}; the same command goes on"
             )
 
+    def _new_interval(self, *, is_cold: bool) -> Interval:
+        objective = self._run.objective
+        return Interval(
+            self._progress.update + 1,
+            has_cold_start=is_cold,
+            sum_count=objective.sums,
+            to_figures=objective.figures,
+            sequence_feature=objective.sequence_feature,
+        )
+
     def _close_interval(self) -> None:
         run = self._run
         report = self._interval.close(run.communicator)
@@ -225,7 +264,7 @@ class TrainingLoop:
         )
         self._report = report
         update = self._progress.update
-        self._interval = Interval(update + 1, has_cold_start=False)
+        self._interval = self._new_interval(is_cold=False)
         values = {
             **report.figures.as_json(),
             "learning_rate": self._learning_rate(update),
@@ -236,15 +275,16 @@ class TrainingLoop:
         if self._metrics is not None:
             self._metrics.write("train", update, values)
             seconds_left = (self._settings.updates - update) * report.seconds_per_update
-            run.reporter.say(progress_line(update, self._settings.updates, values, seconds_left))
+            run.reporter.say(progress_line(update, self._settings.updates, report.figures, values, seconds_left))
 
     def _evaluate(self, evaluator: Evaluator) -> None:
         events, sequences = self._run.events, self._progress.sequences
         events.evaluation_begins(sequences)
         self._evaluation = evaluator.run()
-        accuracy = self._evaluation.figures.masked_lm_accuracy
-        events.evaluation_ends(sequences, accuracy, self._evaluation.sequences, self._is_finished)
+        events.evaluation_ends(sequences, self._evaluation.accuracy, self._evaluation.sequences, self._is_finished)
         update = self._progress.update
+        if self._run.evaluated is not None:
+            self._run.evaluated(update, self._evaluation)
         if self._metrics is not None and update not in self._metrics.evaluated_updates:
             self._metrics.write("evaluation", update, {**self._evaluation.as_json(), **self._work_done()})
             self._run.reporter.say(f"evaluation after update {update}: {self._evaluation.line()}")

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.checkpoint import read_newest
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loop import Progress
@@ -27,7 +27,7 @@ __all__ = ["resume_run", "share_state"]
 
 def resume_run(
     checkpoints: Path,
-    model: BertForPretraining,
+    model: PackedBert,
     optimizer: Optimizer,
     epoch_packs: Callable[[], int],
     say: Callable[[str], None],
@@ -66,7 +66,7 @@ def _next_epoch(progress: Mapping[str, int], epoch_packs: int, say: Callable[[st
     return epochs * epoch_packs
 
 
-def share_state(progress: Progress, model: BertForPretraining, optimizer: Optimizer, communicator: Communicator) -> Progress:
+def share_state(progress: Progress, model: PackedBert, optimizer: Optimizer, communicator: Communicator) -> Progress:
     """Give every process the first one's model, optimiser and progress; the others' are replaced."""
     first = communicator.is_first
     shared = communicator.sum_array(np.array(astuple(progress) if first else astuple(Progress()), np.float64))

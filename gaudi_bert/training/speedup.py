@@ -21,7 +21,7 @@ from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.step import Loss
+from gaudi_bert.training.objective import Loss
 
 __all__ = ["Speedup", "measure_speedup"]
 

@@ -9,46 +9,29 @@ that it is done with its share, so that one that sleeps in its pass can be told 
 
 Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run draws the same masks.
 
-Letters: B packs, Q masked slots, S depth, M micro-batches.
+Letters: M micro-batches, K sums of an objective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import BatchArrays, FloatArray, Int32Array
+from gaudi_bert.common.arrays import BatchArrays, Int32Array
 from gaudi_bert.common.permutation import random_words
 from gaudi_bert.config import TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loss_denominators import GLOBAL, LossDenominators
+from gaudi_bert.training.objective import Objective, PretrainingObjective
 from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_by_global_norm
 
-__all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed", "loss_weights"]
+__all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed"]
 
-# The operation of a graph in which its forward pass ends: the eight sums of `LossSums`.
+# The operation of a graph in which its forward pass ends: the sums of the objective.
 SUMS_NAME = "loss_sums"
-
-Loss = Literal["token", "sequence"]
-
-
-def loss_weights(batch: BatchArrays, loss: Loss) -> FloatArray:
-    """What the masked-LM and the next-sentence sums of one batch are divided by, float64 [2].
-
-    Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences.
-    """
-    numbers_BQ = batch["masked_lm_weights"]
-    if loss == "token":
-        masked = np.count_nonzero(numbers_BQ)
-    else:
-        depth = int(numbers_BQ.max(initial=0))
-        masked = sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
-    return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
 
 def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Array:
@@ -66,20 +49,23 @@ class TrainingStep:
         settings: `loss`, `clip_norm` and `seed` (of dropout) are used.
         accumulation_steps: micro-batches of one update on this process.
         denominators: what the losses are divided by.
+        objective: what is minimised; None for the losses of pretraining.
     """
 
     def __init__(
         self,
-        model: BertForPretraining,
+        model: PackedBert,
         optimizer: Optimizer,
         communicator: Communicator,
         settings: TrainingSettings,
         *,
         accumulation_steps: int,
         denominators: LossDenominators = GLOBAL,
+        objective: Objective | None = None,
     ) -> None:
         self._model, self._optimizer, self._communicator = model, optimizer, communicator
         self._settings = settings
+        self._objective = objective if objective is not None else PretrainingObjective(settings.loss)
         self._accumulation_steps, self._denominators = accumulation_steps, denominators
         self._is_whole = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(optimizer.variables.values())
@@ -102,12 +88,12 @@ class TrainingStep:
             learning_rate: its learning rate.
 
         Returns:
-            float32 [9]: the eight sums of `LossSums` over this process's micro-batches, and the gradient's norm over
+            float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over
             all processes before clipping.
         """
         if len(micro_batches) != self._accumulation_steps:
             raise ValueError(f"{len(micro_batches)} micro-batches given, {self._accumulation_steps} make an update")
-        weights_M2 = np.array([loss_weights(batch, self._settings.loss) for batch in micro_batches])
+        weights_M2 = np.array([self._objective.weights(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
         factors_M2 = self._denominators.factors(weights_M2, packs, self._communicator)
         scalars = self._optimizer.scalars(update, learning_rate)
@@ -136,7 +122,7 @@ class TrainingStep:
         Returns:
             `update` alone, where one micro-batch of one process makes an update; else `first`, `next` and `finish`.
         """
-        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([8], tf.float32)
+        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self._objective.sums], tf.float32)
         passed = _pass_specs(batch)
         scalars = UpdateScalars(scalar, scalar, scalar)
         if self._is_whole:
@@ -167,16 +153,15 @@ class TrainingStep:
     def _gradients(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The gradient of this micro-batch's share of the loss, and its eight sums."""
+        """The gradient of this micro-batch's share of the loss, and its sums."""
         self._passes.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
             outputs = self._model(batch, dropout_seed=seed if self._has_dropout else None)
-            sums = pretraining_sums(outputs, batch, self._settings.loss)
-            loss = sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1]
-        sums_8 = tf.stack(sums, name=SUMS_NAME)
+            loss, sums = self._objective.loss(outputs, batch, factors)
+        sums_K = tf.stack(sums, name=SUMS_NAME)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_8
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
 
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""

@@ -14,8 +14,9 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.objective import loss_weights
 from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.step import TrainingStep, dropout_seed, loss_weights
+from gaudi_bert.training.step import TrainingStep, dropout_seed
 from tests.builders import training_data as data
 
 PACKS = data.make_packs(12)

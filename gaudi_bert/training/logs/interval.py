@@ -22,7 +22,7 @@ from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
+from gaudi_bert.training.logs.metrics import ReportFigures, figures_from_sums
 
 __all__ = ["Interval", "IntervalReport"]
 
@@ -43,7 +43,7 @@ class IntervalReport:
         slots_per_second: slots per second, padding too.
     """
 
-    figures: Figures
+    figures: ReportFigures
     gradient_norm: float
     sequences: int
     tokens: int
@@ -67,11 +67,17 @@ class Interval:
         first_update: its first update.
         has_cold_start: whether that is the first one of this process.
         clock: seconds.
+        sum_count: sums that an update gives, beside the norm of its gradient (K).
+        to_figures: makes figures of those of all updates.
+        sequence_feature: the feature that is not 0 for every real sequence.
     """
 
     first_update: int
     has_cold_start: bool
     clock: Callable[[], float] = time.perf_counter
+    sum_count: int = 8
+    to_figures: Callable[[FloatArray], ReportFigures] = figures_from_sums
+    sequence_feature: str = "next_sentence_weights"
     _sums: list[tf.Tensor] = field(default_factory=list)
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
     _began: float | None = None
@@ -86,7 +92,7 @@ class Interval:
 
     def add(self, sums: tf.Tensor, batches: list[Batch]) -> None:
         """Add one update: what `TrainingStep.run` returned, and what it was fed."""
-        sequences = sum(int(np.count_nonzero(batch["next_sentence_weights"])) for batch in batches)
+        sequences = sum(int(np.count_nonzero(batch[self.sequence_feature])) for batch in batches)
         tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)
         packs = sum(len(batch["input_mask"]) for batch in batches)
         self._sums.append(sums)
@@ -106,13 +112,14 @@ class Interval:
         self._check_finite(sums)
         work = np.array(self._work, np.float64)
         measured = work[1:] if self.has_cold_start and len(work) > 1 else work
-        local = np.concatenate([sums[:, :8].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)])
+        count = self.sum_count
+        local = np.concatenate([sums[:, :count].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)])
         total = communicator.sum_array(local)
-        sequences, tokens, packs, _ = total[8:12]
-        speed = total[12:] / seconds
+        sequences, tokens, packs, _ = total[count : count + 4]
+        speed = total[count + 4 :] / seconds
         return IntervalReport(
-            figures=figures_from_sums(total[:8]),
-            gradient_norm=float(sums[:, 8].mean()),
+            figures=self.to_figures(total[:count]),
+            gradient_norm=float(sums[:, count].mean()),
             sequences=int(sequences),
             tokens=int(tokens),
             packing_factor=float(sequences / packs),
@@ -127,7 +134,7 @@ class Interval:
         if finite.all():
             return
         number = int(np.argmin(finite))
-        what = "the loss" if not np.isfinite(sums[number, :8]).all() else "the gradient"
+        what = "the loss" if not np.isfinite(sums[number, : self.sum_count]).all() else "the gradient"
         raise FailedError(
             f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
             "lower training.learning_rate or lengthen training.warmup_updates, then train again with --overwrite"

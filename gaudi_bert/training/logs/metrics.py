@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -22,7 +22,33 @@ from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.training.logs.metrics_server import MetricsServer
 
-__all__ = ["Figures", "MetricsWriter", "figures_from_sums", "progress_line", "read_metrics"]
+__all__ = ["Figures", "MetricsWriter", "ReportFigures", "TaskFigures", "figures_from_sums", "progress_line", "read_metrics"]
+
+
+class ReportFigures(Protocol):
+    """Losses and accuracies of a report, whatever is trained."""
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+
+    def line(self) -> str:
+        """For people."""
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
+
+    loss: float
+    accuracy: float | None
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def line(self) -> str:
+        """For people."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
 
 
 @dataclass(frozen=True)
@@ -38,6 +64,13 @@ class Figures:
     def as_json(self) -> dict[str, float]:
         """By name, as in `metrics.jsonl` and `evaluation.json`."""
         return {name: float(value) for name, value in vars(self).items()}
+
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"masked-LM loss {self.masked_lm_loss:.3f} accuracy {self.masked_lm_accuracy:.3f}, "
+            f"next-sentence loss {self.next_sentence_loss:.3f} accuracy {self.next_sentence_accuracy:.3f}"
+        )
 
 
 def figures_from_sums(sums: FloatArray) -> Figures:
@@ -123,12 +156,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return values
 
 
-def progress_line(update: int, updates: int, values: Mapping[str, float], seconds_left: float) -> str:
-    """One line for people about the last few updates."""
+def progress_line(
+    update: int, updates: int, figures: ReportFigures, values: Mapping[str, float], seconds_left: float
+) -> str:
+    """One line for people about the last few updates: their figures, and what was done a second."""
     return (
-        f"train: update {update}/{updates} ({update / updates:.0%}), masked-LM loss {values['masked_lm_loss']:.3f} "
-        f"accuracy {values['masked_lm_accuracy']:.3f}, next-sentence loss {values['next_sentence_loss']:.3f} "
-        f"accuracy {values['next_sentence_accuracy']:.3f}, {values['tokens_per_second']:,.0f} tokens/s, "
+        f"train: update {update}/{updates} ({update / updates:.0%}), {figures.line()}, "
+        f"{values['tokens_per_second']:,.0f} tokens/s, "
         f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} per pack), "
         f"{human_seconds(seconds_left)} left"
     )

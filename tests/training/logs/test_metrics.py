@@ -11,7 +11,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.logs.interval import Interval
-from gaudi_bert.training.logs.metrics import MetricsWriter, figures_from_sums, progress_line, read_metrics
+from gaudi_bert.training.logs.metrics import Figures, MetricsWriter, figures_from_sums, progress_line, read_metrics
 
 BATCH = {"next_sentence_weights": np.array([[1, 1], [1, 0]]), "input_mask": np.array([[1, 1, 2], [1, 0, 0]])}
 
@@ -97,16 +97,13 @@ def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None
 
 
 def test_the_line_for_people() -> None:
+    figures = Figures(5.8134, 5.1234, 0.2, 0.69, 0.5)
     values = {
-        "masked_lm_loss": 5.1234,
-        "masked_lm_accuracy": 0.2,
-        "next_sentence_loss": 0.69,
-        "next_sentence_accuracy": 0.5,
         "tokens_per_second": 12345.6,
         "sequences_per_second": 321.0,
         "packing_factor": 2.3456,
     }
-    assert progress_line(50, 200, values, 95.0) == (
+    assert progress_line(50, 200, figures, values, 95.0) == (
         "train: update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
         "12,346 tokens/s, 321 sequences/s (2.35 per pack), 1 min 35 s left"
     )

