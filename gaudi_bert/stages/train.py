@@ -90,7 +90,9 @@ def train(
         if asked.init_checkpoint is not None and communicator.is_first:
             initial = asked.model_copy(update={"init_checkpoint": str(weights_here(asked.init_checkpoint, copies))})
             job = replace(job, plan=replace(job.plan, settings=initial))
-        device = open_device(asked.device, asked.precision, threads_of(asked.threads, communicator.local_size), settings.gaudi)
+        device = open_device(
+            asked.device, asked.precision, threads_of(asked.threads, communicator.local_size), settings.gaudi
+        )
         with communicator.watched(asked) as watched:
             stored = StoredRun(place, asked.keep_checkpoints, communicator.is_first)
             return _run(replace(job, communicator=watched), stored, device, reporter, resume, overwrite)
