@@ -123,15 +123,6 @@ class TrainingSettings(LoopSettings):
 class FineTuneSettings(LoopSettings):
     """How a pretrained model is trained for a task; keys that `training` has too mean the same."""
 
-    data: str | None = Field(
-        None, description="rows to learn from: JSON lines, CSV, TSV, Parquet, CoNLL or SQuAD's JSON; or `python-docstrings`"
-    )
-    evaluation_data: str | None = Field(None, description="rows to measure on")
-    model: str | None = Field(
-        None,
-        description="weights to start from: a Hugging Face folder, a TF1 checkpoint or ours; default: those of `train`",
-    )
-    predict_data: str | None = Field(None, description="rows for the stage `predict`; default: evaluation_data")
     max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
     depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")
     algorithm: Algorithm = "optimal"

@@ -58,7 +58,7 @@ FREE_SETTINGS = {
         "watch_port",
         "metrics_port",
     ),
-    *("save_every_updates", "data", "evaluation_data", "model", "predict_data"),
+    "save_every_updates",
 }
 
 
