@@ -15,7 +15,7 @@ ENV PATH=/opt/venv/bin:$PATH
 
 FROM base AS requirements
 COPY docker/requirements.py pyproject.toml /src/
-RUN python3 /src/requirements.py --extras tensorflow --without jinja2,matplotlib >/requirements.txt
+RUN python3 /src/requirements.py --extras tensorflow,s3 --without jinja2,matplotlib >/requirements.txt
 
 FROM base AS build
 ARG DEBIAN_FRONTEND=noninteractive
