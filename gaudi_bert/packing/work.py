@@ -18,7 +18,7 @@ NNLS_WORK = 25e9
 BOUND_WORK = 6e9
 """What the proof of a bound may do where the algorithm proves none itself."""
 
-ESTIMATE_WORK = ((1024, float("inf")), (4096, 90e9), (2**63, 40e9))
+ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
 """What all rows of an estimate may do together, by the longest packs for which it holds. Up to the first of these each row
 may do what a plan may, so that it says what a plan would be."""
 
