@@ -1,4 +1,4 @@
-"""Commands that use a trained model on rows of text: embed."""
+"""Commands that use a trained model on rows of text: predict, embed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,34 @@ Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, t
 
 def register(app: typer.Typer) -> None:
     """Add these commands to `app`."""
+    app.command()(predict)
     app.command()(embed)
+
+
+def predict(
+    model: Model,
+    data: Annotated[
+        str,
+        typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json; - reads a pipe.", show_default=False),
+    ],
+    out: Annotated[str, typer.Option(help="The .jsonl file to write; - for a pipe.", show_default=False)],
+    columns: Columns = None,
+    max_sequence_length: MaxSequenceLength = None,
+    precision: Precision = "float32",
+    unpacked: Unpacked = False,
+    set_: arguments.Set = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """The answers of a fine-tuned model, one JSON line a row, in the order of the rows."""
+    from gaudi_bert.stages.predict import PredictOptions
+    from gaudi_bert.stages.predict import predict as run
+
+    options = PredictOptions(max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
+    changes = arguments.task_settings(set_, columns).model_dump(exclude_unset=True)
+    result = run(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
+    if out != "-":
+        output.print_result(result, json, _describe)
 
 
 def embed(

@@ -2,7 +2,8 @@
 
 - `huggingface`: `config.json` and `model.safetensors` in the layout of `BertForPreTraining`.
 - `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
-- `savedmodel`: a TensorFlow SavedModel for serving (see `training/weights/saved_model.py`).
+- `savedmodel`: a TensorFlow SavedModel for serving (see `training/weights/saved_model.py`; of a fine-tuned folder,
+  `training/weights/saved_task_model.py`).
 
 With the vocabulary, where it is known, as `vocab.txt`. The folder is made under a hidden name and renamed when it is whole.
 """
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from gaudi_bert.artefacts.store.mirror import mirror
 from gaudi_bert.artefacts.store.workplace import workplace
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, write_json
+from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, read_json, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import StoreSettings, load_pipeline
 from gaudi_bert.stages.model_results import ExportResult
@@ -35,6 +36,7 @@ Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
 
 _LAST = ("config.json", "bert_config.json", "saved_model.pb")
+TASK_HEADS = ("BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering")
 
 # Of sizes that nothing records: BERT masks 15 % of a sequence, and packs of three are what was published.
 MASKED_SHARE, COMMON_DEPTH = 0.15, 3
@@ -90,6 +92,8 @@ def _export(
     if _holds_something(out) and not overwrite:
         raise InputError(f"{out}: is there already; choose another folder, or pass --overwrite")
     weights = read_weights(checkpoint)
+    if kind == "savedmodel" and _has_task_head(checkpoint):
+        return _export_task(checkpoint, out, rows, reporter)
     config = _whole_config(weights, kind)
     found = _vocabulary(weights, config, vocabulary, reporter)
     sizes = _serving_sizes(weights, config, rows)
@@ -112,6 +116,36 @@ def _export(
         vocabulary=str(found) if found is not None else None,
         sizes=sizes.letters if kind == "savedmodel" else None,
     )
+
+
+def _has_task_head(checkpoint: Path) -> bool:
+    """Whether this is a folder of `finetune`, or of transformers with a head that answers."""
+    config = checkpoint / "config.json"
+    values = read_json(config) if config.is_file() else {}
+    names = values.get("architectures") or [] if isinstance(values, dict) else []
+    return any(name in TASK_HEADS for name in names)
+
+
+def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:
+    """A fine-tuned model with its head, and its tokenizer among the assets."""
+    from gaudi_bert.tasks.packs import BatchShape
+    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+    from gaudi_bert.training.prediction.shapes import deepest
+    from gaudi_bert.training.weights.saved_task_model import write_task_saved_model
+    from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
+
+    found = read_task_folder(checkpoint)
+    tokenizer = open_tokenizer(checkpoint)
+    model = open_task_model(found, found.make_task())
+    shape = BatchShape(rows, found.max_sequence_length, deepest(found.max_sequence_length))
+    with _whole_folder(out.resolve()) as folder:
+        write_task_saved_model(folder, model, shape)
+        shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
+    files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
+    reporter.say(f"export: {checkpoint} ({found.task}) as savedmodel: {', '.join(files)}")
+    parameters = sum(int(variable.shape.num_elements()) for variable in model.variables_by_name.values())
+    sizes = {"B": shape.packs, "L": shape.length, "S": shape.depth}
+    return ExportResult("savedmodel", files, parameters, str(tokenizer.file), sizes)
 
 
 def _whole_config(weights: Weights, kind: str) -> BertConfig:

@@ -49,7 +49,7 @@ class PackRunner:
         one_shape: bool = False,
         batch_tokens: int = TOKENS_OF_A_BATCH,
     ) -> None:
-        self._function = tf.function(compute, autograph=False, reduce_retracing=False)
+        self._function = tf.function(lambda features: compute(features), autograph=False, reduce_retracing=False)
         self._traced: dict[BatchShape, tf.types.experimental.ConcreteFunction] = {}
         self._per, self._width, self._device = per, width, device
         self._one_shape, self._batch_tokens = one_shape, batch_tokens
