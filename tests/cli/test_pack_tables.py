@@ -105,7 +105,12 @@ GOOD = {"input_ids": [1, 2]}
         ("t.jsonl", b'{"input_ids": [1]}\n[1]\n', PACK, "t.jsonl: row 1: is [1]; write one JSON object on each line"),
         ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": ["a"]}\n', PACK, "t.jsonl: row 1: "),
         ("t.jsonl", b"\n\n", PACK, "t.jsonl: the table holds no row"),
-        ("t.jsonl.gz", gzip.compress(b'{"input_ids": [1]}\n' * 99)[:-9], PACK, "t.jsonl.gz: is damaged or cut short"),
+        (
+            "t.jsonl.gz",
+            gzip.compress(b'{"input_ids": [1]}\n' * 99, mtime=0)[:-9],
+            PACK,
+            "t.jsonl.gz: is damaged or cut short",
+        ),
         ("t.arrow", b"ARROW1 and then nothing", PACK, "t.arrow: cannot be read as a Parquet or Arrow table"),
     ],
 )
