@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,22 @@ def test_pack_and_verify(tmp_path: Path) -> None:
     parts = ("pack", tmp_path / "rows.parquet", "--out", tmp_path / "parts", *PACK, "--too-long", "truncate")
     assert run_command(*parts, "--shard", "0/1").returncode == 0
     assert run_command(*parts, "--finish", "--group-bytes", "1GiB").returncode == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--index-only",), ("--keep-together", "name")])
+def test_tables_need_no_pandas(tmp_path: Path, repository: Path, options: tuple[str, ...]) -> None:
+    rows = [{"input_ids": [1, 2], "flags": [True, False], "scores": [0.5, 1.5], "name": str(row)} for row in range(7)]
+    tables.write_parquet(tmp_path / "rows.parquet", rows)
+    command = [sys.executable, "-m", "tests.builders.without_pandas", "pack", tmp_path / "rows.parquet"]
+    done = subprocess.run(
+        [*command, "--out", tmp_path / "out", *PACK, *options, "--verify"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verified: every one of 7 sequences is there exactly once" in done.stdout
 
 
 GOOD = {"input_ids": [1, 2]}

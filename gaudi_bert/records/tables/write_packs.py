@@ -159,7 +159,8 @@ def _token_columns(layout: PackLayout, rows: GroupRows, packs: PackSequences, fi
     made = dict(zip(("position_ids", "sequence_ids"), number_tokens(packs, first, last, slots), strict=True))
     columns = {name: _rows(pyarrow.array(values), slots) for name, values in made.items()}
     for name, kind in layout.columns.aligned.items():
-        stored = np.dtype(np.uint8) if pyarrow.types.is_boolean(kind) else np.dtype(kind.to_pandas_dtype())
+        # (`to_pandas_dtype` would say the same, and needs pandas.)
+        stored = np.dtype(np.uint8) if pyarrow.types.is_boolean(kind) else pyarrow.array([], kind).to_numpy().dtype
         padding = np.full(slots, pad_value(name) if stored.kind != "u" else 0, stored)
         values = pyarrow.array(gather_values(packs, first, last, rows.addresses[name], padding))
         columns[name] = _rows(values.cast(kind), slots)
