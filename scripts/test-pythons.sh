@@ -11,7 +11,7 @@ versions=("$@")
 # Of each room of the data side what could differ between Pythons and between numpy 1 and 2.
 tests=(
   test_python_page.py test_start.py common/test_dealing.py common/test_permutation.py cli/test_main.py
-  packing/test_lengths.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_histogram_heuristics.py
+  packing/test_lengths.py packing/test_pack_lengths.py packing/test_mixture.py packing/heuristics
   records/wire/test_framing.py records/wire/test_values.py records/write/test_rows.py stages/test_plan.py
 )
 environments=$PWD/.venv-pythons
