@@ -30,7 +30,7 @@ def test_from_a_table_to_packed_parquet(tmp_path: Path) -> None:
     result = json.loads(written.stdout)
     assert result["parquet"] == str(packed / "parquet")
     assert json.loads(Path(result["predecessor_metadata"]).read_text())["original_number_of_samples"] == 90
-    lengths = [length for row in parquet.read_table(packed / "parquet").to_pylist() for length in row["sequence_lengths"]]
+    lengths = [length for row in parquet.read_table(packed / "parquet").to_pylist() for length in row["seq_lens"]]
     assert sorted(lengths) == sorted(map(len, rows))
 
 

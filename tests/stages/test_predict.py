@@ -123,6 +123,13 @@ def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
             assert mine["score"] == pytest.approx(theirs["score"], abs=1e-5)
 
 
+def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    rows = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "the cat"}])
+    answers = run(tmp_path / "m", rows, tmp_path / "y.jsonl")
+    assert [set(answer["probabilities"]) for answer in answers] == [{"LABEL_0", "LABEL_1"}] * 2
+
+
 def test_what_cannot_be_answered(tmp_path: Path) -> None:
     write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2, id2label={0: "bad", 1: "good"})
     long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}])

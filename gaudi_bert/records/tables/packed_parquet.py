@@ -5,7 +5,7 @@ One Parquet file per shard, one row per pack, with the names that Hugging Face m
     input_ids, token_type_ids, position_ids [L]   as in the packed record; positions restart at 0 in each sequence
     sequence_ids [L]                              1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
     labels [L]                                    the id that was masked, -100 elsewhere
-    sequence_starts, sequence_lengths             one for each sequence of the pack
+    sequence_starts, seq_lens                     one for each sequence of the pack
     next_sentence_labels                          one for each sequence of the pack
 
 The decoding is `decode_columns`; a few thousand packs are held at a time. pyarrow is imported inside.
@@ -98,7 +98,7 @@ def _table_schema(metadata: Metadata) -> Any:
         "sequence_ids": pyarrow.list_(pyarrow.int16(), row),
         "labels": pyarrow.list_(pyarrow.int32(), row),
         "sequence_starts": pyarrow.list_(pyarrow.int16()),
-        "sequence_lengths": pyarrow.list_(pyarrow.int16()),
+        "seq_lens": pyarrow.list_(pyarrow.int16()),
         "next_sentence_labels": pyarrow.list_(pyarrow.int8()),
     }
     return pyarrow.schema(list(fields.items()), metadata={"gaudi_bert": json.dumps(sizes)})
@@ -126,7 +126,7 @@ def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
         "sequence_ids": columns["input_mask"],
         "labels": labels,
         "sequence_starts": starts[real],
-        "sequence_lengths": (ends - starts)[real],
+        "seq_lens": (ends - starts)[real],
         "next_sentence_labels": columns["next_sentence_labels"][real],
     }
     arrays = []

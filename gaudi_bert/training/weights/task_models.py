@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 KEY = "gaudi_bert"
+# What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
+UNNAMED_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "added_tokens.json")
 PROBLEMS = {
     "single_label_classification": "classification",
@@ -147,7 +149,7 @@ def read_task_folder(path: Path) -> TaskFolder:
     config = BertConfig.from_json(values)
     own = values.get(KEY, {})
     task = own.get("task") or _task_of(values, path)
-    names = values.get("id2label", {})
+    names = values.get("id2label") or UNNAMED_LABELS
     try:
         labels = tuple(str(names[str(number)]) for number in range(len(names)))
         settings = TaskSettings.model_validate(own.get("settings", {"name": task}))
@@ -163,7 +165,7 @@ def _task_of(values: Mapping[str, Any], path: Path) -> str:
     names = values.get("architectures") or ["nothing"]
     if names[0] == "BertForSequenceClassification":
         problem = values.get("problem_type") or (
-            "regression" if len(values.get("id2label", "ab")) == 1 else "single_label_classification"
+            "regression" if len(values.get("id2label") or UNNAMED_LABELS) == 1 else "single_label_classification"
         )
         return PROBLEMS[problem]
     if names[0] not in ARCHITECTURES:

@@ -21,14 +21,14 @@ QUIET = Reporter(quiet=True)
 def keys_of(row: dict) -> list[tuple]:
     keys = []
     for number, (start, length, label) in enumerate(
-        zip(row["sequence_starts"], row["sequence_lengths"], row["next_sentence_labels"], strict=True), 1
+        zip(row["sequence_starts"], row["seq_lens"], row["next_sentence_labels"], strict=True), 1
     ):
         inside = slice(start, start + length)
         assert row["sequence_ids"][inside] == [number] * length
         assert row["position_ids"][inside] == list(range(length))
         masked = [(place, id_) for place, id_ in enumerate(row["labels"][inside]) if id_ != -100]
         keys.append(sequence_key(row["input_ids"][inside], row["token_type_ids"][inside], masked, label))
-    used = sum(row["sequence_lengths"])
+    used = sum(row["seq_lens"])
     assert row["sequence_ids"][used:] == [0] * (len(row["sequence_ids"]) - used)
     return keys
 
