@@ -18,6 +18,8 @@ from pathlib import Path
 
 # TensorFlow, Horovod, and what they were built against.
 PROTECTED = re.compile(r"tensorflow.*|keras|.*horovod.*|habana.*|numpy|protobuf")
+# Which version of these can be installed goes by the vendor's numpy; what pyproject.toml allows is wide enough.
+BY_NUMPY = re.compile(r"scipy|scikit-learn")
 # Without these the base is not the vendor's training image.
 REQUIRED = {"TensorFlow": r"tensorflow(-cpu)?", "Horovod": r".*horovod.*", "habana-tensorflow": r"habana-tensorflow"}
 
@@ -50,9 +52,12 @@ def protected_packages() -> dict[str, dict[str, str]]:
 
 
 def kept_constraints(ours: str, packages: dict[str, dict[str, str]]) -> str:
-    """Our constraints, but the vendor's versions for the vendor's packages, and none for others that are protected."""
+    """Our constraints, but the vendor's versions for the vendor's packages, and none for others that go by them."""
     lines = [line for line in ours.splitlines() if line.strip() and not line.startswith("#")]
-    free = [line for line in lines if not PROTECTED.fullmatch(normalised(re.split(r"[=<>! ;]", line)[0]))]
+    names = [normalised(re.split(r"[=<>! ;]", line)[0]) for line in lines]
+    free = [
+        line for line, name in zip(lines, names, strict=True) if not (PROTECTED.fullmatch(name) or BY_NUMPY.fullmatch(name))
+    ]
     return "\n".join([*free, *(f"{name}=={package['version']}" for name, package in packages.items())]) + "\n"
 
 

@@ -43,11 +43,12 @@ def test_no_layer_keeps_anything_of_the_build_machine(docker: Docker, image: str
     assert docker("run", "--rm", "--user", "0", "--entrypoint", "find", image, *find.split()[1:]).stdout == ""
 
 
-def test_the_data_image_has_no_tensorflow_and_the_training_image_no_solver(docker: Docker) -> None:
-    names = ["tensorflow", "horovod", "highspy", "tokenizers"]
+def test_the_data_image_has_no_tensorflow_and_the_training_image_no_pictures(docker: Docker) -> None:
+    """Fine-tuning tokenizes and plans, so the training image has a tokenizer and a solver too."""
+    names = ["tensorflow", "horovod", "highspy", "tokenizers", "matplotlib", "jinja2"]
     code = f"import importlib.util; print([name for name in {names} if importlib.util.find_spec(name)])"
-    assert python(docker, DATA, code) == "['highspy', 'tokenizers']"
-    assert python(docker, TRAIN, code) == "['tensorflow', 'horovod']"
+    assert python(docker, DATA, code) == "['highspy', 'tokenizers', 'matplotlib', 'jinja2']"
+    assert python(docker, TRAIN, code) == "['tensorflow', 'horovod', 'highspy', 'tokenizers']"
 
 
 def test_the_data_image_carries_the_manifests_that_the_cluster_runner_fills(docker: Docker) -> None:
