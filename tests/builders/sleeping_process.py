@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.train import train
-from gaudi_bert.training import step
+from gaudi_bert.training import objective
 from tests.builders.two_processes import settings
 
-right = step.pretraining_sums
+right = objective.pretraining_sums
 passes: list[int] = []
 
 
@@ -35,6 +35,6 @@ def sums_after_a_pause(*arguments):
 
 
 if __name__ == "__main__":
-    step.pretraining_sums = sums_after_a_pause
+    objective.pretraining_sums = sums_after_a_pause
     data, out = Path(sys.argv[1]), Path(sys.argv[2])
     train(settings(stall_seconds=10), data / "train", None, out, reporter=Reporter(quiet=True))
