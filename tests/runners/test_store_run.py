@@ -47,7 +47,6 @@ def pipeline(text: str, store: dict[str, Any], **training: Any) -> PipelineSetti
                 "save_every_updates": 2,
                 "log_every_updates": 2,
                 "evaluate_every_updates": 100,
-                "threads": 1,
                 "measure_speedup": False,
                 **training,
             },

@@ -29,7 +29,6 @@ SETTINGS = {
     "batch_sequences": 12,
     "learning_rate": 1e-3,
     "log_every_updates": 1,
-    "threads": 1,
 }
 
 
