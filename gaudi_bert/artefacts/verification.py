@@ -19,7 +19,7 @@ class Verification(Figures):
     Attributes:
         fingerprint: of all sequences, whatever their order: 16 hexadecimal digits.
         balanced: whether the shards of each group differ by at most one pack.
-        dropped_packs: what an epoch drops, by the number of workers.
+        dropped_packs: packs of an epoch that do not go round among 1 .. 32 workers; ours count on, others drop them.
         mixing: standard deviation of sequences per batch over that of independent draws; None for too few packs.
     """
 

@@ -121,7 +121,7 @@ class TrainingSettings(LoopSettings):
 
 
 class FineTuneSettings(LoopSettings):
-    """How a pretrained model is trained for a task; keys that `training` has too mean the same."""
+    """How a model is trained for a task. Keys mean what they mean in `training`; `micro_batch_packs` is the most."""
 
     max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
     depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")

@@ -268,10 +268,12 @@ def _verification(metadata: Metadata, repacked: SequenceSums, mixing: Mixing, re
 
     packs = [shard.packs for shard in metadata.shards]
     balanced = is_balanced([shard.name for shard in metadata.shards], packs)
-    dropped = dropped_packs(packs, metadata.shard_multiple)
+    dropped = dropped_packs(sum(packs))
     ratio = mixing.ratio
     if not balanced:
-        reporter.say("note: the shards of a group differ by more than one pack, so workers get unequal shares")
+        reporter.say(
+            "note: the shards of a group differ by more than one pack, so readers of whole shards get unequal shares"
+        )
     if ratio is not None and not mixing.is_fair:
         reporter.say(f"note: sequences per batch vary {ratio:.2f} times as much as independent draws would (1.2 is fair)")
     return Verification(

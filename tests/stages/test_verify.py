@@ -301,7 +301,8 @@ def test_mixing_tells_shuffled_from_sorted() -> None:
 
 
 def test_dropped_packs_and_balance() -> None:
-    assert dropped_packs([3, 3, 2, 2], 4) == {1: 0, 2: 0, 4: 2}
-    assert dropped_packs([5, 1], 2) == {1: 0, 2: 4}
+    dropped = dropped_packs(10)
+    assert (dropped[1], dropped[2], dropped[3], dropped[4], dropped[7], dropped[32]) == (0, 0, 1, 2, 3, 10)
+    assert list(dropped) == list(range(1, 33))
     assert is_balanced(["packed-00000-00000", "packed-00000-00001", "packed-00001-00000"], [3, 2, 9])
     assert not is_balanced(["packed-00000-00000", "packed-00000-00001"], [3, 1])

@@ -80,15 +80,9 @@ def is_balanced(names: Sequence[str], packs: Sequence[int]) -> bool:
     return all(max(counts) - min(counts) <= 1 for counts in groups.values())
 
 
-def dropped_packs(packs: Sequence[int], shard_multiple: int) -> dict[int, int]:
-    """Packs that an epoch drops, by number of workers W, when rank r reads the shards whose index mod W is r.
+def dropped_packs(packs: int) -> dict[int, int]:
+    """Packs of an epoch that do not go round, by number of workers W = 1 .. 32, when rank r takes pack i with i mod W = r.
 
-    All ranks stop when the first has no pack left. Only those W up to 32 that divide `shard_multiple` are
-    listed: with others the ranks have unequal numbers of shards.
+    Our trainer counts on into the next epoch and drops none of them; a reader that ends with the epoch drops them.
     """
-    dropped = {}
-    for workers in range(1, _MOST_WORKERS + 1):
-        if shard_multiple % workers == 0:
-            shares = [sum(packs[rank::workers]) for rank in range(workers)]
-            dropped[workers] = sum(shares) - workers * min(shares)
-    return dropped
+    return {workers: packs % workers for workers in range(1, _MOST_WORKERS + 1)}
