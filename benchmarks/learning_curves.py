@@ -97,8 +97,8 @@ VARIANTS = {
 
 def make_data(work: Path) -> None:
     """Examples of at most 40 tokens; the same in rows of 128, packed."""
-    from gaudi_bert.stages.pack import pack
-    from gaudi_bert.stages.prepare import prepare
+    from gaudi_bert.stages.data.pack import pack
+    from gaudi_bert.stages.data.prepare import prepare
 
     prepare(PREPARE, work / "short", pipeline_folder=work, reporter=QUIET)
     if not (work / "long").exists():

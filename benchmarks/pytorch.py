@@ -32,7 +32,7 @@ from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
 from gaudi_bert.records.wire.example import encode_example
 from gaudi_bert.records.wire.framing import write_record
-from gaudi_bert.stages.pack import pack
+from gaudi_bert.stages.data.pack import pack
 
 QUIET = Reporter(quiet=True)
 LENGTH, PREDICTIONS, VOCABULARY = 512, 80, 30522

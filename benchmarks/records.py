@@ -89,7 +89,7 @@ class Engine:
         from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
         from gaudi_bert.records.write.encoder import PackEncoder
         from gaudi_bert.records.write.shards import output_buffer
-        from gaudi_bert.stages.write import match_files
+        from gaudi_bert.stages.data.write import match_files
 
         self.plan = read_writable_plan(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), UnpackedSchema.of(self.plan)
@@ -196,7 +196,7 @@ def job(folder: Path, rounds: int) -> None:
     `write` flushes every shard to the disk before it is given its name. `cp` does not, so the copy is timed with and without
     a flush, and `write` as well.
     """
-    from gaudi_bert.stages.write import write
+    from gaudi_bert.stages.data.write import write
 
     records, planned = prepared(folder)
     predecessor = Predecessor(records, folder, Engine(records, planned).some_packs(PREDECESSOR_PACKS))

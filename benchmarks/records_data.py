@@ -68,8 +68,8 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
 
 def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     """The unpacked records and a plan for them."""
-    from gaudi_bert.stages.histogram import histogram
-    from gaudi_bert.stages.plan import plan
+    from gaudi_bert.stages.data.histogram import histogram
+    from gaudi_bert.stages.data.plan import plan
 
     records = folder / "unpacked"
     make_files(records, FILES, SEQUENCES_PER_FILE, SEED)

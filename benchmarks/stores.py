@@ -26,9 +26,9 @@ from records_data import make_files  # noqa: E402
 from gaudi_bert.artefacts.store.objects import Objects  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config import PackingSettings, StoreSettings  # noqa: E402
-from gaudi_bert.stages.histogram import histogram  # noqa: E402
-from gaudi_bert.stages.plan import plan  # noqa: E402
-from gaudi_bert.stages.write import write  # noqa: E402
+from gaudi_bert.stages.data.histogram import histogram  # noqa: E402
+from gaudi_bert.stages.data.plan import plan  # noqa: E402
+from gaudi_bert.stages.data.write import write  # noqa: E402
 from tests.builders.s3_server import ENVIRONMENT, s3_server, upload  # noqa: E402
 
 QUIET = Reporter(quiet=True)
@@ -40,7 +40,7 @@ import sys
 from pathlib import Path
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import StoreSettings
-from gaudi_bert.stages.write import write
+from gaudi_bert.stages.data.write import write
 import s3fs
 records, plan, out, endpoint = sys.argv[1:]
 write(records, Path(plan), Path(out), reporter=Reporter(quiet=True), store=StoreSettings(endpoint_url=endpoint))

@@ -53,7 +53,7 @@ class Records:
 
 def make_records(folder: Path) -> Records:
     """Write the unpacked records, pack them, open both."""
-    from gaudi_bert.stages.pack import pack
+    from gaudi_bert.stages.data.pack import pack
 
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)

@@ -12,7 +12,7 @@ versions=("$@")
 tests=(
   test_python_page.py test_start.py common/test_dealing.py common/test_permutation.py cli/test_main.py
   packing/test_lengths.py packing/test_pack_lengths.py packing/test_mixture.py packing/heuristics
-  records/wire/test_framing.py records/wire/test_values.py records/write/test_rows.py stages/test_plan.py
+  records/wire/test_framing.py records/wire/test_values.py records/write/test_rows.py stages/data/test_plan.py
 )
 environments=$PWD/.venv-pythons
 mkdir -p "$environments"

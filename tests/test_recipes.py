@@ -15,8 +15,8 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.records.wire.example import encode_example
 from gaudi_bert.records.wire.framing import write_record
-from gaudi_bert.stages.pack import pack
-from gaudi_bert.stages.train import train
+from gaudi_bert.stages.data.pack import pack
+from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.run_plan import RunPlan, plan_run
 from gaudi_bert.training.schedule import learning_rate_at
 

@@ -18,9 +18,9 @@ OPTIONAL = ["tensorflow", "torch", "transformers", "horovod", "pyarrow", "docker
         ("gaudi_bert.cli", ["numpy", *DATA_MODULES]),
         ("gaudi_bert.runners.local", DATA_MODULES),
         ("gaudi_bert.runners.kubernetes.run", ["kubernetes", "numpy", "tensorflow", "docker"]),
-        ("gaudi_bert.stages.train", ["scipy", "highspy", "docker", "kubernetes"]),
-        ("gaudi_bert.stages.write", ["tensorflow", "matplotlib", "tokenizers"]),
-        ("gaudi_bert.stages.prepare", ["tensorflow", "matplotlib"]),
+        ("gaudi_bert.stages.training.train", ["scipy", "highspy", "docker", "kubernetes"]),
+        ("gaudi_bert.stages.data.write", ["tensorflow", "matplotlib", "tokenizers"]),
+        ("gaudi_bert.stages.data.prepare", ["tensorflow", "matplotlib"]),
     ],
 )
 def test_importing_does_not_load(module: str, absent: list[str]) -> None:

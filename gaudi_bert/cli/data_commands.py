@@ -44,7 +44,7 @@ def prepare(
     json: arguments.Json = False,
 ) -> None:
     """Make pretraining examples (unpacked TFRecords) from text."""
-    from gaudi_bert.stages.prepare import prepare as run
+    from gaudi_bert.stages.data.prepare import prepare as run
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
@@ -81,8 +81,8 @@ def histogram(
     json: arguments.Json = False,
 ) -> None:
     """Count the sequences of each length, file by file."""
-    from gaudi_bert.stages.counted_records import histogram_shard
-    from gaudi_bert.stages.histogram import histogram as run
+    from gaudi_bert.stages.data.counted_records import histogram_shard
+    from gaudi_bert.stages.data.histogram import histogram as run
 
     part = arguments.parse_shard(shard)
     counted = part and histogram_shard(records, part)
@@ -106,7 +106,7 @@ def plan(
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how near the optimum that is."""
-    from gaudi_bert.stages.plan import plan as run
+    from gaudi_bert.stages.data.plan import plan as run
 
     settings = arguments.packing_settings(
         algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
@@ -133,9 +133,9 @@ def write(
 ) -> None:
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.cli.results import to_json
-    from gaudi_bert.stages.packed_copies import packed_copies
-    from gaudi_bert.stages.write import write as run
-    from gaudi_bert.stages.write import write_shard
+    from gaudi_bert.stages.data.packed_copies import packed_copies
+    from gaudi_bert.stages.data.write import write as run
+    from gaudi_bert.stages.data.write import write_shard
 
     if finish and shard is not None:
         raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
@@ -171,7 +171,7 @@ def pack(
     json: arguments.Json = False,
 ) -> None:
     """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
-    from gaudi_bert.stages.pack import pack as run
+    from gaudi_bert.stages.data.pack import pack as run
 
     of_tables = {
         "max_sequence_length": max_sequence_length,
@@ -209,8 +209,8 @@ def verify(
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
-    from gaudi_bert.stages.verify import verify as run
-    from gaudi_bert.stages.verify_table import verify_table
+    from gaudi_bert.stages.data.verify import verify as run
+    from gaudi_bert.stages.tables.verify_table import verify_table
 
     if table_options.is_table(records):
         proof = verify_table(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
@@ -244,7 +244,7 @@ def estimate(
     json: arguments.Json = False,
 ) -> None:
     """What packing would give at each depth and with each algorithm, before anything is written."""
-    from gaudi_bert.stages.estimate import estimate as run
+    from gaudi_bert.stages.estimates.estimate import estimate as run
 
     if task is not None:
         _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
@@ -264,8 +264,8 @@ def _estimate_task(
     set_: list[str] | None,
     json: bool,
 ) -> None:
-    from gaudi_bert.stages.estimate import parse_depth
-    from gaudi_bert.stages.estimate_task import estimate_task
+    from gaudi_bert.stages.estimates.estimate import parse_depth
+    from gaudi_bert.stages.estimates.estimate_task import estimate_task
 
     if model is None:
         raise InputError("--task needs --model DIR, a folder with the tokenizer")
@@ -300,7 +300,7 @@ def compare(
 ) -> None:
     """Our packing beside that of TRL, seqpacker, NeMo, axolotl and grain, and the proven bound."""
     from gaudi_bert.cli.compare_table import describe_comparison
-    from gaudi_bert.stages.compare import compare as run
+    from gaudi_bert.stages.estimates.compare import compare as run
 
     result = run(source, max_sequence_length=max_sequence_length, depth=depth or "max", picture=picture, reporter=Reporter())
     output.print_result(result, json, describe_comparison)
@@ -314,7 +314,7 @@ def inspect(
 ) -> None:
     """Show one record so that a person can read it."""
     from gaudi_bert.cli.record_view import show_record
-    from gaudi_bert.stages.inspect import inspect as run
+    from gaudi_bert.stages.data.inspect import inspect as run
 
     result = run(file, record=record, vocabulary=vocab)
     if json:

@@ -31,7 +31,7 @@ def import_tables(
     json: arguments.Json = False,
 ) -> None:
     """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
-    from gaudi_bert.stages.import_tables import import_tables as run
+    from gaudi_bert.stages.tables.import_tables import import_tables as run
 
     result = run(
         source,

@@ -38,7 +38,7 @@ def train(
     json: arguments.Json = False,
 ) -> None:
     """Train BERT on packed (or unpacked) records."""
-    from gaudi_bert.stages.train import train as run
+    from gaudi_bert.stages.training.train import train as run
 
     settings = arguments.pipeline_settings(pipeline, set_)
     result = run(
@@ -64,7 +64,7 @@ def evaluate(
     json: arguments.Json = False,
 ) -> None:
     """Measure a checkpoint on held-out data."""
-    from gaudi_bert.stages.evaluate import evaluate as run
+    from gaudi_bert.stages.training.evaluate import evaluate as run
 
     result = run(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
     if result is not None:
@@ -85,14 +85,14 @@ def verify_model(
     if huggingface is not None:
         if checkpoint is not None or data is not None:
             raise InputError("--huggingface is tried on packs made for the purpose: leave --checkpoint and --data out")
-        from gaudi_bert.stages.verify_huggingface import verify_huggingface
+        from gaudi_bert.stages.training.verify_huggingface import verify_huggingface
 
         found = verify_huggingface(huggingface, target=target, attention=attention, reporter=Reporter())
         output.print_result(found, json, _describe_feeding)
         return
     if target is not None or attention is not None:
         raise InputError("--target and --attention are of a transformers model: give its folder with --huggingface")
-    from gaudi_bert.stages.verify_model import verify_model as run
+    from gaudi_bert.stages.training.verify_model import verify_model as run
 
     result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
     output.print_result(result, json, output.describe_any)
@@ -114,7 +114,7 @@ def export(
     json: arguments.Json = False,
 ) -> None:
     """Write a model for transformers, for TF1 BERT, or for serving."""
-    from gaudi_bert.stages.export import export as run
+    from gaudi_bert.stages.training.export import export as run
 
     result = run(checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, output.describe_any)

@@ -43,8 +43,8 @@ def predict(
     json: arguments.Json = False,
 ) -> None:
     """The answers of a fine-tuned model, one JSON line a row, in the order of the rows."""
-    from gaudi_bert.stages.predict import PredictOptions
-    from gaudi_bert.stages.predict import predict as run
+    from gaudi_bert.stages.tasks.predict import PredictOptions
+    from gaudi_bert.stages.tasks.predict import predict as run
 
     options = PredictOptions(max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
     changes = arguments.task_settings(set_, columns).model_dump(exclude_unset=True)
@@ -72,8 +72,8 @@ def embed(
     json: arguments.Json = False,
 ) -> None:
     """A vector for each text, in the order of the texts."""
-    from gaudi_bert.stages.embed import EmbedOptions
-    from gaudi_bert.stages.embed import embed as run
+    from gaudi_bert.stages.tasks.embed import EmbedOptions
+    from gaudi_bert.stages.tasks.embed import embed as run
 
     options = EmbedOptions(pooling, normalize, max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
     settings = arguments.task_settings(set_, columns, too_long="truncate")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from gaudi_bert.stages.inspect import RecordView, SequenceView
+    from gaudi_bert.stages.data.inspect import RecordView, SequenceView
 
 __all__ = ["show_record"]
 

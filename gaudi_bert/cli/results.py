@@ -12,14 +12,6 @@ from functools import singledispatch
 from typing import Any
 
 from gaudi_bert.artefacts.model import Artefact
-from gaudi_bert.stages.model_results import (
-    EvaluateResult,
-    FineTuneDryRun,
-    FineTuneResult,
-    GraphResult,
-    TrainDryRun,
-    TrainResult,
-)
 from gaudi_bert.stages.results import (
     PackResult,
     PackTableResult,
@@ -29,6 +21,14 @@ from gaudi_bert.stages.results import (
     ReportResult,
     VerifyResult,
     VerifyTableResult,
+)
+from gaudi_bert.stages.training.model_results import (
+    EvaluateResult,
+    FineTuneDryRun,
+    FineTuneResult,
+    GraphResult,
+    TrainDryRun,
+    TrainResult,
 )
 
 __all__ = ["to_json"]

@@ -46,7 +46,7 @@ Finish = Annotated[bool, typer.Option("--finish", help="Tables: after all --shar
 
 def is_table(source: str) -> bool:
     """Whether the source is a table and not TFRecords."""
-    from gaudi_bert.stages.table_groups import is_table
+    from gaudi_bert.stages.tables.table_groups import is_table
 
     return is_table(source)
 
@@ -87,8 +87,8 @@ def pack_table(
     Raises:
         InputError: options that do not go together, or what the stage refuses.
     """
-    from gaudi_bert.stages.pack_table import pack_table as run
-    from gaudi_bert.stages.pack_table import pack_table_shard
+    from gaudi_bert.stages.tables.pack_table import pack_table as run
+    from gaudi_bert.stages.tables.pack_table import pack_table_shard
 
     if options.get("max_sequence_length") is None:
         raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")

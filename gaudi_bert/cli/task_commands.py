@@ -46,8 +46,8 @@ def finetune(
     json: arguments.Json = False,
 ) -> None:
     """Train a pretrained BERT for a task, on packed rows."""
-    from gaudi_bert.stages.finetune import finetune as run
-    from gaudi_bert.stages.finetune_job import FineTuneInput
+    from gaudi_bert.stages.tasks.finetune import finetune as run
+    from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
 
     given = {"task.name": task, "finetune.depth": depth, "task.labels": labels}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]

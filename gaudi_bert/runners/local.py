@@ -25,7 +25,7 @@ from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, select_stages
-from gaudi_bert.stages.model_results import TrainResult
+from gaudi_bert.stages.training.model_results import TrainResult
 
 __all__ = ["LocalRun", "run_stages"]
 
@@ -106,7 +106,7 @@ def _common(run: LocalRun) -> dict[str, Any]:
 
 
 def _prepare(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.prepare import prepare
+    from gaudi_bert.stages.data.prepare import prepare
 
     if run.folder.records is not None:
         run.reporter.say(f"prepare: nothing to do, the pipeline names its own records: {run.folder.records}")
@@ -124,8 +124,8 @@ def _prepare(run: LocalRun) -> Summary:
 
 
 def _histogram(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.counted_records import histogram_shard
-    from gaudi_bert.stages.histogram import histogram
+    from gaudi_bert.stages.data.counted_records import histogram_shard
+    from gaudi_bert.stages.data.histogram import histogram
 
     def make(paths: SplitPaths) -> Summary:
         shard, out, store = run.shard, paths.histogram, run.settings.store
@@ -141,7 +141,7 @@ def _histogram(run: LocalRun) -> Summary:
 
 
 def _plan(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.plan import plan
+    from gaudi_bert.stages.data.plan import plan
 
     def make(paths: SplitPaths) -> Summary:
         counted = found_histograms(paths.histogram, run.settings.store)
@@ -151,7 +151,7 @@ def _plan(run: LocalRun) -> Summary:
 
 
 def _write(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.write import write, write_shard
+    from gaudi_bert.stages.data.write import write, write_shard
 
     def make(paths: SplitPaths) -> Summary:
         where = (paths.records, paths.plan, paths.packed)
@@ -163,7 +163,7 @@ def _write(run: LocalRun) -> Summary:
 
 
 def _verify(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.verify import verify
+    from gaudi_bert.stages.data.verify import verify
 
     def make(paths: SplitPaths) -> Summary:
         return verify(paths.records, paths.packed, workers=run.workers, **_common(run))
@@ -178,7 +178,7 @@ def _train(run: LocalRun) -> Summary:
     if resources.workers * resources.processes_per_worker > 1 and find_launch() is None:
         return _train_together(run, data, evaluation_data)
 
-    from gaudi_bert.stages.train import train
+    from gaudi_bert.stages.training.train import train
 
     return train(
         run.settings,
@@ -208,7 +208,7 @@ def _train_together(run: LocalRun, data: Path, evaluation_data: Path | None) -> 
 
 
 def _evaluate(run: LocalRun) -> Summary:
-    from gaudi_bert.stages.evaluate import evaluate
+    from gaudi_bert.stages.training.evaluate import evaluate
 
     folder = run.folder
     if not folder.has_evaluation:

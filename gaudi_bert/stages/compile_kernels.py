@@ -61,8 +61,8 @@ def compile_kernels(part: str = "all") -> None:
 
 def _pack_table(folder: Path) -> None:
     """Pack, prove and import a small table; the kernels take values of any type."""
-    from gaudi_bert.stages.import_tables import import_tables
-    from gaudi_bert.stages.pack_table import pack_table
+    from gaudi_bert.stages.tables.import_tables import import_tables
+    from gaudi_bert.stages.tables.pack_table import pack_table
 
     table = folder / "rows.jsonl"
     rows = [{"input_ids": [1] * size, "labels": [-100, *[1] * (size - 1)]} for size in range(2, LENGTH)]
@@ -89,14 +89,14 @@ def _plan() -> None:
 
 def _pack(records: Path, packed: Path) -> None:
     """Pack and verify."""
-    from gaudi_bert.stages.pack import pack
+    from gaudi_bert.stages.data.pack import pack
 
     pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET, verified=True)
 
 
 def _prepare(folder: Path) -> Path:
     """Make examples of random sentences."""
-    from gaudi_bert.stages.prepare import prepare
+    from gaudi_bert.stages.data.prepare import prepare
 
     generator = random.Random(7)
     sentences = [" ".join(generator.choices(WORDS, k=generator.randint(2, 9))) + "." for _ in range(400)]
@@ -115,7 +115,7 @@ def _count_records(folder: Path) -> Path:
     from gaudi_bert.records.schema import UnpackedSchema
     from gaudi_bert.records.wire.example import decode_example
     from gaudi_bert.records.wire.framing import read_records
-    from gaudi_bert.stages.histogram import histogram
+    from gaudi_bert.stages.data.histogram import histogram
 
     records = folder / "records" / "part.tfrecord"
     _write_records(records, 2000)

@@ -16,7 +16,7 @@ from gaudi_bert.artefacts.training import read_evaluation, read_training, write_
 from gaudi_bert.artefacts.verification import read_verification, write_verification
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.verify import verify
+from gaudi_bert.stages.data.verify import verify
 from tests.builders.packing_case import PackingCase, make_case
 
 FIGURES = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
-from gaudi_bert.stages.pack import pack
+from gaudi_bert.stages.data.pack import pack
 
 SETTINGS = PackingSettings(algorithm="spfhp", group_sequences=400, shard_multiple=4, shard_bytes=40_000)
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
-from gaudi_bert.stages.counted_records import histogram_shard
-from gaudi_bert.stages.histogram import histogram
-from gaudi_bert.stages.plan import plan
-from gaudi_bert.stages.write import write, write_shard
+from gaudi_bert.stages.data.counted_records import histogram_shard
+from gaudi_bert.stages.data.histogram import histogram
+from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.write import write, write_shard
 
 QUIET = Reporter(quiet=True)
 SETTINGS = PackingSettings(group_sequences=100, shard_multiple=4)

@@ -18,7 +18,7 @@ from pathlib import Path
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PrepareSettings
 from gaudi_bert.corpus import blocks
-from gaudi_bert.stages.prepare import prepare
+from gaudi_bert.stages.data.prepare import prepare
 from tests.builders.kill_pack import content, finish
 
 SETTINGS = {"train_vocab": 200, "max_sequence_length": 37, "max_predictions": 5, "duplicates": 3, "shards": 7}

@@ -18,7 +18,7 @@ from pathlib import Path
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TableSettings
-from gaudi_bert.stages.pack_table import pack_table
+from gaudi_bert.stages.tables.pack_table import pack_table
 from tests.builders.kill_pack import content, finish, leftovers
 
 SETTINGS = TableSettings(max_sequence_length=128, algorithm="lpfhp", group_sequences=150, shard_multiple=3)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.write import write
+from gaudi_bert.stages.data.write import write
 
 QUIET = Reporter(quiet=True)
 KILLS_A_FOLDER = 5

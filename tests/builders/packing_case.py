@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PackingSettings
-from gaudi_bert.stages.histogram import histogram
-from gaudi_bert.stages.plan import plan
-from gaudi_bert.stages.write import write
+from gaudi_bert.stages.data.histogram import histogram
+from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.write import write
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence
 
 QUIET = Reporter(quiet=True)

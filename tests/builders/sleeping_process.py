@@ -13,7 +13,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.train import train
+from gaudi_bert.stages.training.train import train
 from gaudi_bert.training import objective
 from tests.builders.two_processes import settings
 

@@ -19,8 +19,8 @@ from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings, TrainingSettings, pipeline_from_mapping
-from gaudi_bert.stages.evaluate import evaluate
-from gaudi_bert.stages.train import train
+from gaudi_bert.stages.training.evaluate import evaluate
+from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.connect import connect
 from gaudi_bert.training.step import TrainingStep

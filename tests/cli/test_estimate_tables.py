@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.estimate import estimate
+from gaudi_bert.stages.estimates.estimate import estimate
 
 
 def test_two_small_tables_and_a_conclusion() -> None:

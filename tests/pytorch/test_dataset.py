@@ -15,7 +15,7 @@ from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.global_order import WINDOW_PACKS
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
-from gaudi_bert.stages.pack_table import pack_table
+from gaudi_bert.stages.tables.pack_table import pack_table
 from tests.builders.packing_case import PackingCase, make_case
 from tests.oracles.global_order import dealt_epoch
 

@@ -16,7 +16,7 @@ from gaudi_bert.records.read.general import canonical_example
 from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
 from gaudi_bert.records.schema import RecordError, UnpackedSchema
 from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.stages.verify import verify
+from gaudi_bert.stages.data.verify import verify
 from tests.builders.packing_case import QUIET, make_case
 from tests.oracles.wire import (
     FLOAT_KEYS,

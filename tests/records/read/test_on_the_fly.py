@@ -11,7 +11,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
-from gaudi_bert.stages.on_the_fly import open_on_the_fly
+from gaudi_bert.stages.training.on_the_fly import open_on_the_fly
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 
 

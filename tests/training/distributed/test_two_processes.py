@@ -14,8 +14,8 @@ import pytest
 
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.evaluate import evaluate
-from gaudi_bert.stages.train import train
+from gaudi_bert.stages.training.evaluate import evaluate
+from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from tests.builders import training_data as data

@@ -15,7 +15,7 @@ import pytest
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import pipeline_from_mapping
-from gaudi_bert.stages.train import train
+from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.logs.metrics_server import MetricsServer
 from tests.builders import training_data as data
 

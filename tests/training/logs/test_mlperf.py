@@ -13,7 +13,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import MlperfSettings, PipelineSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.stages.train import train
+from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.logs.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.run_plan import plan_run
 from tests.builders.training_data import make_packs, write_packed

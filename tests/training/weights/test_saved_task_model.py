@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.stages.test_predict import TEXTS, logits_alone, write_model
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TaskSettings
-from gaudi_bert.stages.export import export
+from gaudi_bert.stages.training.export import export
 from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
 from gaudi_bert.tasks.rows.types import TextRow
-from tests.stages.test_predict import TEXTS, logits_alone, write_model
 
 pytestmark = pytest.mark.slow
 

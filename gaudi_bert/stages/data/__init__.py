@@ -1,0 +1,1 @@
+"""Text to packed records that are proven: a module for each stage."""

@@ -1,0 +1,209 @@
+"""The stage `plan`: histograms in, `plan.json` out: which lengths share a pack, how often, and how near the optimum that is.
+
+The plan is a function of the histograms and the settings alone, byte for byte. Each group of files is packed within itself;
+the bound of the plan is the sum of the groups' proven bounds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.plan import Plan, PlannedFile, PlannedGroup, PlanTotals, SmallerBudget, read_plan, write_plan
+from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.workplace import begin_in, local_copy, workplace
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings, StoreSettings
+from gaudi_bert.stages.results import PlanResult
+
+if TYPE_CHECKING:
+    from gaudi_bert.packing.groups import FileCounts
+    from gaudi_bert.packing.result import Packing
+    from gaudi_bert.stages.data.counted_records import CountedRecords
+
+__all__ = ["plan"]
+
+
+def plan(
+    histograms: Sequence[Path],
+    out: Path,
+    settings: PackingSettings,
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    store: StoreSettings | None = None,
+) -> PlanResult:
+    """Plan the packing of the records that `histograms` count.
+
+    Args:
+        histograms: one or several histogram.json; they are merged.
+        out: the plan.json to write.
+        settings: how to pack.
+        reporter: where progress goes.
+        overwrite: replace a plan made from other inputs or settings.
+        store: how object stores are reached, where a path is a URL.
+
+    Returns:
+        The quality of the plan, in total, and the seconds that it took, which are never stored.
+
+    Raises:
+        InputError: a bad histogram, or a plan made from something else is there.
+    """
+    from gaudi_bert.stages.data.counted_records import read_histograms
+
+    started = time.monotonic()
+    with ExitStack() as stack:
+        records = read_histograms([stack.enter_context(local_copy(path, store)) for path in histograms])
+    signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
+    with workplace(out.parent, store) as place:
+        made = place.folder / out.name
+        if begin_in(place, made, made, signature, overwrite):
+            reporter.say(f"{shown_place(out)}: already there, nothing to do")
+            return PlanResult(read_plan(made).totals, seconds=0.0, skipped=True)
+        groups = _groups(records, settings, reporter)
+        packings = _pack_groups(records, groups, settings, reporter)
+        content = _content(records, groups, packings, settings)
+        write_plan(made, content)
+        place.put(made)
+    if records.files is None:
+        reporter.say(
+            f"{shown_place(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
+        )
+    return PlanResult(content.totals, seconds=round(time.monotonic() - started, 3))
+
+
+def _groups(records: CountedRecords, settings: PackingSettings, reporter: Reporter) -> list[list[FileCounts]]:
+    """The groups of files; one group without files where only counts are known."""
+    from gaudi_bert.packing.groups import form_groups, too_large_files
+
+    if records.files is None:
+        return [[]]
+    for file in too_large_files(records.files, settings.group_sequences, settings.group_bytes):
+        reporter.say(
+            f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
+            f" ({settings.group_sequences:,} sequences, {settings.group_bytes:,} bytes), so it is a group of its own"
+        )
+    return form_groups(records.files, settings.group_sequences, settings.group_bytes, settings.seed)
+
+
+def _pack_groups(
+    records: CountedRecords, groups: Sequence[Sequence[FileCounts]], settings: PackingSettings, reporter: Reporter
+) -> list[Packing]:
+    """Pack each group; several at once where there are cores (the kernels run outside Python's lock)."""
+    from gaudi_bert.packing.algorithms import pack_histogram
+    from gaudi_bert.packing.groups import group_histogram
+
+    with reporter.task("plan", len(groups), "groups") as task:
+
+        def pack(files: Sequence[FileCounts]) -> Packing:
+            capacity = records.histogram.max_sequence_length
+            packing = pack_histogram(
+                group_histogram(files, capacity) if files else records.histogram,
+                settings.algorithm,
+                settings.depth,
+                leftovers=settings.leftovers,
+                max_predictions=records.max_predictions,
+                masked_slots=settings.masked_slots,
+                seed=settings.seed,
+            )
+            task.advance()
+            return packing
+
+        return _map_in_order(pack, groups)
+
+
+def _map_in_order(
+    function: Callable[[Sequence[FileCounts]], Packing], groups: Sequence[Sequence[FileCounts]]
+) -> list[Packing]:
+    workers = min(len(os.sched_getaffinity(0)), len(groups))
+    if workers == 1:
+        return [function(group) for group in groups]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(function, groups))
+
+
+def _content(
+    records: CountedRecords,
+    groups: Sequence[Sequence[FileCounts]],
+    packings: Sequence[Packing],
+    settings: PackingSettings,
+) -> Plan:
+    """The plan as it is stored."""
+    masked_slots = [packing.masked_slots for packing in packings if packing.masked_slots is not None]
+    depths = [packing.depth_used if settings.depth == "max" else packing.depth for packing in packings]
+    return Plan(
+        algorithm=settings.algorithm,
+        depth=max(depths),
+        max_sequence_length=records.histogram.max_sequence_length,
+        max_predictions=records.max_predictions,
+        masked_slots=max(masked_slots, default=None),
+        seed=settings.seed,
+        shard_multiple=settings.shard_multiple,
+        shard_bytes=settings.shard_bytes,
+        histogram_sha256=records.sha256,
+        vocabulary=records.vocabulary,
+        writable=records.files is not None,
+        totals=_totals(packings, settings),
+        files=tuple(
+            PlannedFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c, sequences=file.sequences)
+            for file in records.files or ()
+        ),
+        groups=tuple(_group(files, packing) for files, packing in zip(groups, packings, strict=True)),
+    )
+
+
+def _group(files: Sequence[FileCounts], packing: Packing) -> PlannedGroup:
+    certificate = packing.certificate
+    return PlannedGroup(
+        files=tuple(file.name for file in files),
+        sequences=packing.sequences,
+        packs=packing.packs,
+        lower_bound=packing.lower_bound,
+        algorithm_used=packing.algorithm_used,
+        strategies=tuple(packing.mixture.items()),
+        bound_prices=None if certificate is None else tuple(certificate.prices.tolist()),
+    )
+
+
+def _totals(packings: Sequence[Packing], settings: PackingSettings) -> PlanTotals:
+    """The quality of the plan over all groups."""
+    packs = sum(packing.packs for packing in packings)
+    tokens = sum(packing.tokens for packing in packings)
+    sequences = sum(packing.sequences for packing in packings)
+    slots = packs * packings[0].histogram.max_sequence_length
+    lower_bound = sum(packing.lower_bound for packing in packings)
+    needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
+    return PlanTotals(
+        packs=packs,
+        lower_bound=lower_bound,
+        gap=packs - lower_bound,
+        padding_tokens=slots - tokens,
+        efficiency=tokens / slots,
+        packing_factor=sequences / packs,
+        depth_used=max(packing.depth_used for packing in packings),
+        strategies_used=len(set().union(*(packing.mixture for packing in packings))),
+        algorithm=settings.algorithm,
+        algorithms_used=tuple(sorted({packing.algorithm_used for packing in packings})),
+        sequences=sequences,
+        tokens=tokens,
+        token_bound=sum(packing.token_bound for packing in packings),
+        groups=len(packings),
+        masked_slots=max((packing.masked_slots or 0 for packing in packings), default=0) or None,
+        masked_slots_needed=max(needed, default=None),
+        smaller_masked_slots=_smaller_budgets(packings),
+    )
+
+
+def _smaller_budgets(packings: Sequence[Packing]) -> tuple[SmallerBudget, ...]:
+    """What fewer masked slots per pack would cost in packs."""
+    from gaudi_bert.packing.masked_budget import budget_costs
+
+    packed = [(packing.mixture, packing.histogram) for packing in packings]
+    costs = budget_costs(packed, packings[0].depth)
+    return tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items())

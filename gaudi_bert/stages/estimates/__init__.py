@@ -1,0 +1,1 @@
+"""What packing will give, before anything is packed."""

@@ -1,0 +1,1 @@
+"""Tables of token columns: packed, verified, and turned into records."""

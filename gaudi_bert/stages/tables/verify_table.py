@@ -1,0 +1,265 @@
+"""The stage `verify` for a packed table: proof that every row is there once, value for value, and in order where it must be.
+
+Group by group, the rows of the table are read again and what the packs must hold follows from them and the settings; each
+shard is read, its CRC compared with metadata.json, and every slot of it with the row that it says to be of. Then every
+sequence must have been found exactly once, and metadata.json and the manifests must say what was found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gaudi_bert.artefacts.completion import (
+    Signature,
+    begin_artefact,
+    is_finished,
+    read_signature,
+    remove_artefact,
+    settings_path,
+)
+from gaudi_bert.artefacts.names import METADATA_NAME, VERIFICATION_NAME
+from gaudi_bert.artefacts.tables import (
+    TableMetadata,
+    TableVerification,
+    TooLongRows,
+    read_table_manifest,
+    read_table_metadata,
+    read_table_verification,
+    write_table_verification,
+)
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import TableSettings, table_settings_from_mapping
+from gaudi_bert.stages.results import VerifyTableResult
+from gaudi_bert.stages.tables.pack_table_group import layout_of, sequences_of
+from gaudi_bert.stages.tables.table_groups import GroupedTable, open_table
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gaudi_bert.records.tables.compare import StoredPacks
+    from gaudi_bert.records.tables.rows import GroupRows
+    from gaudi_bert.records.tables.sequences import RowSequences
+
+__all__ = ["verify_table"]
+
+
+def verify_table(
+    source: str | Path, packed: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
+) -> VerifyTableResult:
+    """Verify a packed table against the table that it was made from.
+
+    Args:
+        source: the table.
+        packed: the packed folder, whole.
+        reporter: where progress goes.
+        overwrite: verify again what was verified already.
+        workers: 1 for a single thread.
+
+    Raises:
+        InputError: the table is damaged, or there is no packed folder.
+        FailedError: something is missing, doubled, changed or damaged; the first of it is named.
+    """
+    from gaudi_bert.records.tables.sources import table_files
+
+    metadata = read_table_metadata(packed)
+    _check_folder(packed, metadata)
+    out, files = packed / VERIFICATION_NAME, table_files(source).files
+    sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
+    sizes = {file.name: file.stat().st_size for file in files}
+    signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": sizes})
+    if not overwrite and is_finished(out, out, signature, [*files, *(packed / shard.name for shard in metadata.shards)]):
+        reporter.say(f"{packed}: already verified, nothing to do")
+        return VerifyTableResult(read_table_verification(packed), skipped=True)
+    keep = os.access(packed, os.W_OK)
+    if keep:
+        remove_artefact(out, settings_path(out))
+        begin_artefact(out, out, signature)
+    found = _prove(source, packed, metadata, reporter, workers)
+    if keep:
+        write_table_verification(packed, found)
+    return VerifyTableResult(found)
+
+
+def _check_folder(packed: Path, metadata: TableMetadata) -> None:
+    """The folder holds the shards of the metadata, and no other that a reader might take for its own."""
+    for shard in metadata.shards:
+        if not (packed / shard.name).is_file():
+            raise FailedError(f"{packed / shard.name}: the shard is missing; pack the table again")
+    for path in sorted(packed.glob("packed-*")):
+        if path.name not in {shard.name for shard in metadata.shards}:
+            raise FailedError(f"{path}: is not in metadata.json; remove it, or pack the table again")
+
+
+def _prove(
+    source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
+) -> TableVerification:
+    from gaudi_bert.records.tables.sources import file_identity, table_files
+
+    settings = table_settings_from_mapping(read_signature(settings_path(packed)).settings, str(settings_path(packed)))
+    inputs = {entry.name: {"bytes": entry.bytes, "crc32c": entry.crc32c} for entry in metadata.inputs}
+    for file in table_files(source).files:
+        if inputs.pop(file.name, None) != file_identity(file):
+            raise FailedError(f"{file}: is not the file that was packed, or has changed since; pack the table again")
+    if inputs:
+        raise FailedError(f"{source}: file {next(iter(inputs))} was packed but is missing now; bring it back")
+    table = open_table(source, settings, reporter)
+    shards: list[list[Path]] = [[] for _ in table.groups]
+    for shard in metadata.shards:
+        if file_identity(packed / shard.name) != {"bytes": shard.bytes, "crc32c": shard.crc32c}:
+            raise FailedError(f"{packed / shard.name}: its CRC-32C differs from metadata.json; pack the table again")
+        shards[int(shard.name.split("-")[1])].append(packed / shard.name)
+    with reporter.task("verify", table.rows, "rows") as task:
+        groups = []
+        for number in range(len(table.groups)):
+            groups.append(_prove_group(table, number, packed, shards[number], settings, workers))
+            task.advance(groups[-1].rows)
+    return _verification(packed, metadata, groups, table)
+
+
+def _prove_group(
+    table: GroupedTable, number: int, packed: Path, shards: Sequence[Path], settings: TableSettings, workers: int | None
+) -> TableVerification:
+    """Hold the shards of a group to its rows, and its manifest to what was found."""
+    from gaudi_bert.records.tables.compare import check_scalars, check_tokens, stored_packs
+    from gaudi_bert.records.tables.rows import read_rows
+
+    keep_values = not settings.index_only
+    rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
+    sequences, effect = sequences_of(table, rows, settings)
+    layout = layout_of(table, settings)
+    places = np.full(sequences.rows.size, -1, np.int64)
+    of_pack = np.full(sequences.rows.size, -1, np.int64)
+    packs = found = 0
+    for path in shards:
+        for stored in stored_packs(path, layout):
+            members = _members(stored, rows, sequences, settings, places)
+            places[members] = found + np.arange(members.size)
+            of_pack[members] = packs + np.repeat(np.arange(stored.offsets.size - 1), np.diff(stored.offsets))
+            packs, found = packs + stored.offsets.size - 1, found + members.size
+            _check_pack_numbers(stored, settings, packs)
+            if keep_values:
+                check_tokens(stored, layout, rows, sequences.rows[members])
+                check_scalars(stored, layout, rows, sequences.rows[members])
+    if (places < 0).any():
+        row = int(rows.numbers[sequences.rows[np.argmax(places < 0)]])
+        raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
+    if settings.keep_together is not None:
+        _check_together(packed, rows, sequences, settings.keep_together, places, of_pack)
+    verification = TableVerification(
+        rows=rows.lengths.size,
+        sequences=found,
+        tokens=int(sequences.lengths.sum(dtype=np.int64)),
+        packs=packs,
+        shards=len(shards),
+        groups=1,
+        columns=tuple(table.columns.names) if keep_values else (),
+        index_only=settings.index_only,
+        too_long=TooLongRows(policy=settings.too_long, **effect._asdict()),
+    )
+    _check_said(read_table_manifest(packed, number), verification, f"the manifest of group {number}", packed)
+    return verification
+
+
+def _members(
+    stored: StoredPacks,
+    rows: GroupRows,
+    sequences: RowSequences,
+    settings: TableSettings,
+    places: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Which sequences of the group these packs hold; none may have been found before.
+
+    Raises:
+        FailedError: a row is not of the group, is doubled, or is cut elsewhere.
+    """
+    of_row = np.searchsorted(rows.numbers, stored.indices)
+    known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
+    first_of_row = np.searchsorted(sequences.rows, of_row)
+    members = first_of_row + stored.starts // settings.max_sequence_length
+    inside = np.minimum(members, sequences.rows.size - 1)
+    right = known & (members == inside) & (sequences.rows[inside] == of_row)
+    right &= (sequences.starts[inside] == stored.starts) & (sequences.lengths[inside] == stored.lengths)
+    if not right.all():
+        wrong = int(np.argmin(right))
+        raise FailedError(f"{stored.place}: row {stored.indices[wrong]} is not what the table has; pack the table again")
+    if (places[members] >= 0).any() or np.unique(members).size < members.size:
+        raise FailedError(f"{stored.place}: holds a row that is in another pack too; pack the table again")
+    return members
+
+
+def _check_pack_numbers(stored: StoredPacks, settings: TableSettings, packs: int) -> None:
+    """The depth holds, and an index numbers its packs."""
+    deepest = int(np.diff(stored.offsets).max(initial=0))
+    if settings.depth != "max" and deepest > settings.depth:
+        raise FailedError(f"{stored.place}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again")
+    if settings.index_only:
+        numbers = stored.table.column("row").to_numpy()
+        if not np.array_equal(numbers, np.arange(packs - numbers.size, packs)):
+            raise FailedError(f"{stored.place}: row does not number the packs of the group; pack the table again")
+
+
+def _check_together(
+    packed: Path,
+    rows: GroupRows,
+    sequences: RowSequences,
+    column: str,
+    places: NDArray[np.int64],
+    of_pack: NDArray[np.int64],
+) -> None:
+    """Rows with one value are in one pack, side by side and in their order."""
+    from gaudi_bert.records.tables.sequences import value_codes
+
+    codes = value_codes(rows.scalars.column(column), column)[sequences.rows]
+    order = np.argsort(codes, kind="stable")
+    same = np.diff(codes[order]) == 0
+    parted = same & ((np.diff(of_pack[order]) != 0) | (np.diff(places[order]) != 1))
+    if parted.any():
+        row = int(rows.numbers[sequences.rows[order[np.argmax(parted)]]])
+        raise FailedError(f"{packed}: row {row} of the table is not beside the next of its {column}; pack the table again")
+
+
+def _check_said(said: object, found: TableVerification, what: str, packed: Path) -> None:
+    for key in ("rows", "sequences", "tokens", "packs", "too_long"):
+        if getattr(said, key) != getattr(found, key):
+            raise FailedError(
+                f"{packed}: {what} says {key} {getattr(said, key)}, found were {getattr(found, key)}; pack the table again"
+            )
+
+
+def _verification(
+    packed: Path, metadata: TableMetadata, groups: Sequence[TableVerification], table: GroupedTable
+) -> TableVerification:
+    def total(key: str) -> int:
+        return sum(getattr(group, key) for group in groups)
+
+    def affected(key: str) -> int:
+        return sum(getattr(group.too_long, key) for group in groups)
+
+    found = TableVerification(
+        rows=total("rows"),
+        sequences=total("sequences"),
+        tokens=total("tokens"),
+        packs=total("packs"),
+        shards=total("shards"),
+        groups=len(groups),
+        columns=groups[0].columns,
+        index_only=metadata.index_only,
+        too_long=TooLongRows(
+            policy=metadata.too_long.policy,
+            rows=affected("rows"),
+            dropped_rows=affected("dropped_rows"),
+            dropped_tokens=affected("dropped_tokens"),
+            added_sequences=affected("added_sequences"),
+        ),
+    )
+    if found.rows != table.rows:
+        raise FailedError(f"{packed}: {found.rows} rows were found, the table has {table.rows}; pack the table again")
+    _check_said(metadata, found, "metadata.json", packed)
+    return found

@@ -1,0 +1,1 @@
+"""Fine-tuning a task, and what its model answers."""

@@ -1,0 +1,1 @@
+"""What trains, judges and hands on a pretraining model."""

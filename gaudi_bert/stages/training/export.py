@@ -1,0 +1,257 @@
+"""Stage export: weights of any kind that we read, in a format that others read.
+
+- `huggingface`: `config.json` and `model.safetensors` in the layout of `BertForPreTraining`.
+- `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
+- `savedmodel`: a TensorFlow SavedModel for serving (see `training/weights/saved_model.py`; of a fine-tuned folder,
+  `training/weights/saved_task_model.py`).
+
+With the vocabulary, where it is known, as `vocab.txt`. The folder is made under a hidden name and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from gaudi_bert.artefacts.store.mirror import mirror
+from gaudi_bert.artefacts.store.workplace import workplace
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, read_json, write_json
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import StoreSettings, load_pipeline
+from gaudi_bert.stages.training.model_results import ExportResult
+from gaudi_bert.stages.training.stored_inputs import weights_here
+
+if TYPE_CHECKING:
+    from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.training.weights.saved_model import ServingSizes
+    from gaudi_bert.training.weights.sources import Weights
+
+__all__ = ["FORMATS", "export"]
+
+Format = Literal["huggingface", "google", "savedmodel"]
+FORMATS: tuple[str, ...] = get_args(Format)
+
+_LAST = ("config.json", "bert_config.json", "saved_model.pb")
+TASK_HEADS = ("BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering")
+
+# Of sizes that nothing records: BERT masks 15 % of a sequence, and packs of three are what was published.
+MASKED_SHARE, COMMON_DEPTH = 0.15, 3
+
+
+def export(
+    checkpoint: Path,
+    out: Path,
+    *,
+    kind: str,
+    vocabulary: Path | None = None,
+    rows: int = 1,
+    reporter: Reporter,
+    overwrite: bool = False,
+    store: StoreSettings | None = None,
+) -> ExportResult:
+    """Write a model in another format.
+
+    Args:
+        checkpoint: weights of ours, of Hugging Face or of Google.
+        out: the folder to make.
+        kind: one of `FORMATS`.
+        vocabulary: its vocab.txt; None to take the one that lies where ours, or theirs, lies.
+        rows: `savedmodel`: rows of a batch, fixed.
+        reporter: where progress goes.
+        overwrite: replace what is in `out`.
+        store: how object stores are reached, where a path is a URL.
+
+    Raises:
+        InputError: the weights cannot be read or lack their heads, the format cannot hold the model, or `out` is not empty.
+    """
+    if kind not in FORMATS:
+        raise InputError(f"--format {kind}: choose one of {', '.join(FORMATS)}")
+    with mirror(store, (checkpoint, vocabulary)) as copies, workplace(out, store) as place:
+        there = [place.folder / name for name in place.listed(place.folder)] if place.is_store else []
+        if there and not overwrite:
+            raise InputError(f"{place.folder}: is there already; choose another place, or pass --overwrite")
+        words = None if vocabulary is None else copies.fetch(vocabulary)
+        result = _export(weights_here(checkpoint, copies), place.folder, kind, words, rows, reporter, overwrite)
+        made = [place.folder / name for name in result.files]
+        place.remove(path for path in there if path not in made)
+        # What says that a folder is a model goes up last.
+        place.put(*sorted(made, key=lambda path: path.name in _LAST))
+    return result
+
+
+def _export(
+    checkpoint: Path, out: Path, kind: str, vocabulary: Path | None, rows: int, reporter: Reporter, overwrite: bool
+) -> ExportResult:
+    from gaudi_bert.model.parameters import parameter_count
+    from gaudi_bert.training.weights.sources import read_weights
+
+    if _holds_something(out) and not overwrite:
+        raise InputError(f"{out}: is there already; choose another folder, or pass --overwrite")
+    weights = read_weights(checkpoint)
+    if kind == "savedmodel" and _has_task_head(checkpoint):
+        return _export_task(checkpoint, out, rows, reporter)
+    config = _whole_config(weights, kind)
+    found = _vocabulary(weights, config, vocabulary, reporter)
+    sizes = _serving_sizes(weights, config, rows)
+    writers: Mapping[str, Callable[[Path], None]] = {
+        "huggingface": lambda folder: _write_hugging_face(folder, weights, config, found),
+        "google": lambda folder: _write_google(folder, weights, config),
+        "savedmodel": lambda folder: _write_saved_model(folder, weights, config, sizes),
+    }
+    with _whole_folder(out.resolve()) as folder:
+        writers[kind](folder)
+        if found is not None:
+            target = folder / "assets" if kind == "savedmodel" else folder
+            shutil.copyfile(found, target / "vocab.txt")
+    files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
+    reporter.say(f"export: {weights.path} ({weights.kind}) as {kind}: {', '.join(files)}")
+    return ExportResult(
+        format=kind,
+        files=files,
+        parameters=parameter_count(config),
+        vocabulary=str(found) if found is not None else None,
+        sizes=sizes.letters if kind == "savedmodel" else None,
+    )
+
+
+def _has_task_head(checkpoint: Path) -> bool:
+    """Whether this is a folder of `finetune`, or of transformers with a head that answers."""
+    config = checkpoint / "config.json"
+    values = read_json(config) if config.is_file() else {}
+    names = values.get("architectures") or [] if isinstance(values, dict) else []
+    return any(name in TASK_HEADS for name in names)
+
+
+def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:
+    """A fine-tuned model with its head, and its tokenizer among the assets."""
+    from gaudi_bert.tasks.packs import BatchShape
+    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+    from gaudi_bert.training.prediction.shapes import deepest
+    from gaudi_bert.training.weights.saved_task_model import write_task_saved_model
+    from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
+
+    found = read_task_folder(checkpoint)
+    tokenizer = open_tokenizer(checkpoint)
+    model = open_task_model(found, found.make_task())
+    shape = BatchShape(rows, found.max_sequence_length, deepest(found.max_sequence_length))
+    with _whole_folder(out.resolve()) as folder:
+        write_task_saved_model(folder, model, shape)
+        shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
+    files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
+    reporter.say(f"export: {checkpoint} ({found.task}) as savedmodel: {', '.join(files)}")
+    parameters = sum(int(variable.shape.num_elements()) for variable in model.variables_by_name.values())
+    sizes = {"B": shape.packs, "L": shape.length, "S": shape.depth}
+    return ExportResult("savedmodel", files, parameters, str(tokenizer.file), sizes)
+
+
+def _whole_config(weights: Weights, kind: str) -> BertConfig:
+    """The model of `weights`, of which nothing may be missing."""
+    if weights.config is None:
+        raise InputError(f"{weights.path}: its config is not known; put bert_config.json beside it")
+    if weights.missing:
+        raise InputError(f"{weights.path}: {weights.missing[0]} is missing; export a model with its pretraining heads")
+    if weights.config.attention != "bidirectional" and kind != "savedmodel":
+        raise InputError(f"{weights.path}: its attention is {weights.config.attention}; only savedmodel can hold that")
+    return weights.config
+
+
+def _write_hugging_face(folder: Path, weights: Weights, config: BertConfig, vocabulary: Path | None) -> None:
+    from safetensors.numpy import save
+
+    from gaudi_bert.model.huggingface import to_hugging_face
+
+    with atomic_file(folder / "model.safetensors") as handle:
+        handle.write(save(to_hugging_face(weights.variables), metadata={"format": "pt"}))
+    values = {name: value for name, value in config.to_json().items() if name != "attention"}
+    known = {"architectures": ["BertForPreTraining"], "model_type": "bert", "pad_token_id": 0}
+    write_json(folder / "config.json", {**known, **values})
+    lower_case = _lower_case(weights)
+    if vocabulary is not None and lower_case is not None:
+        tokenizer = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": lower_case,
+            "model_max_length": config.max_position_embeddings,
+        }
+        write_json(folder / "tokenizer_config.json", tokenizer)
+
+
+def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
+    from gaudi_bert.training.weights.google_checkpoint import write_google_checkpoint
+
+    write_google_checkpoint(folder / "bert_model.ckpt", weights.variables)
+    values = {name: value for name, value in config.to_json().items() if name != "attention"}
+    write_json(folder / "bert_config.json", values)
+
+
+def _write_saved_model(folder: Path, weights: Weights, config: BertConfig, sizes: ServingSizes) -> None:
+    from gaudi_bert.training.weights.saved_model import write_saved_model
+
+    write_saved_model(folder, config, weights.variables, sizes)
+
+
+def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSizes:
+    """The sizes of the data that a model of ours was trained on; else what is common."""
+    from gaudi_bert.training.weights.saved_model import ServingSizes
+
+    data = weights.settings.get("data", {})
+    length = data.get("max_sequence_length", config.max_position_embeddings)
+    predictions = data.get("max_predictions", max(1, round(MASKED_SHARE * length)))
+    depth = data.get("depth", COMMON_DEPTH)
+    return ServingSizes(rows, length, predictions, data.get("masked_slots", predictions + depth), depth)
+
+
+def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
+    """The vocabulary that was given, or one found where it should lie; it may not be larger than the model's."""
+    if given is None:
+        places = [_run_folder(weights).parent / "examples", weights.path, weights.path.parent]
+        found = [place / "vocab.txt" for place in places if (place / "vocab.txt").is_file()]
+        if not found:
+            return None
+    path = given if given is not None else found[0]
+    with explained_os_errors(path, "read"):
+        words = sum(1 for _ in path.open("rb"))
+    if words <= config.vocab_size:
+        return path
+    problem = f"{path}: has {words:,} tokens, the model has {config.vocab_size:,}"
+    if given is not None:
+        raise InputError(f"{problem}; give the vocabulary that it was trained with")
+    reporter.say(f"note: {problem}, so it is left out")
+    return None
+
+
+def _lower_case(weights: Weights) -> bool | None:
+    """Whether the text was lower-cased; None where nothing tells."""
+    settings = _run_folder(weights) / "settings.yaml"
+    if weights.kind != "gaudi-bert" or not settings.is_file():
+        return None
+    return load_pipeline(settings).prepare.lower_case
+
+
+def _run_folder(weights: Weights) -> Path:
+    """The folder that `train` made, for a checkpoint of ours in its place."""
+    return weights.path.resolve().parent.parent
+
+
+def _holds_something(out: Path) -> bool:
+    return any(out.iterdir()) if out.is_dir() else out.exists()
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder beside `out` that takes its place at the end."""
+    temporary = out.with_name(f".{out.name}.tmp")
+    with exclusive_lock(out, str(out)), explained_os_errors(out, "write"):
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir(parents=True)
+        yield temporary
+        if out.is_dir():
+            shutil.rmtree(out)
+        else:
+            out.unlink(missing_ok=True)
+        temporary.replace(out)
+        flush_folder(out.parent)

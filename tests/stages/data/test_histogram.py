@@ -1,0 +1,144 @@
+"""The histogram stage against counting one value at a time; what it refuses is in test_bad_records."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.data.counted_records import read_histograms
+from gaudi_bert.stages.data.histogram import histogram
+from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
+
+QUIET = Reporter(quiet=True)
+
+
+def write_files(folder: Path, counts: list[int], max_sequence_length: int, max_predictions: int, seed: int = 1) -> dict:
+    """Files of random sequences; what is in each, by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    content = {}
+    for number, count in enumerate(counts):
+        sequences = [random_sequence(rng, max_sequence_length, max_predictions) for _ in range(count)]
+        data = b"".join(frame(example(sequence, rng.sample(UNPACKED_KEYS, 7))) for sequence in sequences)
+        (folder / f"part-{number:03d}").write_bytes(data)
+        content[f"part-{number:03d}"] = sequences
+    return content
+
+
+def expected_counts(sequences: list[dict]) -> list[list[int]]:
+    pairs = Counter((sum(sequence["input_mask"]), int(sum(sequence["masked_lm_weights"]))) for sequence in sequences)
+    return [[length, masked, count] for (length, masked), count in sorted(pairs.items())]
+
+
+@pytest.mark.parametrize(
+    ("max_sequence_length", "max_predictions", "counts"),
+    [(16, 1, [1]), (17, 16, [40, 1, 7]), (128, 20, [500, 301]), (512, 77, [90, 80]), (8192, 1300, [3, 5])],
+)
+def test_every_sequence_is_counted(
+    tmp_path: Path, max_sequence_length: int, max_predictions: int, counts: list[int]
+) -> None:
+    content = write_files(tmp_path / "records", counts, max_sequence_length, max_predictions)
+    summary = histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+    written = json.loads((tmp_path / "histogram.json").read_text())
+    assert written["max_sequence_length"] == max_sequence_length
+    assert written["max_predictions"] == max_predictions
+    assert [entry["name"] for entry in written["files"]] == sorted(content)
+    lengths = Counter(sum(sequence["input_mask"]) for sequences in content.values() for sequence in sequences)
+    assert written["counts"] == [lengths[length] for length in range(1, max_sequence_length + 1)]
+    for entry in written["files"]:
+        data = (tmp_path / "records" / entry["name"]).read_bytes()
+        assert (entry["bytes"], entry["crc32c"]) == (len(data), crc32c(data))
+        assert entry["counts"] == expected_counts(content[entry["name"]])
+        assert entry["sequences"] == len(content[entry["name"]])
+    assert summary.sequences == sum(counts)
+    assert summary.tokens == written["tokens"] == sum(length * count for length, count in lengths.items())
+    assert read_histograms([tmp_path / "histogram.json"]).histogram.sequences == sum(counts)
+
+
+def test_a_file_of_many_pieces_is_read_to_its_end(tmp_path: Path) -> None:
+    """Records lie across the ends of pieces; the CRC of the file is joined from theirs."""
+    content = write_files(tmp_path / "records", [1500], 512, 77)
+    data = (tmp_path / "records" / "part-000").read_bytes()
+    assert len(data) > 2_500_000
+    histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+    entry = json.loads((tmp_path / "histogram.json").read_text())["files"][0]
+    assert (entry["bytes"], entry["crc32c"]) == (len(data), crc32c(data))
+    assert entry["counts"] == expected_counts(content["part-000"])
+
+
+def test_compressed_and_unusual_files_count_the_same(tmp_path: Path) -> None:
+    content = write_files(tmp_path / "plain", [60, 61, 62], 64, 9)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    plain = [(tmp_path / "plain" / name).read_bytes() for name in sorted(content)]
+    (folder / "part-000").write_bytes(gzip.compress(plain[0], mtime=0))
+    (folder / "part-001").write_bytes(zlib.compress(plain[1]))
+    unusual = b"".join(frame(example(sequence, encode=split_list)) for sequence in content["part-002"])
+    (folder / "part-002").write_bytes(unusual)
+    for name in ("plain", "other"):
+        histogram(tmp_path / name, tmp_path / f"{name}.json", reporter=QUIET)
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("plain", "other"))
+    assert one["counts"] == other["counts"]
+    for left, right in zip(one["files"], other["files"], strict=True):
+        assert left["counts"] == right["counts"]
+        data = (folder / right["name"]).read_bytes()
+        assert (right["bytes"], right["crc32c"]) == (len(data), crc32c(data))
+
+
+def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> None:
+    write_files(tmp_path / "records", [11, 12, 13, 14, 15, 16, 17], 32, 5)
+    histogram(tmp_path / "records", tmp_path / "whole.json", reporter=QUIET, workers=1)
+    histogram(tmp_path / "records", tmp_path / "threads.json", reporter=QUIET, workers=3)
+    assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "threads.json").read_bytes()
+    parts = [tmp_path / f"part-{number}.json" for number in range(3)]
+    for number, part in enumerate(parts):
+        histogram(tmp_path / "records", part, shard=(number, 3), reporter=QUIET)
+    assert read_histograms(parts).sha256 == read_histograms([tmp_path / "whole.json"]).sha256
+    with pytest.raises(InputError, match="shard 7/8 has no files"):
+        histogram(tmp_path / "records", tmp_path / "none.json", shard=(7, 8), reporter=QUIET)
+
+
+def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Path) -> None:
+    write_files(tmp_path / "records", [9, 8], 16, 3)
+    out = tmp_path / "histogram.json"
+    first = histogram(tmp_path / "records", out, reporter=QUIET)
+    before = out.stat().st_mtime_ns
+    again = histogram(tmp_path / "records", out, reporter=QUIET)
+    assert again == replace(first, skipped=True)
+    assert out.stat().st_mtime_ns == before
+    write_files(tmp_path / "records", [9, 8, 7], 16, 3)
+    with pytest.raises(InputError, match=r"part-002.*--overwrite"):
+        histogram(tmp_path / "records", out, reporter=QUIET)
+    assert histogram(tmp_path / "records", out, reporter=QUIET, overwrite=True).sequences == 24
+
+
+def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
+    write_files(tmp_path / "train", [5], 16, 3)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nwo\u2028rd\x85\n", encoding="utf-8", newline="\n")
+    histogram(tmp_path / "train", tmp_path / "histogram.json", reporter=QUIET)
+    vocabulary = json.loads((tmp_path / "histogram.json").read_text())["vocabulary"]
+    assert vocabulary["size"] == 3
+    assert len(vocabulary["sha256"]) == 64
+
+
+def test_other_features_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sequence = {**random_sequence(random.Random(1), 16, 3), "document_number": [7]}
+    (tmp_path / "part").write_bytes(frame(example(sequence)))
+    histogram(tmp_path / "part", tmp_path / "histogram.json", reporter=Reporter())
+    assert "document_number" in capsys.readouterr().err
+
+
+def test_wiki_sample(tmp_path: Path, shared_data: Path) -> None:
+    for length, sequences, tokens in ((128, 13437, 1591439), (512, 4192, 1692664)):
+        records = shared_data / "wiki-sample" / f"tfrecord-{length}"
+        summary = histogram(records, tmp_path / f"{length}.json", reporter=QUIET)
+        assert (summary.sequences, summary.tokens, summary.max_sequence_length) == (sequences, tokens, length)

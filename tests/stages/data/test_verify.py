@@ -1,0 +1,308 @@
+"""The conservation proof: it holds for what write makes, and fails for every kind of loss, doubling or move."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.proof.mixing import Mixing, dropped_packs, is_balanced
+from gaudi_bert.records.wire.crc32c import crc32c
+from gaudi_bert.records.wire.example import decode_example, encode_example
+from gaudi_bert.records.wire.framing import frame, read_records
+from gaudi_bert.stages.data.verify import verify
+from tests.builders.packing_case import PackingCase, make_case
+from tests.oracles.wire import split_list
+
+QUIET = Reporter(quiet=True)
+Packs = list[dict[str, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("case"), files=4, sequences_per_file=30)
+
+
+def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Path:
+    """A copy of the packed folder with its first two large shards changed, and metadata that agrees with them."""
+    shutil.copytree(case.packed, out)
+    content = json.loads((out / "metadata.json").read_text())
+    shards = sorted(content["shards"], key=lambda shard: -shard["packs"])[:2]
+    rows = [[decode_example(payload) for payload in read_records(out / shard["name"])] for shard in shards]
+    packs = [row for part in rows for row in part]
+    sizes = len(rows[0])
+    change(packs)
+    for shard, part in zip(shards, (packs[:sizes], packs[sizes:]), strict=True):
+        data = b"".join(frame(encode_example(row)) for row in part)
+        (out / shard["name"]).write_bytes(data)
+        shard.update(packs=len(part), bytes=len(data), crc32c=crc32c(data))
+    (out / "metadata.json").write_text(json.dumps(content))
+    changed = {shard["name"]: shard for shard in shards}
+    for path in out.glob("group-*.json"):
+        manifest = json.loads(path.read_text())
+        manifest["shards"] = [changed.get(shard["name"], shard) for shard in manifest["shards"]]
+        path.write_text(json.dumps(manifest))
+    return out
+
+
+def test_what_write_made_is_verified(case: PackingCase) -> None:
+    found = verify(case.records, case.packed, reporter=QUIET, overwrite=True)
+    metadata, result = read_metadata(case.packed), found.verification
+    assert result.sequences == len(case.sequences)
+    assert (result.tokens, result.packs) == (metadata.tokens, metadata.packs)
+    assert result.balanced
+    assert verify(case.records, case.packed, reporter=QUIET, overwrite=True, workers=1) == found
+
+
+def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tmp_path: Path) -> None:
+    other = make_case(tmp_path, files=4, sequences_per_file=30, encode=split_list, depth=5, shard_multiple=3)
+    assert (
+        verify(other.records, other.packed, reporter=QUIET).verification.fingerprint
+        == verify(case.records, case.packed, reporter=QUIET).verification.fingerprint
+    )
+
+
+def drop_pack(packs: Packs) -> None:
+    del packs[1]
+
+
+def double_pack(packs: Packs) -> None:
+    packs[1] = packs[0]
+
+
+def add_pack(packs: Packs) -> None:
+    packs.append(packs[0])
+
+
+def change_token(packs: Packs) -> None:
+    packs[2]["input_ids"][0] += 1
+
+
+def swap_tokens(packs: Packs) -> None:
+    packs[0]["input_ids"][0], packs[3]["input_ids"][0] = packs[3]["input_ids"][0] + 1, packs[0]["input_ids"][0]
+
+
+def change_label(packs: Packs) -> None:
+    packs[2]["next_sentence_labels"][0] ^= 1
+
+
+def change_segment(packs: Packs) -> None:
+    packs[2]["segment_ids"][0] ^= 1
+
+
+def masked_pack(packs: Packs) -> dict[str, np.ndarray]:
+    return next(row for row in packs if np.count_nonzero(row["masked_lm_weights"]) >= 2)
+
+
+def change_masked_id(packs: Packs) -> None:
+    masked_pack(packs)["masked_lm_ids"][0] += 1
+
+
+def swap_masked_ids(packs: Packs) -> None:
+    ids = masked_pack(packs)["masked_lm_ids"]
+    ids[0], ids[1] = ids[1] + 1, ids[0] + 1
+
+
+def move_masked_position(packs: Packs) -> None:
+    for row in packs:
+        owner, length = row["masked_lm_weights"][0], int(np.count_nonzero(row["input_mask"] == 1))
+        if owner == 1 and length > 1:
+            row["masked_lm_positions"][0] = (row["masked_lm_positions"][0] + 1) % length
+            return
+    raise AssertionError("no pack to change")
+
+
+def drop_masked_position(packs: Packs) -> None:
+    row = masked_pack(packs)
+    used = int(np.count_nonzero(row["masked_lm_weights"]))
+    for name in ("masked_lm_weights", "masked_lm_ids", "masked_lm_positions"):
+        row[name][used - 1] = 0
+
+
+def move_token_to_the_neighbour(packs: Packs) -> None:
+    """The boundary between two sequences moves by one; every number in the pack agrees with it."""
+    row = next(row for row in packs if np.any(row["input_mask"] == 2) and np.count_nonzero(row["input_mask"] == 1) > 1)
+    start = int(row["next_sentence_positions"][1])
+    length = int(np.count_nonzero(row["input_mask"] == 2)) + 1
+    row["input_mask"][start - 1] = 2
+    row["positions"][start - 1 : start - 1 + length] = np.arange(length)
+    row["next_sentence_positions"][1] -= 1
+    owners = row["masked_lm_positions"] == start - 1
+    row["masked_lm_weights"][owners & (row["masked_lm_weights"] == 1)] = 2
+
+
+MUTATIONS = {
+    drop_pack: "missing",
+    double_pack: "are missing.*doubled",
+    add_pack: "doubled",
+    change_token: "missing",
+    swap_tokens: "missing",
+    change_label: "missing",
+    change_segment: "missing",
+    change_masked_id: "missing",
+    swap_masked_ids: "missing",
+    move_masked_position: "missing",
+    drop_masked_position: "missing",
+    move_token_to_the_neighbour: "missing",
+}
+
+
+@pytest.mark.parametrize("change", list(MUTATIONS), ids=lambda change: change.__name__)
+def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, change: Callable[[Packs], None]) -> None:
+    packed = mutate(case, tmp_path / "packed", change)
+    with pytest.raises(FailedError, match=MUTATIONS[change]) as caught:
+        verify(case.records, packed, reporter=QUIET)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "part-" in text or "packed-" in text, "the file and the record are named"
+    assert " record " in text
+
+
+def test_swapped_packs_are_still_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
+    def swap(packs: Packs) -> None:
+        packs[0], packs[-1] = packs[-1], packs[0]
+
+    packed = mutate(case, tmp_path / "packed", swap)
+    assert verify(case.records, packed, reporter=QUIET).verification.sequences == len(case.sequences)
+
+
+def break_numbers(packs: Packs) -> None:
+    packs[1]["input_mask"][0] = 2
+
+
+def break_positions(packs: Packs) -> None:
+    packs[1]["positions"][0] = 1
+
+
+def break_padding(packs: Packs) -> None:
+    row = next(row for row in packs if row["input_mask"][-1] == 0)
+    row["input_ids"][-1] = 9
+
+
+def break_starts(packs: Packs) -> None:
+    row = next(row for row in packs if np.any(row["input_mask"] == 2))
+    row["next_sentence_positions"][1] += 1
+
+
+def break_weights(packs: Packs) -> None:
+    packs[1]["next_sentence_weights"][0] = 0.5
+
+
+def break_masked_position(packs: Packs) -> None:
+    row = next(row for row in packs if row["masked_lm_weights"][0] == 1 and np.any(row["input_mask"] == 2))
+    row["masked_lm_positions"][0] = row["next_sentence_positions"][1]
+
+
+BREAKS = {
+    break_numbers: "`input_mask` holds 2 at 0, 1 is right there",
+    break_positions: "`positions` holds 1 at 0, 0 is right there",
+    break_padding: "`input_ids` holds 9 at 28, 0 to 0 is allowed there",
+    break_starts: "is right there|ascend",
+    break_weights: "`next_sentence_weights` holds 0.5 at 0, 1 is right there",
+    break_masked_position: "outside of sequence 1",
+}
+
+
+@pytest.mark.parametrize("change", list(BREAKS), ids=lambda change: change.__name__)
+def test_a_pack_that_breaks_the_contract_is_refused(
+    case: PackingCase, tmp_path: Path, change: Callable[[Packs], None]
+) -> None:
+    packed = mutate(case, tmp_path / "packed", change)
+    with pytest.raises(FailedError, match=BREAKS[change]) as caught:
+        verify(case.records, packed, reporter=QUIET)
+    assert "packed-" in str(caught.value)
+    assert "record" in str(caught.value)
+
+
+def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
+    name = max(read_metadata(case.packed).shards, key=lambda shard: shard.bytes).name
+
+    def damaged(folder: str, data: bytes | None) -> Path:
+        shutil.copytree(case.packed, tmp_path / folder)
+        if data is None:
+            (tmp_path / folder / name).unlink()
+        else:
+            (tmp_path / folder / name).write_bytes(data)
+        return tmp_path / folder
+
+    data = (case.packed / name).read_bytes()
+    size = int.from_bytes(data[:8], "little") + 16
+    reordered = data[size:] + data[:size]
+    for folder, changed, reason in (
+        ("missing", None, "the shard is missing"),
+        ("short", data[:-1], "metadata.json says"),
+        ("flipped", data[:40] + bytes([data[40] ^ 1]) + data[41:], "record 0 at byte 0: its bytes are damaged"),
+        ("reordered", reordered, "its CRC-32C differs"),
+    ):
+        with pytest.raises(FailedError, match=reason) as caught:
+            verify(case.records, damaged(folder, changed), reporter=QUIET)
+        assert name in str(caught.value)
+    packed = damaged("extra", data)
+    shutil.copy(packed / name, packed / "packed-00009-00000.tfrecord")
+    with pytest.raises(FailedError, match="is not in metadata"):
+        verify(case.records, packed, reporter=QUIET)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(InputError, match="not \\(or not wholly\\) packed"):
+        verify(case.records, tmp_path / "nothing", reporter=QUIET)
+
+
+def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    shutil.copytree(case.records, records)
+    data = (records / "part-2").read_bytes()
+    size = int.from_bytes(data[:8], "little") + 16
+    (records / "part-2").write_bytes(data[size:])
+    with pytest.raises(FailedError, match="1 are doubled, changed or foreign"):
+        verify(records, case.packed, reporter=QUIET)
+    (records / "part-2").write_bytes(data[size:] + data[:size])
+    with pytest.raises(FailedError, match="part-2 has changed since it was packed"):
+        verify(records, case.packed, reporter=QUIET)
+    (records / "part-2").write_bytes(data)
+    (records / "part-8").write_bytes(data[:size])
+    with pytest.raises(FailedError, match="1 sequences of the records are missing: part-8 record 0"):
+        verify(records, case.packed, reporter=QUIET)
+
+
+def test_real_data_is_verified_and_fairly_mixed(tmp_path: Path, shared_data: Path) -> None:
+    from gaudi_bert.config import PackingSettings
+    from gaudi_bert.stages.data.pack import pack
+
+    for length in (128, 512):
+        records = shared_data / "wiki-sample" / f"tfrecord-{length}"
+        verified = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET, verified=True).verified
+        assert verified is not None
+        result = verified.verification
+        assert result.balanced
+        assert result.fairly_mixed
+        assert result.mixing is not None
+        assert result.mixing < 1.2
+        assert result.most_dropped_packs < 32
+
+
+def test_mixing_tells_shuffled_from_sorted() -> None:
+    sizes = np.random.default_rng(3).integers(1, 4, 50_000).astype(np.int32)
+    fair, unfair = Mixing.for_shards([5000] * 10), Mixing.for_shards([5000] * 10)
+    assert fair.batch_packs == 256
+    for shard in np.split(sizes, 10):
+        fair.add(shard)
+    for shard in np.split(np.sort(sizes), 10):
+        unfair.add(shard)
+    assert fair.is_fair
+    assert 0.8 < (fair.ratio or 0) < 1.2
+    assert not unfair.is_fair
+    assert (unfair.ratio or 0) > 5
+
+
+def test_dropped_packs_and_balance() -> None:
+    dropped = dropped_packs(10)
+    assert (dropped[1], dropped[2], dropped[3], dropped[4], dropped[7], dropped[32]) == (0, 0, 1, 2, 3, 10)
+    assert list(dropped) == list(range(1, 33))
+    assert is_balanced(["packed-00000-00000", "packed-00000-00001", "packed-00001-00000"], [3, 2, 9])
+    assert not is_balanced(["packed-00000-00000", "packed-00000-00001"], [3, 1])

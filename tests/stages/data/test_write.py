@@ -1,0 +1,308 @@
+"""The write stage: same bytes whoever writes, even shares, resume, refusals, real data."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import exclusive_lock
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PackingSettings
+from gaudi_bert.records.assign import assign_sequences, count_shards, shard_bounds
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
+from gaudi_bert.stages.data.histogram import histogram
+from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.verify import verify
+from gaudi_bert.stages.data.write import write, write_shard
+from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
+from tests.oracles.wire import crc32c, split_list
+
+QUIET = Reporter(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=40)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    """What a reader sees: everything but hidden files and the settings."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
+
+
+def sequences_in(packed: Path) -> Counter:
+    keys: Counter = Counter()
+    for shard in read_metadata(packed).shards:
+        if shard.bytes:
+            for payload in read_records(packed / shard.name):
+                keys.update(packed_keys({name: values.tolist() for name, values in decode_example(payload).items()}))
+    return keys
+
+
+def test_every_sequence_is_written_once(case: PackingCase) -> None:
+    assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
+
+
+def test_metadata_says_what_is_there(case: PackingCase) -> None:
+    metadata = read_metadata(case.packed)
+    planned = json.loads(case.plan.read_text())
+    assert metadata.sequences == len(case.sequences)
+    assert metadata.tokens == sum(sum(sequence["input_mask"]) for sequence in case.sequences)
+    assert metadata.packs == sum(shard.packs for shard in metadata.shards) == planned["totals"]["packs"]
+    assert metadata.padding_tokens == metadata.packs * metadata.max_sequence_length - metadata.tokens
+    lengths = Counter(sum(sequence["input_mask"]) for sequence in case.sequences)
+    assert list(metadata.histogram) == [lengths[length] for length in range(1, metadata.max_sequence_length + 1)]
+    for shard in metadata.shards:
+        data = (case.packed / shard.name).read_bytes()
+        assert (shard.bytes, shard.crc32c) == (len(data), crc32c(data))
+    assert sorted(path.name for path in case.packed.glob("packed-*")) == sorted(shard.name for shard in metadata.shards)
+    assert [file.name for file in metadata.inputs] == sorted(path.name for path in case.records.iterdir())
+
+
+def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
+    expected = folder_bytes(case.packed)
+    write(case.records, case.plan, tmp_path / "one", reporter=QUIET, workers=1)
+    write(case.records, case.plan, tmp_path / "five", reporter=QUIET, workers=5)
+    for number in (2, 0, 1):
+        summary = write_shard(case.records, case.plan, tmp_path / "parts", (number, 3), reporter=QUIET)
+        assert summary.groups_written == summary.groups
+        assert not (tmp_path / "parts" / "metadata.json").exists()
+    write(case.records, case.plan, tmp_path / "parts", finish=True, reporter=QUIET)
+    for name in ("one", "five", "parts"):
+        assert folder_bytes(tmp_path / name) == expected
+
+
+def test_unusual_records_give_the_same_packs(case: PackingCase, tmp_path: Path) -> None:
+    """Only the CRCs and sizes of the input files differ."""
+    other = make_case(tmp_path, files=7, sequences_per_file=40, encode=split_list)
+    for name, data in folder_bytes(case.packed).items():
+        if name.startswith("packed-"):
+            assert (other.packed / name).read_bytes() == data
+
+
+def test_compressed_records_give_the_same_packs(case: PackingCase, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    for number, path in enumerate(sorted(case.records.iterdir())):
+        compress = (gzip.compress, zlib.compress, bytes)[number % 3]
+        (records / path.name).write_bytes(compress(path.read_bytes()))
+    settings = PackingSettings(group_sequences=80, shard_multiple=4)
+    histogram(records, tmp_path / "histogram.json", reporter=QUIET)
+    plan([tmp_path / "histogram.json"], tmp_path / "plan.json", settings, reporter=QUIET)
+    write(records, tmp_path / "plan.json", tmp_path / "packed", reporter=QUIET)
+    for name, data in folder_bytes(case.packed).items():
+        if name.startswith("packed-"):
+            assert (tmp_path / "packed" / name).read_bytes() == data
+    assert verify(records, tmp_path / "packed", reporter=QUIET).verification.sequences == len(case.sequences)
+
+
+def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
+    other = make_case(tmp_path, files=7, sequences_per_file=40, shard_multiple=4)
+    assert sequences_in(other.packed) == sequences_in(case.packed)
+    settings = PackingSettings(group_sequences=80, shard_multiple=4, seed=99)
+    plan([tmp_path / "histogram.json"], tmp_path / "other.json", settings, reporter=QUIET)
+    write(other.records, tmp_path / "other.json", tmp_path / "reseeded", reporter=QUIET)
+    assert sequences_in(tmp_path / "reseeded") == sequences_in(case.packed)
+    assert folder_bytes(tmp_path / "reseeded") != folder_bytes(case.packed)
+
+
+def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: PackingCase, tmp_path: Path) -> None:
+    out = tmp_path / "packed"
+    shutil.copytree(case.packed, out)
+    assert write(case.records, case.plan, out, reporter=QUIET).skipped
+    (out / "metadata.json").unlink()
+    shard = next(path for path in sorted(out.glob("packed-00001-*")) if path.stat().st_size)
+    shard.unlink()
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
+    write(case.records, case.plan, out, reporter=QUIET)
+    assert folder_bytes(out) == folder_bytes(case.packed)
+    assert kept == {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
+
+
+def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:
+    out = tmp_path / "packed"
+    shutil.copytree(case.packed, out)
+    counts = case.plan.with_name("histogram.json")
+    plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), reporter=QUIET)
+    with pytest.raises(InputError, match=r"made with another inputs.plan_sha256.*--overwrite"):
+        write(case.records, tmp_path / "deeper.json", out, reporter=QUIET)
+    assert folder_bytes(out) == folder_bytes(case.packed)
+    write(case.records, tmp_path / "deeper.json", out, reporter=QUIET, overwrite=True)
+    assert read_metadata(out).depth == 5
+    assert sequences_in(out) == sequences_in(case.packed)
+    with pytest.raises(InputError, match="is the folder of the records"):
+        write(case.records, case.plan, case.records, reporter=QUIET)
+
+
+def test_finishing_too_early_names_the_missing_group(case: PackingCase, tmp_path: Path) -> None:
+    write_shard(case.records, case.plan, tmp_path / "out", (1, 3), reporter=QUIET)
+    with pytest.raises(FailedError, match="groups are not written, the first is group 0"):
+        write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
+    assert not (tmp_path / "out" / "metadata.json").exists()
+
+
+def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with exclusive_lock(out / "group-00001.json", "test"), pytest.raises(FailedError, match=r"process \d+ .* writing"):
+        write(case.records, case.plan, out, reporter=QUIET)
+    assert not (out / "metadata.json").exists()
+    write(case.records, case.plan, out, reporter=QUIET)
+    assert folder_bytes(out) == folder_bytes(case.packed)
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"format_version": 2}'])
+def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: str) -> None:
+    (tmp_path / "plan.json").write_text(damage)
+    with pytest.raises(InputError, match=r"plan\.json"):
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_that_does_not_add_up_is_refused(case: PackingCase, tmp_path: Path) -> None:
+    content = json.loads(case.plan.read_text())
+    content["groups"][0]["strategies"][0][1] += 1
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="group 0 do not add up"):
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    content = json.loads(case.plan.read_text())
+    content["masked_slots"] = 1
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="more masked positions than masked_slots"):
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert not list((tmp_path / "out").glob("[!.]*-*"))
+
+
+def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingCase, tmp_path: Path) -> None:
+    content = json.loads(case.plan.read_text())
+    group = content["groups"][1]
+    changes: dict[str, dict[str, Any]] = {
+        "its prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
+        "the prices prove 0 packs": {"bound_prices": [0] * 29},
+        "prices must lie in": {"bound_prices": [2**62] * 29},
+        "28 prices for lengths 1 to 29": {"bound_prices": group["bound_prices"][1:]},
+    }
+    assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
+    for reason, change in changes.items():
+        groups = [*content["groups"][:1], {**group, **change}, *content["groups"][2:]]
+        totals = {**content["totals"], "lower_bound": sum(each["lower_bound"] for each in groups)}
+        (tmp_path / "plan.json").write_text(json.dumps({**content, "groups": groups, "totals": totals}))
+        with pytest.raises(InputError, match=f"plan.json: .*group 1.*{reason}|plan.json: group 1 has {reason}"):
+            write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert not list((tmp_path / "out").glob("[!.]*-*"))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("shard_multiple",), 10**12),
+        (("shard_multiple",), True),
+        (("depth",), "3"),
+        (("seed",), 1.0),
+        (("files", 0, "sequences"), 10**15),
+        (("files", 0, "bytes"), -1),
+        (("groups", 0, "strategies", 0, 1), 1e15),
+        (("groups", 0, "surprise"), 1),
+        (("surprise",), 1),
+        (("totals", "packs"), 1),
+        (("vocabulary",), {"size": 0, "sha256": "ab"}),
+    ],
+)
+def test_a_plan_is_read_as_strictly_as_the_settings(
+    case: PackingCase, tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    content: Any = json.loads(case.plan.read_text())
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"plan\.json: .*make the plan again") as caught:
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("max_sequence_length", "max_predictions", "depth", "sequences"),
+    [(16, 3, 1, 50), (16, 16, 16, 50), (128, 20, 64, 60), (509, 76, 7, 30), (8192, 1229, 3, 4), (130, 2, "max", 900)],
+)
+def test_all_lengths_and_depths(
+    tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int | str, sequences: int
+) -> None:
+    case = make_case(
+        tmp_path,
+        files=2,
+        sequences_per_file=sequences,
+        max_sequence_length=max_sequence_length,
+        max_predictions=max_predictions,
+        depth=depth,
+        algorithm="lpfhp",
+    )
+    assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
+
+
+def test_shares_of_groups_and_ranks_are_even(case: PackingCase) -> None:
+    metadata = read_metadata(case.packed)
+    groups: dict[str, list[int]] = {}
+    for shard in metadata.shards:
+        groups.setdefault(shard.name[7:12], []).append(shard.packs)
+    assert len(groups) > 2
+    for packs in groups.values():
+        assert len(packs) % metadata.shard_multiple == 0
+        assert max(packs) - min(packs) <= 1
+    for workers in (1, 2, 4):
+        shares = [sum(shard.packs for shard in metadata.shards[rank::workers]) for rank in range(workers)]
+        assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("packs", [0, 1, 3, 31, 32, 33, 1000])
+@pytest.mark.parametrize("before", [0, 1, 17, 64])
+def test_shard_bounds(packs: int, before: int) -> None:
+    sizes = np.diff(shard_bounds(packs, 32, before))
+    assert sizes.sum() == packs
+    assert sizes.max() - sizes.min() <= 1
+    for workers in (2, 4, 8, 16, 32):
+        earlier = [len(range(rank, before, workers)) for rank in range(workers)]
+        shares = [earlier[rank] + sizes[rank::workers].sum() for rank in range(workers)]
+        assert max(shares) - min(shares) <= 1
+
+
+def test_count_shards_keeps_within_the_size() -> None:
+    assert count_shards(1000, 10**6, 32, 10**9) == 32
+    assert count_shards(1000, 10**6, 32, 10**4) == 128
+    assert count_shards(5, 10**6, 32, 1) == 32
+    assert count_shards(100, 10**6, 32, 1) == 128
+
+
+def test_assignment_is_a_permutation_that_fits() -> None:
+    lengths = np.array([3, 5, 5, 8, 3, 1, 3], dtype=np.int32)
+    strategies = [((3, 5), 2), ((8,), 1), ((1, 3), 1)]
+    made = assign_sequences(lengths, strategies, seed=4, group=2)
+    assert sorted(made.members.tolist()) == list(range(7))
+    packs = [tuple(sorted(lengths[made.members[made.starts[pack] : made.starts[pack + 1]]])) for pack in range(made.packs)]
+    assert Counter(packs) == Counter({(3, 5): 2, (8,): 1, (1, 3): 1})
+    again = assign_sequences(lengths, strategies, seed=4, group=2)
+    assert np.array_equal(made.members, again.members)
+    with pytest.raises(InputError, match="places for 2 sequences of length 3"):
+        assign_sequences(lengths[:2], strategies[:1], seed=4, group=2)
+
+
+def test_wiki_sample(tmp_path: Path, shared_data: Path) -> None:
+    for length, least_efficiency in ((128, 0.99), (512, 0.995)):
+        records, folder = shared_data / "wiki-sample" / f"tfrecord-{length}", tmp_path / str(length)
+        histogram(records, folder / "histogram.json", reporter=QUIET)
+        plan([folder / "histogram.json"], folder / "plan.json", PackingSettings(), reporter=QUIET)
+        summary = write(records, folder / "plan.json", folder / "packed", reporter=QUIET)
+        assert summary.efficiency > least_efficiency
+        assert summary.shards == 32

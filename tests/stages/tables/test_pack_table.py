@@ -1,0 +1,267 @@
+"""Tables of any format become packs of Parquet that hold every row exactly once, whatever the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow", exc_type=ImportError)
+parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+
+from gaudi_bert.artefacts.tables import read_table_metadata  # noqa: E402
+from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
+from gaudi_bert.common.progress import Reporter  # noqa: E402
+from gaudi_bert.config import TableSettings  # noqa: E402
+from gaudi_bert.records.packed_folder import read_metadata  # noqa: E402
+from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard  # noqa: E402
+from tests.builders import tables  # noqa: E402
+from tests.builders.properties import examples  # noqa: E402
+from tests.oracles.packed_table import check_packed_table, packs_of  # noqa: E402
+
+QUIET = Reporter(quiet=True)
+SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
+
+
+def settings(**changes: Any) -> TableSettings:
+    return TableSettings(**{**SMALL, **changes})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("rows.parquet", tables.write_parquet),
+        ("rows.arrow", tables.write_stream),
+        ("rows.arrow", tables.write_file),
+        ("rows.feather", tables.write_file),
+        ("rows.jsonl", tables.write_lines),
+        ("rows.jsonl.gz", tables.write_lines),
+        ("saved", tables.write_dataset),
+    ],
+)
+def test_every_row_is_there_once(tmp_path: Path, name: str, write: Callable[..., None]) -> None:
+    rows = tables.random_rows(97, 61, seed=3)
+    write(tmp_path / name, rows)
+    result = pack_table(tmp_path / name, tmp_path / "packed", settings(group_sequences=31), reporter=QUIET, verified=True)
+    check_packed_table(tmp_path / "packed", rows, 61)
+    assert result.metadata.rows == result.metadata.sequences == 97
+    assert result.verified is not None
+    assert result.verified.verification.sequences == 97
+    assert sum(result.metadata.histogram) == 97
+
+
+def test_types_stay_as_they_were(tmp_path: Path) -> None:
+    import pyarrow
+
+    columns = {
+        "input_ids": pyarrow.array([[1, 2], [3]], pyarrow.large_list(pyarrow.int16())),
+        "labels": pyarrow.array([[1, -100], [3]], pyarrow.list_(pyarrow.int64())),
+        "loss_mask": pyarrow.array([[True, False], [True]], pyarrow.list_(pyarrow.bool_())),
+        "half": pyarrow.array([[0.5, 1.5], [2.5]], pyarrow.list_(pyarrow.float32())),
+        "when": pyarrow.array([0, 1], pyarrow.timestamp("s")),
+        "meta": pyarrow.array([{"a": 1}, {"a": None}]),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET, verified=True)
+    schema = parquet.read_schema(tmp_path / "out" / "packed-00000-00000.parquet")
+    for name in ("input_ids", "labels", "loss_mask", "half"):
+        assert schema.field(name).type.value_type == columns[name].type.value_type
+        assert schema.field(name).type.list_size == 61
+    assert str(schema.field("meta").type.value_type) == "struct<a: int64>"
+    (pack,) = packs_of(tmp_path / "out")
+    assert [str(moment) for moment in pack["when"]] == [f"1970-01-01 00:00:0{index}" for index in pack["indices"]]
+
+
+def test_one_scenario_slot_by_slot(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [7, 8, 9], "labels": [7, -100, 9], "name": "a"},
+        {"input_ids": [5, 6], "labels": [5, 6], "name": "b"},
+    ]
+    tables.write_lines(tmp_path / "rows.jsonl", rows)
+    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(max_sequence_length=7), reporter=QUIET)
+    assert packs_of(tmp_path / "out") == [
+        {
+            "input_ids": [5, 6, 7, 8, 9, 0, 0],
+            "labels": [5, 6, 7, -100, 9, -100, -100],
+            "position_ids": [0, 1, 0, 1, 2, 0, 1],
+            "sequence_ids": [1, 1, 2, 2, 2, 0, 0],
+            "seq_lens": [2, 3],
+            "indices": [1, 0],
+            "name": ["b", "a"],
+        }
+    ]
+
+
+@pytest.mark.parametrize("policy", ["truncate", "split", "drop"])
+def test_rows_that_are_too_long(tmp_path: Path, policy: str) -> None:
+    rows = tables.random_rows(83, 150, seed=5)
+    tables.write_stream(tmp_path / "rows.arrow", rows)
+    chosen = settings(too_long=policy, group_sequences=30)
+    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, reporter=QUIET, verified=True)
+    check_packed_table(tmp_path / "out", rows, 61, policy)
+    long = [len(row["input_ids"]) for row in rows if len(row["input_ids"]) > 61]
+    effect = result.metadata.too_long
+    assert effect.rows == len(long)
+    assert effect.dropped_rows == (len(long) if policy == "drop" else 0)
+    assert effect.dropped_tokens == {"truncate": sum(long) - 61 * len(long), "split": 0, "drop": sum(long)}[policy]
+    assert effect.added_sequences == (sum(-(-size // 61) - 1 for size in long) if policy == "split" else 0)
+
+
+def test_an_index_says_what_the_packs_hold(tmp_path: Path) -> None:
+    rows = tables.random_rows(83, 150, seed=6)
+    tables.write_parquet(tmp_path / "rows.parquet", rows)
+    for policy in ("truncate", "split"):
+        index, full = (settings(too_long=policy, index_only=only) for only in (True, False))
+        pack_table(tmp_path / "rows.parquet", tmp_path / f"index-{policy}", index, reporter=QUIET, verified=True)
+        pack_table(tmp_path / "rows.parquet", tmp_path / f"full-{policy}", full, reporter=QUIET)
+        found = packs_of(tmp_path / f"index-{policy}")
+        kept = ["seq_lens", "indices", *(["starts"] if policy == "split" else [])]
+        assert [set(pack) for pack in found] == [{"row", *kept}] * len(found)
+        assert [pack["row"] for pack in found] == list(range(len(found)))
+        for one, other in zip(found, packs_of(tmp_path / f"full-{policy}"), strict=True):
+            assert [one[name] for name in kept] == [other[name] for name in kept]
+
+
+@pytest.mark.parametrize(("depth", "sequences"), [("max", 500), ("max", 40), (8, 40)])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_rows_that_stay_together(tmp_path: Path, depth: Any, sequences: int, scattered: bool) -> None:
+    rows = tables.random_rows(120, 9, seed=7, conversations=45)
+    if not scattered:
+        rows.sort(key=lambda row: row["conversation"])
+    tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=13)
+    chosen = settings(keep_together="conversation", depth=depth, group_sequences=sequences, algorithm="optimal")
+    result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET, verified=True)
+    assert result.metadata.groups == (1 if sequences == 500 else 4)
+    packs = check_packed_table(tmp_path / "out", rows, 61)
+    for number in range(45):
+        together = [index for index, row in enumerate(rows) if row["conversation"] == number]
+        holding = [pack for pack in packs if set(together) & set(pack)]
+        assert len(holding) <= 1
+        if together:
+            at = holding[0].index(together[0])
+            assert holding[0][at : at + len(together)] == together
+    assert result.metadata.deepest_pack <= (8 if depth == 8 else 61)
+
+
+def test_what_cannot_stay_together_is_named(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1] * size, "pair": pair} for size, pair in [(3, "a"), (5, "b"), (4, "b"), (2, "c")]]
+    tables.write_lines(tmp_path / "rows.jsonl", rows)
+
+    def refuse(reason: str, **changes: Any) -> None:
+        with pytest.raises(InputError, match=reason):
+            pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(**changes), reporter=QUIET)
+        assert not (tmp_path / "out").exists()
+
+    refuse(
+        r"row 1: the 2 rows whose pair is b hold 9 tokens, a pack holds at most 8",
+        keep_together="pair",
+        max_sequence_length=8,
+    )
+    refuse(r"row 1: the 2 rows whose pair is b hold 2 sequences, a pack holds at most 1", keep_together="pair", depth=1)
+    refuse("has no column other with one value a row", keep_together="other")
+    rows[2]["pair"] = None
+    tables.write_lines(tmp_path / "rows.jsonl", rows)
+    refuse("row 2: pair is null", keep_together="pair")
+
+
+def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
+    rows = tables.random_rows(150, 61, seed=8)
+    (tmp_path / "rows").mkdir()
+    tables.write_parquet(tmp_path / "rows" / "a.parquet", rows[:70])
+    tables.write_parquet(tmp_path / "rows" / "b.parquet", rows[70:])
+    chosen = settings(group_sequences=40)
+    whole = pack_table(str(tmp_path / "rows" / "*.parquet"), tmp_path / "whole", chosen, reporter=QUIET, workers=2)
+    for part in (2, 0, 1):
+        with pytest.raises(FailedError, match="groups are not written"):
+            pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
+        pack_table_shard(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
+    pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
+    assert content(tmp_path / "parts") == content(tmp_path / "whole")
+    assert whole.metadata.groups == 5
+    check_packed_table(tmp_path / "whole", rows, 61)
+    packs = [[shard.packs for shard in whole.metadata.shards if f"-0000{group}-" in shard.name] for group in range(5)]
+    assert all(max(of_group) - min(of_group) <= 1 for of_group in packs)
+
+
+def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
+    rows = tables.random_rows(101, 61, seed=9)
+    tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=1000)
+    result = pack_table(
+        tmp_path / "rows.parquet", tmp_path / "out", settings(group_sequences=30), reporter=QUIET, verified=True
+    )
+    assert result.metadata.groups == 4
+    check_packed_table(tmp_path / "out", rows, 61)
+
+
+def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path) -> None:
+    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(20, 61, seed=10))
+    first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    before = content(tmp_path / "out")
+    again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    assert again == replace(first, seconds=None, skipped=True)
+    with pytest.raises(InputError, match=r"settings.depth: .*--overwrite"):
+        pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
+    assert content(tmp_path / "out") == before
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)
+    assert read_table_metadata(tmp_path / "out").deepest_pack <= 2
+
+
+def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1, 2], "tags": ["a", "b"], "labels": [1, 2], "name": "x"}]
+    tables.write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match=r"column tags holds list<.*>; only lists of numbers are packed"):
+        pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(), reporter=QUIET)
+    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(columns=("labels",)), reporter=QUIET, verified=True)
+    (pack,) = packs_of(tmp_path / "out")
+    assert set(pack) == {"input_ids", "labels", "position_ids", "sequence_ids", "seq_lens", "indices"}
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    slots=st.integers(1, 40),
+    policy=st.sampled_from(["truncate", "split", "drop"]),
+    depth=st.sampled_from(["max", 1, 3]),
+    batch=st.sampled_from([1, 3, 64]),
+    group=st.sampled_from([5, 500]),
+)
+@examples(20)
+def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, depth, batch, group) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    rows = [{"input_ids": list(range(index, index + size)), "index": index} for index, size in enumerate(sizes)]
+    tables.write_stream(folder / "rows.arrow", rows, batch)
+    chosen = TableSettings(
+        max_sequence_length=slots, too_long=policy, depth=depth, group_sequences=group, shard_multiple=1, algorithm="lpfhp"
+    )
+    if policy == "drop" and min(sizes) > slots:
+        with pytest.raises(InputError, match="none is left"):
+            pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET)
+        return
+    result = pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET, verified=True)
+    packs = check_packed_table(folder / "out", rows, slots, policy)
+    assert result.metadata.packs == len(packs)
+    assert max(map(len, packs)) <= (slots if depth == "max" else depth)
+    assert result.metadata.lower_bound <= len(packs)
+
+
+def test_a_packed_table_is_no_folder_of_packed_records(tmp_path: Path) -> None:
+    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(9, 61, seed=11))
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    with pytest.raises(InputError, match="is of a packed table, packed TFRecords are wanted"):
+        read_metadata(tmp_path / "out")
+
+
+def test_what_can_only_be_read_at_once_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tables.random_rows(90, 61, seed=12)
+    tables.write_lines(tmp_path / "rows.jsonl.gz", rows)
+    pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), reporter=Reporter())
+    assert "90 rows, about" in capsys.readouterr().err
+    check_packed_table(tmp_path / "out", rows, 61)

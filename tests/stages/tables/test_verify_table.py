@@ -1,0 +1,154 @@
+"""A packed table that was damaged, even where every stored sum was mended to match, is found out; and the place is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
+parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+
+from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
+from gaudi_bert.common.progress import Reporter  # noqa: E402
+from gaudi_bert.config import TableSettings  # noqa: E402
+from gaudi_bert.records.tables.sources import file_identity  # noqa: E402
+from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
+from gaudi_bert.stages.tables.verify_table import verify_table  # noqa: E402
+from tests.builders import tables  # noqa: E402
+
+QUIET = Reporter(quiet=True)
+SHARD = "packed-00000-00000.parquet"
+Pack = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=1, conversations=25))
+    chosen = TableSettings(
+        max_sequence_length=120,
+        shard_multiple=2,
+        algorithm="lpfhp",
+        keep_together="conversation",
+        depth=12,
+        too_long="split",
+    )
+    pack_table(folder / "rows.parquet", folder / "packed", chosen, reporter=QUIET, verified=True)
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def rewrite(packed: Path, change: Callable[[list[Pack]], None]) -> None:
+    """Change the packs of the first shard, and mend the sums that are stored of it."""
+    path = packed / SHARD
+    schema, packs = parquet.read_schema(path), parquet.read_table(path).to_pylist()
+    change(packs)
+    parquet.write_table(pyarrow.Table.from_pylist(packs, schema), path)
+    for stored in (packed / "metadata.json", packed / "group-00000.json"):
+        value = json.loads(stored.read_text())
+        value["shards"][0] |= file_identity(path)
+        stored.write_text(json.dumps(value))
+
+
+def set_value(column: str, place: int, value: Any) -> Callable[[list[Pack]], None]:
+    def change(packs: list[Pack]) -> None:
+        packs[0][column][place] = value
+
+    return change
+
+
+def swap_sequences(packs: list[Pack]) -> None:
+    """The row numbers of two sequences of one length."""
+    sizes = packs[0]["seq_lens"]
+    one, other = next((a, b) for a in range(len(sizes)) for b in range(a) if sizes[a] == sizes[b])
+    indices = packs[0]["indices"]
+    indices[one], indices[other] = indices[other], indices[one]
+
+
+def double_pack(packs: list[Pack]) -> None:
+    packs[1] = packs[0]
+
+
+def drop_pack(packs: list[Pack]) -> None:
+    packs.pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (set_value("input_ids", 3, 1), r"pack 0: input_ids is not that of row \d+"),
+        (set_value("input_ids", 119, 7), r"pack 0: input_ids is wrong at slot 119"),
+        (set_value("labels", 119, 0), r"pack 0: labels is wrong at slot 119"),
+        (set_value("weights", 2, 0.25), r"pack 0: weights is not that of row \d+"),
+        (set_value("position_ids", 1, 0), r"pack 0: position_ids is wrong at slot 1"),
+        (set_value("position_ids", 119, 77), r"pack 0: position_ids is wrong at slot 119"),
+        (set_value("sequence_ids", 0, 2), r"pack 0: sequence_ids is wrong at slot 0"),
+        (set_value("name", 0, "other"), r"name is not that of the rows"),
+        (set_value("score", 0, None), r"score is not that of the rows"),
+        (set_value("seq_lens", 0, 99), r"is not what the table has|holds more than 120 tokens"),
+        (set_value("indices", 0, 60), r"row 60 is not what the table has"),
+        (set_value("starts", 0, 1), r"row \d+ is not what the table has"),
+        (double_pack, "holds a row that is in another pack too"),
+        (drop_pack, r"row \d+ of the table is in no pack"),
+    ],
+)
+def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], reason: str) -> None:
+    rewrite(folder / "packed", change)
+    with pytest.raises(FailedError, match=reason):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    assert not (folder / "packed" / "verification.json").exists()
+
+
+def test_sequences_that_changed_places(folder: Path) -> None:
+    rewrite(folder / "packed", swap_sequences)
+    with pytest.raises(FailedError, match=r"is not that of row|is not beside the next|is not that of the rows"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_damaged_and_missing_shards(folder: Path) -> None:
+    path = folder / "packed" / SHARD
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    with pytest.raises(FailedError, match=rf"{SHARD}: its CRC-32C differs"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    path.unlink()
+    with pytest.raises(FailedError, match=rf"{SHARD}: the shard is missing"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
+    stored = folder / "packed" / "metadata.json"
+    value = json.loads(stored.read_text())
+    value["too_long"]["rows"] = 1
+    stored.write_text(json.dumps(value))
+    with pytest.raises(FailedError, match=r"metadata[.]json says too_long"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_another_table_is_not_what_was_packed(folder: Path) -> None:
+    tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=2, conversations=25))
+    with pytest.raises(FailedError, match="is not the file that was packed, or has changed since"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_what_was_verified_is_not_verified_again(folder: Path) -> None:
+    first = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    again = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    assert (first.skipped, again.skipped) == (False, True)
+    assert first.verification == again.verification
+
+
+def test_a_folder_that_is_not_finished(folder: Path) -> None:
+    (folder / "packed" / "metadata.json").unlink()
+    with pytest.raises(InputError, match="not wholly"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)

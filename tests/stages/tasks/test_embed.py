@@ -1,0 +1,150 @@
+"""Vectors as a user gets them: in each form, from a file and through a pipe, the same as transformers gives alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import TaskSettings
+from gaudi_bert.stages.tasks import row_windows
+from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
+from gaudi_bert.stages.tasks.row_windows import StreamResult
+from tests.builders.bert_folder import write_bert
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable"] * 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_bert(tmp_path_factory.mktemp("bert"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}', encoding="utf-8")
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Any:
+    """Mean, normalised, by transformers, one text at a time."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    found = []
+    for text in TEXTS:
+        with torch.inference_mode():
+            mean = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].numpy().mean(axis=0)
+        found.append(mean / np.linalg.norm(mean))
+    return np.array(found)
+
+
+def run(folder: Path, data: Path | str, out: Path, options: EmbedOptions | None = None, **given: Any) -> StreamResult:
+    settings = TaskSettings(too_long="truncate")
+    options = EmbedOptions() if options is None else options
+    return embed(folder, str(data), str(out), options, settings, reporter=Reporter(quiet=True), **given)
+
+
+def test_every_form_holds_the_same_vectors(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    result = run(folder, data, tmp_path / "v.npy")
+    assert (result.rows, result.cut_rows, result.packed) == (25, 0, True)
+    vectors = np.load(tmp_path / "v.npy")
+    np.testing.assert_allclose(vectors, expected, atol=1e-5, rtol=0)
+    run(folder, data, tmp_path / "p.parquet")
+    column = parquet.read_table(tmp_path / "p.parquet").column("embedding")
+    np.testing.assert_array_equal(np.array(column.to_pylist(), np.float32), vectors)
+    run(folder, data, tmp_path / "j.jsonl")
+    lines = (tmp_path / "j.jsonl").read_text(encoding="utf-8").splitlines()
+    np.testing.assert_array_equal(np.array([json.loads(line)["embedding"] for line in lines], np.float32), vectors)
+    assert run(folder, data, tmp_path / "v.npy").skipped
+
+
+def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:
+    run(folder, data, tmp_path / "v.npy", EmbedOptions(normalize=False, packed=False))
+    vectors = np.load(tmp_path / "v.npy")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert abs(lengths - 1).max() > 0.01
+    np.testing.assert_allclose(vectors / lengths, expected, atol=1e-5, rtol=0)
+    with pytest.raises(InputError, match=r"another settings.pooling: \"mean\" there, \"cls\" asked for"):
+        run(folder, data, tmp_path / "v.npy", EmbedOptions(pooling="cls", normalize=False, packed=False))
+    cut = run(folder, data, tmp_path / "w.npy", EmbedOptions(max_sequence_length=5))
+    assert cut.cut_rows == 15
+
+
+def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of seven rows; the process ends hard while the third is written."""
+    script = (
+        "import sys; from pathlib import Path; from gaudi_bert.stages.tasks import row_windows\n"
+        "row_windows.WINDOW_ROWS = 7\n"
+        "from gaudi_bert.artefacts.row_stream import RowStream\n"
+        "append, calls = RowStream.append, []\n"
+        "def dying(self, data, progress):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 3:\n"
+        "        self._open().write(data[:11]); self._open().flush(); import os; os._exit(9)\n"
+        "    append(self, data, progress)\n"
+        "RowStream.append = dying\n"
+        "from tests.stages.test_embed import run\n"
+        "run(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))\n"
+    )
+    out = tmp_path / "v.npy"
+    root = Path(__file__).resolve().parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    words = [sys.executable, "-c", script, str(folder), str(data), str(out)]
+    assert subprocess.run(words, cwd=root, env=environment, check=False).returncode == 9
+    assert not out.exists()
+    monkeypatch.setattr(row_windows, "WINDOW_ROWS", 7)
+    assert run(folder, data, out).rows == 25
+    run(folder, data, tmp_path / "whole.npy")
+    assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("out", "options", "message"),
+    [
+        ("v.txt", {}, "vectors are written as .npy, .parquet, .jsonl"),
+        ("v.npy", {"max_sequence_length": 65}, "the model has 64 positions; give 3 to 64"),
+    ],
+)
+def test_wrong_usage(folder: Path, data: Path, tmp_path: Path, out: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        run(folder, data, tmp_path / out, EmbedOptions(**options))
+    with pytest.raises(InputError, match="--pooling sum: choose one of cls, mean, max"):
+        EmbedOptions(pooling="sum")  # type: ignore[arg-type]
+
+
+def test_the_data_is_not_written_over(folder: Path, data: Path) -> None:
+    before = data.read_bytes()
+    with pytest.raises(InputError, match="is the data itself"):
+        run(folder, data, data, overwrite=True)
+    assert data.read_bytes() == before
+
+
+def test_a_folder_without_a_tokenizer(folder: Path, data: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        run(bare, data, tmp_path / "v.npy")

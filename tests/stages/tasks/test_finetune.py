@@ -1,0 +1,223 @@
+"""Fine-tuning from files to a folder that transformers opens: what it leaves, killed and run again, and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.artefacts.finetuning import read_finetuning
+from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import TASK_NAMES, pipeline_from_mapping
+from gaudi_bert.stages.tasks.finetune import finetune
+from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
+from gaudi_bert.stages.training.model_results import FineTuneDryRun
+from tests.builders.bert_folder import write_bert
+from tests.builders.stop_after import StopAfter
+from tests.builders.task_files import write_rows
+
+QUIET = Reporter(quiet=True)
+SETTINGS = {
+    "max_sequence_length": 61,
+    "depth": 5,
+    "epochs": 2,
+    "batch_sequences": 12,
+    "learning_rate": 1e-3,
+    "log_every_updates": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
+    folder = tmp_path_factory.mktemp("rows")
+    return {
+        task: (
+            write_rows(folder / f"{task}.jsonl", task, 53, 1),
+            write_rows(folder / f"{task}-evaluation.jsonl", task, 19, 2),
+        )
+        for task in TASK_NAMES
+    }
+
+
+def run(task: str, data: Path, evaluation: Path | None, model: Path, out: Path, reporter=QUIET, **options) -> Any:
+    changes = options.pop("finetune", {})
+    task_settings = {"name": task, "too_long": "truncate", "stride": 4, **options.pop("task_settings", {})}
+    settings = pipeline_from_mapping({"task": task_settings, "finetune": {**SETTINGS, **changes}}, "test")
+    return finetune(settings, FineTuneInput(data, evaluation, model), out, reporter=reporter, **options)
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """All that a run leaves for others."""
+    names = ("config.json", "model.safetensors", "metrics.json", "predictions.jsonl", "tokenizer.json", "settings.json")
+    return {name: (out / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_what_a_run_leaves_is_what_transformers_opens(task, files, model, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    data, evaluation = files[task]
+    result = run(task, data, evaluation, model, tmp_path / "out").finetuning
+    assert result == read_finetuning(tmp_path / "out" / "metrics.json")
+    assert result.sequences >= 53
+    assert result.packs >= result.lower_bound
+    assert result.evaluated_rows == 19
+    assert set(result.metrics) > {"loss"}
+    kind = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0]
+    opened, report = getattr(transformers, kind).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    if result.labels:
+        assert tuple(opened.config.id2label.values()) == result.labels
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("The cat.")["input_ids"][0] == tokenizer.cls_token_id
+    if not task.endswith("language-modelling"):
+        answers = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+        assert len(answers) == 19
+
+
+def test_what_transformers_says_of_the_finished_folder_is_what_was_predicted(files, model, tmp_path) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    data, evaluation = files["classification"]
+    run("classification", data, evaluation, model, tmp_path / "out")
+    opened = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    rows = [json.loads(line) for line in evaluation.read_text().splitlines()]
+    answers = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    for row, answer in zip(rows, answers, strict=True):
+        inputs = tokenizer(row["text"], row["text_pair"], return_tensors="pt")
+        shares = torch.softmax(opened(**inputs).logits[0], dim=-1).tolist()
+        assert list(answer["probabilities"].values()) == pytest.approx(shares, abs=1e-5)
+
+
+def test_evaluation_is_the_same_packed_or_not(files, model, tmp_path) -> None:
+    for task in ("classification", "question-answering", "masked-language-modelling"):
+        data, evaluation = files[task]
+        printed = []
+        for depth in (1, "max"):
+            settings = {"epochs": 1, "evaluation_depth": depth}
+            result = run(task, data, evaluation, model, tmp_path / f"{task}-{depth}", finetune=settings)
+            printed.append({name: f"{value:.4f}" for name, value in result.finetuning.metrics.items()})
+        assert printed[0] == printed[1]
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, tmp_path, stop) -> None:
+    data, evaluation = files["multi-label"]
+    run("multi-label", data, evaluation, model, tmp_path / "whole")
+    with pytest.raises(StoppedError):
+        run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=StopAfter(stop))
+    assert not (tmp_path / "stopped" / "metrics.json").exists()
+    run("multi-label", data, evaluation, model, tmp_path / "stopped")
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    # As a kill leaves it that comes when the last checkpoint is written and the model is not.
+    for name in ("metrics.json", "model.safetensors", "predictions.jsonl"):
+        (tmp_path / "stopped" / name).unlink()
+    shutil.rmtree(tmp_path / "stopped" / "tensorboard")
+    run("multi-label", data, evaluation, model, tmp_path / "stopped")
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+
+
+def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp_path) -> None:
+    data, evaluation = files["classification"]
+    changes = {"best_metric": "loss", "learning_rate": 0.05, "warmup_share": 0.0, "epochs": 3, "evaluate_every_updates": 1}
+    result = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes).finetuning
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["update"]: line["loss"] for line in lines if line["kind"] == "evaluation"}
+    assert result.best_update == min(losses, key=losses.__getitem__) < result.updates
+    assert result.metrics["loss"] == pytest.approx(losses[result.best_update], abs=1e-12)
+    again = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes)
+    assert again.skipped
+    with pytest.raises(InputError, match=r"finetune\.epochs: 3 there, 4 asked for"):
+        run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
+
+
+def test_a_dry_run_says_packs_and_writes_nothing(files, model, tmp_path) -> None:
+    data, evaluation = files["regression"]
+    result = run("regression", data, evaluation, model, tmp_path / "out", dry_run=True)
+    assert isinstance(result, FineTuneDryRun)
+    assert result.plan.packs_per_update * result.plan.packing_factor == pytest.approx(12, rel=0.25)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_model_is_fine_tuned_further(files, model, tmp_path) -> None:
+    data, evaluation = files["classification"]
+    run("classification", data, evaluation, model, tmp_path / "first", finetune={"epochs": 1})
+    said: list[str] = []
+
+    class Heard(Reporter):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    run("classification", data, evaluation, tmp_path / "first", tmp_path / "second", Heard(quiet=True), dry_run=True)
+    assert any("0 variables start from random numbers" in line for line in said)
+
+
+def rows(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
+
+
+@pytest.mark.parametrize(
+    ("task", "learnt", "measured", "message"),
+    [
+        ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: row 1: .*'c'"),
+        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: row 3: .*empty"),
+        ("classification", (*GOOD, {"text": "cat " * 70, "label": "a"}), GOOD, r"train\.jsonl: row 3: has 72 tokens"),
+        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: row 1: .*number"),
+        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: row 1: .*text"),
+        ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
+        ("classification", (), GOOD, r"has no label|no rows"),
+    ],
+)
+def test_bad_rows_are_named(task, learnt, measured, message, model, tmp_path) -> None:
+    data, evaluation = rows(tmp_path / "train.jsonl", *learnt), rows(tmp_path / "evaluation.jsonl", *measured)
+    with pytest.raises(InputError, match=message) as error:
+        run(task, data, evaluation, model, tmp_path / "out", task_settings={"too_long": "error"})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) -> None:
+    data, _ = files["classification"]
+    bare = shutil.copytree(model, tmp_path / "bare")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (bare / name).unlink()
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        run("classification", data, None, bare, tmp_path / "out")
+    with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has 64 positions"):
+        run("classification", data, None, model, tmp_path / "out", finetune={"max_sequence_length": 65})
+    with pytest.raises(InputError, match=r"task\.name: is not set"):
+        run(None, data, None, model, tmp_path / "out")
+    with pytest.raises(InputError, match=r"finetune\.best_metric"):
+        run("classification", data, None, model, tmp_path / "out", finetune={"best_metric": "accuracy"})
+
+
+def test_a_metric_that_the_task_has_not_is_refused_before_anything_is_trained(files, model, tmp_path) -> None:
+    data, evaluation = files["classification"]
+    with pytest.raises(
+        InputError, match=r"best_metric = pearson: classification has no such metric; choose one of .*accuracy"
+    ):
+        run("classification", data, evaluation, model, tmp_path / "out", finetune={"best_metric": "pearson"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> None:
+    data, _ = files["classification"]
+    result = run("classification", data, None, model, tmp_path / "out", finetune={"epochs": 1}).finetuning
+    assert result.metrics == {}
+    assert result.best_update == result.updates
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert np.isfinite(result.packing_factor)

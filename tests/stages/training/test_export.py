@@ -1,0 +1,185 @@
+"""Export: others load what we write and compute what we compute; and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import pipeline_from_mapping
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.sequences import join_sequences
+from gaudi_bert.stages.training.export import export
+from gaudi_bert.stages.training.train import train
+from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.weights.sources import read_weights
+from tests.builders import training_data as data
+
+BOUND = 1e-5
+QUIET = Reporter(quiet=True)
+OUTPUTS = ("sequence_output", "pooled_output", "masked_lm_logits", "next_sentence_logits")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """The folder of a short run inside a work folder with its vocabulary; 40 positions, records of 23."""
+    work = tmp_path_factory.mktemp("work")
+    packed = data.write_packed(work / "packed" / "train", data.make_packs(8))
+    (work / "examples").mkdir()
+    (work / "examples" / "vocab.txt").write_text("".join(f"word{number}\n" for number in range(data.VOCABULARY)))
+    model = {
+        "hidden_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.3,
+    }
+    training = {"updates": 2, "warmup_updates": 0, "global_batch_sequences": 8, "micro_batch_packs": 4}
+    settings = pipeline_from_mapping({"model": model, "training": training, "prepare": {"lower_case": False}}, "test")
+    train(settings, packed, None, work / "train", reporter=QUIET)
+    return work / "train"
+
+
+def expected(run: Path, packs) -> dict[str, np.ndarray]:
+    stored = read_checkpoint(find_checkpoint(run))
+    model = BertForPretraining(BertConfig.from_json(stored.settings["model"]), seed=0)
+    model.load_values(stored.variables)
+    depth = max(map(len, packs))
+    batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS if depth > 1 else data.PREDICTIONS, depth)
+    outputs = model({name: tf.constant(value) for name, value in batch.items()})
+    return {name: value.numpy() for name, value in zip(OUTPUTS, outputs, strict=True)}
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "google"])
+def test_there_and_back_again_to_the_bit(run, tmp_path, kind) -> None:
+    result = export(run, tmp_path / "out", kind=kind, reporter=QUIET)
+    assert result.vocabulary.endswith("examples/vocab.txt")
+    assert "vocab.txt" in result.files
+    ours, theirs = read_weights(run), read_weights(tmp_path / "out")
+    assert (theirs.kind, theirs.config) == (kind, ours.config)
+    assert ours.variables.keys() == theirs.variables.keys()
+    for name, value in ours.variables.items():
+        np.testing.assert_array_equal(value, theirs.variables[name])
+    other = {"huggingface": "google", "google": "huggingface"}[kind]
+    export(tmp_path / "out", tmp_path / "other", kind=other, reporter=QUIET)
+    for name, value in read_weights(tmp_path / "other").variables.items():
+        np.testing.assert_array_equal(value, ours.variables[name])
+    assert (tmp_path / "other" / "vocab.txt").is_file()
+
+
+def test_transformers_loads_it_and_computes_the_same(run, tmp_path) -> None:
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    export(run, tmp_path / "out", kind="huggingface", reporter=QUIET)
+    model, loading = transformers.BertForPreTraining.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    sequence = data.make_packs(1)[0][0]
+    with torch.no_grad():
+        theirs = model.eval()(
+            input_ids=torch.tensor(sequence.input_ids[np.newaxis], dtype=torch.long),
+            token_type_ids=torch.tensor(sequence.segment_ids[np.newaxis], dtype=torch.long),
+        )
+    ours = expected(run, [[sequence]])
+    words = theirs.prediction_logits[0].numpy()[sequence.masked_positions]
+    assert np.abs(words).max() > 0.1
+    np.testing.assert_allclose(ours["masked_lm_logits"][0, : len(words)], words, atol=BOUND)
+    np.testing.assert_allclose(ours["next_sentence_logits"][0, 0], theirs.seq_relationship_logits[0].numpy(), atol=BOUND)
+    tokenizer = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert tokenizer == {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "model_max_length": 40}
+
+
+SERVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+folder, inputs, outputs, signature = sys.argv[1:]
+served = tf.saved_model.load(folder).signatures[signature]
+assert all(spec.shape.is_fully_defined() for spec in served.structured_input_signature[1].values())
+results = served(**{name: tf.constant(value) for name, value in np.load(inputs).items()})
+assert "gaudi_bert" not in sys.modules
+np.savez(outputs, **{name: value.numpy() for name, value in results.items()})
+"""
+
+
+def served(folder: Path, batch: dict[str, np.ndarray], names, signature: str, tmp_path: Path) -> dict[str, np.ndarray]:
+    """What a process says that knows nothing of this package."""
+    inputs, outputs = tmp_path / "inputs.npz", tmp_path / "outputs.npz"
+    np.savez(inputs, **{name: batch[name] for name in names})
+    command = [sys.executable, "-P", "-c", SERVE, *map(str, (folder, inputs, outputs, signature))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return dict(np.load(outputs))
+
+
+def test_a_saved_model_serves_packs_and_single_sequences(run, tmp_path) -> None:
+    folder = tmp_path / "out"
+    result = export(run, folder, kind="savedmodel", rows=2, reporter=QUIET)
+    assert result.sizes == {"B": 2, "L": data.LENGTH, "P": data.PREDICTIONS, "Q": data.MASKED_SLOTS, "S": data.DEPTH}
+    assert (folder / "assets" / "vocab.txt").is_file()
+    packs = data.make_packs(3)[1:]
+    batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS, data.DEPTH)
+    names = [*("input_ids", "input_mask", "segment_ids", "positions"), "masked_lm_positions", "next_sentence_positions"]
+    for name, value in served(folder, batch, names, "packed", tmp_path).items():
+        np.testing.assert_allclose(value, expected(run, packs)[name], atol=BOUND, err_msg=name)
+    singles = [[pack[0]] for pack in packs]
+    batch = join_sequences(singles, data.LENGTH, data.PREDICTIONS, 1)
+    for name, value in served(folder, batch, names[:3] + names[4:5], "serving_default", tmp_path).items():
+        np.testing.assert_allclose(value, expected(run, singles)[name], atol=BOUND, err_msg=name)
+
+
+def test_what_is_there_stays_unless_told_otherwise(run, tmp_path) -> None:
+    out = tmp_path / "out"
+    export(run, out, kind="google", reporter=QUIET)
+    with pytest.raises(InputError, match="is there already; choose another folder, or pass --overwrite"):
+        export(run, out, kind="huggingface", reporter=QUIET)
+    export(run, out, kind="huggingface", reporter=QUIET, overwrite=True)
+    assert sorted(file.name for file in out.iterdir()) == [
+        *("config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt")
+    ]
+
+
+def test_what_cannot_be_exported_is_refused(run, tmp_path) -> None:
+    with pytest.raises(InputError, match="--format onnx: choose one of huggingface, google, savedmodel"):
+        export(run, tmp_path / "out", kind="onnx", reporter=QUIET)
+    with pytest.raises(InputError, match="no checkpoint there"):
+        export(tmp_path / "nothing", tmp_path / "out", kind="google", reporter=QUIET)
+    stored = read_checkpoint(find_checkpoint(run))
+    causal = {"model": {**stored.settings["model"], "attention": "causal"}}
+    write_checkpoint(tmp_path / "causal", Checkpoint(1, stored.variables, settings=causal))
+    with pytest.raises(InputError, match="its attention is causal; only savedmodel can hold that"):
+        export(tmp_path / "causal", tmp_path / "out", kind="huggingface", reporter=QUIET)
+    (tmp_path / "vocab.txt").write_text("word\n" * (data.VOCABULARY + 1))
+    with pytest.raises(InputError, match="has 62 tokens, the model has 61; give the vocabulary"):
+        export(run, tmp_path / "out", kind="google", vocabulary=tmp_path / "vocab.txt", reporter=QUIET)
+    said = io.StringIO()
+    export(tmp_path / "causal", tmp_path / "served", kind="savedmodel", reporter=Reporter(said))
+    assert not (tmp_path / "out").exists()
+
+
+def test_phase_2_goes_on_from_phase_1_where_both_have_all_positions(run, tmp_path) -> None:
+    """Records of 23 positions here, in a model of 40: another run takes it up with the same positions, not with others."""
+    packed = run.parent / "packed" / "train"
+    model = read_weights(run).config
+    assert model is not None
+    sizes = {name: value for name, value in model.to_json().items() if name != "initializer_range"}
+    training = {"updates": 1, "warmup_updates": 0, "global_batch_sequences": 8, "micro_batch_packs": 4}
+    for positions, fits in ((40, True), (23, False)):
+        values = {**sizes, "max_position_embeddings": positions}
+        settings = pipeline_from_mapping({"model": values, "training": {**training, "init_checkpoint": str(run)}}, "test")
+        if fits:
+            said = io.StringIO()
+            train(settings, packed, None, tmp_path / str(positions), reporter=Reporter(said))
+            assert "starts from the weights of" in said.getvalue()
+        else:
+            with pytest.raises(InputError, match="is 40 there, 23 here; positions are neither cut off nor made up"):
+                train(settings, packed, None, tmp_path / str(positions), reporter=QUIET)
