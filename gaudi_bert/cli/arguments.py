@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gaudi_bert.common.parts import parse_part
-from gaudi_bert.config import PackingSettings, PipelineSettings, TaskSettings, load_pipeline, pipeline_from_mapping
+
+if TYPE_CHECKING:  # settings take as long to load as all the rest, and `--help` needs none
+    from gaudi_bert.config import PackingSettings, PipelineSettings, TaskSettings
 
 __all__ = [
     "Algorithm",
@@ -57,6 +59,8 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
 
 def pipeline_settings(pipeline: Path | None, overrides: list[str] | None) -> PipelineSettings:
     """The settings of a pipeline file (or the defaults) with `--set` applied."""
+    from gaudi_bert.config import load_pipeline
+
     return load_pipeline(pipeline, overrides or ())
 
 
@@ -66,6 +70,8 @@ def task_settings(overrides: list[str] | None, columns: str | None = None, **def
     Raises:
         InputError: a key or a value is wrong.
     """
+    from gaudi_bert.config import load_pipeline
+
     given = [f"task.{name}={value}" for name, value in defaults.items()]
     given += [f"task.columns=[{columns}]"] if columns is not None else []
     return load_pipeline(None, [*given, *(overrides or ())]).task
@@ -77,5 +83,7 @@ def packing_settings(**given: object) -> PackingSettings:
     Raises:
         InputError: a value is not allowed.
     """
+    from gaudi_bert.config import pipeline_from_mapping
+
     values = {name: value for name, value in given.items() if value is not None}
     return pipeline_from_mapping({"packing": values}, "the command line").packing

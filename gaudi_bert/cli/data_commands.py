@@ -13,7 +13,6 @@ from gaudi_bert.cli import arguments, output, table_options
 from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate, describe_task_estimate
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import pipeline_from_mapping
 
 __all__ = ["register"]
 
@@ -48,6 +47,8 @@ def prepare(
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
+    from gaudi_bert.config import pipeline_from_mapping
+
     options = {
         "vocab": vocab,
         "train_vocab": train_vocab,

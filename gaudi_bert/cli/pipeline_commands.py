@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gaudi_bert.artefacts.store.location import in_store, shown_place
-from gaudi_bert.artefacts.work_folder import SPLITS
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.stage_table import STAGES, select_stages
+
+if TYPE_CHECKING:  # settings take as long to load as all the rest, and `--help` needs none
+    from gaudi_bert.config import PipelineSettings
 
 __all__ = ["register"]
 
@@ -116,7 +116,7 @@ RUNNERS: dict[str, Callable[[RunRequest], None]] = {
 
 def run(
     pipeline: Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)],
-    stages: Annotated[str, typer.Option(help="Which stages, in the pipeline's order.")] = ",".join(STAGES),
+    stages: Annotated[str | None, typer.Option(help="Which stages, in the pipeline's order.", show_default="all")] = None,
     on: Annotated[str, typer.Option(help=f"Where: {', '.join(RUNNERS)}.")] = "local",
     set_: arguments.Set = None,
     work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
@@ -129,10 +129,12 @@ def run(
     json: arguments.Json = False,
 ) -> None:
     """Run the stages of a pipeline file; what is finished already is not done again."""
+    from gaudi_bert.runners.stage_table import STAGES, select_stages
+
     if on not in RUNNERS:
         raise InputError(f"--on {on}: choose one of {', '.join(RUNNERS)}")
     settings = arguments.pipeline_settings(pipeline, set_)
-    names = select_stages([name.strip() for name in stages.split(",") if name.strip()])
+    names = select_stages(list(STAGES) if stages is None else [name.strip() for name in stages.split(",") if name.strip()])
     if dry_run:
         _show_dry_run(settings, names, work, pipeline.parent, json)
         return
@@ -165,6 +167,8 @@ def _describe_dry_run(planned: Mapping[str, Any], steps: Sequence[str]) -> list[
 
 def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
     """One or a few lines per stage: what is there now, and whether anything had to be done."""
+    from gaudi_bert.artefacts.work_folder import SPLITS
+
     lines = []
     for stage, summary in summaries.items():
         splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
@@ -176,6 +180,8 @@ def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
 
 def _describe_shard(summaries: Mapping[str, Any]) -> list[str]:
     """One line per figure of one shard's part."""
+    from gaudi_bert.artefacts.work_folder import SPLITS
+
     lines = []
     for stage, summary in summaries.items():
         splits = summary if summary.keys() <= set(SPLITS) else {"": summary}

@@ -11,7 +11,6 @@ import typer
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import table_settings_from_mapping
 
 __all__ = [
     "Columns",
@@ -87,6 +86,7 @@ def pack_table(
     Raises:
         InputError: options that do not go together, or what the stage refuses.
     """
+    from gaudi_bert.config import table_settings_from_mapping
     from gaudi_bert.stages.tables.pack_table import pack_table as run
     from gaudi_bert.stages.tables.pack_table import pack_table_shard
 
