@@ -46,7 +46,7 @@ Content = TypeVar("Content", bound="Artefact")
 class Artefact(BaseModel):
     """Base of the content of every stored file: frozen; whole numbers, texts and truths are not converted; no other key."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def as_json(self) -> dict[str, Any]:
         """The content as JSON holds it, in the order of the file."""

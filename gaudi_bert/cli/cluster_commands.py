@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -104,6 +103,8 @@ def open_(
     found = open_results(settings, Cluster(settings.kubernetes.namespace), folder, Reporter())
     output.print_result(found.as_json(), json, lambda _: _describe_opened(found))
     if sys.stdout.isatty():
+        import webbrowser
+
         webbrowser.open(found.report.resolve().as_uri())
 
 
