@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
@@ -61,14 +61,7 @@ def _run_local(request: RunRequest) -> None:
 
 def _run_docker(request: RunRequest) -> None:
     from gaudi_bert.runners.docker.run import run_on_docker
-    from gaudi_bert.runners.named_paths import named_paths
 
-    for key, path in (("--work", str(request.work)), *named_paths(request.settings)):
-        if in_store(path):
-            raise InputError(
-                f"{key} {shown_place(path)}: --on docker works on folders; use --on local (also inside a container), "
-                "or copy the data to a folder"
-            )
     flags = ["--overwrite"] if request.overwrite else []
     flags += ["--finish"] if request.finish else []
     flags += ["--shard", "/".join(map(str, request.shard))] if request.shard is not None else []

@@ -8,14 +8,16 @@ and SYS_NICE. Requests for cores become shares, as on Kubernetes; a limit of mem
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gaudi_bert.artefacts.store.location import in_store, shown_place
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings, PodResources
 from gaudi_bert.runners.docker.mounts import bind_mount, input_mounts
+from gaudi_bert.runners.docker.store_access import HOME, StoreAccess, store_access, stored_places
 from gaudi_bert.runners.images import stage_image
 from gaudi_bert.runners.mpirun import training_command
 from gaudi_bert.runners.pod_resources import quantity_value
@@ -45,11 +47,13 @@ class DockerRun:
 
     Args:
         settings: the pipeline.
-        work: the folder that holds the work folders of all pipelines.
+        work: the folder that holds the work folders of all pipelines, or its URL.
         pipeline: the pipeline file; relative paths in it start at its folder.
         user: `uid:gid` of stages without cards.
         token: tells the containers of this run from others.
         flags: further options of `gaudi-bert run`, the same for all stages.
+        scratch: a folder of this machine that goes when the run ends; for what lies in object stores.
+        environment: the caller's, of which stages that use an object store get what is about it.
     """
 
     settings: PipelineSettings
@@ -58,21 +62,39 @@ class DockerRun:
     user: str
     token: str
     flags: tuple[str, ...] = ()
+    scratch: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def parent(self) -> str:
+        """What containers are told of `work`."""
+        return shown_place(self.work) if in_store(self.work) else os.path.abspath(self.work)
 
     @property
     def root(self) -> Path:
         """The work folder of this pipeline."""
-        return Path(os.path.abspath(self.work)) / self.settings.name
+        return Path(self.parent) / self.settings.name
 
     @property
     def settings_file(self) -> Path:
         """The pipeline as it is run, with all that `--set` changed."""
-        return self.root / ".pipeline-in-docker.yaml"
+        return self.scratch / "pipeline.yaml" if self.scratch is not None else self.root / ".pipeline-in-docker.yaml"
 
     @property
     def labels(self) -> dict[str, str]:
         """What all containers of this run carry."""
-        return {WORK_LABEL: str(self.root), "gaudi-bert.run": self.token}
+        return {WORK_LABEL: shown_place(self.root), "gaudi-bert.run": self.token}
+
+    def access(self, stage: str) -> StoreAccess:
+        """What the containers of a stage need for object stores."""
+        places = stored_places(self.settings, self.work, stage)
+        if self.scratch is None or not places:
+            return StoreAccess()
+        return store_access(places, self.settings.store, self.scratch / "files", self.environment, self.workers(stage))
+
+    def workers(self, stage: str) -> int:
+        """How many containers a stage has."""
+        return self.settings.resources.workers if stage == "train" else 1
 
     def image(self, stage: str) -> str:
         """The image of a stage."""
@@ -89,7 +111,7 @@ def stage_containers(run: DockerRun, stage: str) -> list[Container]:
     Raises:
         InputError: a path of the pipeline cannot be shown in a container, or the workers do not fit on one machine.
     """
-    workers = run.settings.resources.workers if stage == "train" else 1
+    workers = run.workers(stage)
     if workers > 1 and run.settings.resources.cards:
         raise InputError(
             f"resources.workers = {workers} with cards: --on docker uses the cards of one server, as one worker; "
@@ -109,7 +131,7 @@ def rendezvous_container(run: DockerRun) -> Container:
         "name": run.name("rendezvous"),
         "labels": run.labels,
         "entrypoint": ["python3", "-m", "gaudi_bert.runners.rendezvous", str(RENDEZVOUS_PORT)],
-        "environment": {"HOME": "/tmp"},
+        "environment": {"HOME": HOME},
         "network": run.name("network"),
     }
 
@@ -120,7 +142,8 @@ def _single_container(run: DockerRun, stage: str) -> Container:
     trains = STAGES[stage].trains
     on_cards = trains and resources.cards > 0
     asked = resources.training if trains else resources.data
-    environment = {"HOME": "/tmp"}
+    access = run.access(stage)
+    environment = {"HOME": HOME, **access.environment}
     if trains:
         environment |= resources.environment
     container = {
@@ -131,17 +154,19 @@ def _single_container(run: DockerRun, stage: str) -> Container:
         "labels": {**run.labels, "gaudi-bert.stage": stage},
         "entrypoint": _command(run, stage, on_cards),
         "environment": (_card_environment(settings) | environment) if on_cards else environment,
-        "mounts": _mounts(run, stage),
+        "mounts": [*_mounts(run, stage), *access.mounts],
         # Where a relative path on the command line starts.
         "working_dir": os.getcwd(),
     }
+    if access.host_network:
+        container["network_mode"] = "host"
     if trains and not on_cards:
         container["shm_size"] = int(quantity_value(resources.shared_memory))
     return container
 
 
 def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
-    command = ["gaudi-bert", "run", os.path.abspath(run.pipeline), "--work", os.path.abspath(run.work)]
+    command = ["gaudi-bert", "run", os.path.abspath(run.pipeline), "--work", run.parent]
     command += ["--stages", stage, "--json", *run.flags]
     if not STAGES[stage].trains and "--workers" not in run.flags:
         # Each process takes memory, and the container's is limited.
@@ -150,9 +175,10 @@ def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
 
 
 def _mounts(run: DockerRun, stage: str) -> list[dict[str, Any]]:
+    work = [] if in_store(run.work) else [bind_mount(run.root, "--work", read_only=False)]
     return [
         *input_mounts(run.settings, stage, run.pipeline.parent),
-        bind_mount(run.root, "--work", read_only=False),
+        *work,
         bind_mount(run.pipeline, "PIPELINE", source=run.settings_file),
     ]
 

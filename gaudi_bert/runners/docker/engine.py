@@ -178,10 +178,10 @@ class Engine:
                 return
 
     @contextmanager
-    def network(self, name: str, labels: dict[str, str]) -> Iterator[None]:
-        """A network of this run's containers alone, without a way out."""
+    def network(self, name: str, labels: dict[str, str], *, way_out: bool = False) -> Iterator[None]:
+        """A network of this run's containers alone, without a way out unless they need one."""
         with self._explained(f"make network {name}"):
-            network = self._client.networks.create(name, driver="bridge", internal=True, labels=labels)
+            network = self._client.networks.create(name, driver="bridge", internal=not way_out, labels=labels)
         try:
             yield
         finally:

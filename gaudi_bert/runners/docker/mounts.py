@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.named_paths import named_paths
 from gaudi_bert.runners.stage_table import STAGES
 
-__all__ = ["bind_mount", "input_mounts"]
+__all__ = ["bind_mount", "input_mounts", "secret_mount"]
 
 Mount = dict[str, Any]
 
@@ -50,8 +51,13 @@ def bind_mount(path: Path, key: str, *, source: Path | None = None, read_only: b
     return {"Type": "bind", "Source": real, "Target": str(target), "ReadOnly": read_only}
 
 
+def secret_mount(path: Path, target: str) -> Mount:
+    """Show a file or folder with log-ins or certificates, read-only, at a place that only containers have."""
+    return {"Type": "bind", "Source": os.path.realpath(path), "Target": target, "ReadOnly": True}
+
+
 def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) -> list[Mount]:
-    """Mounts of all that the pipeline file names and `stage` reads.
+    """Mounts of all that the pipeline file names and `stage` reads, but for what lies in object stores.
 
     Args:
         settings: the pipeline.
@@ -63,7 +69,7 @@ def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) 
     """
     mounts: dict[str, Mount] = {}
     for key, text in named_paths(settings):
-        if key in STAGES[stage].reads:
+        if key in STAGES[stage].reads and not in_store(text):
             for path, source in _shown(key, text, pipeline_folder):
                 mount = bind_mount(path, key, source=source)
                 mounts[mount["Target"]] = mount

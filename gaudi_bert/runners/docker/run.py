@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.scratch import scratch_folder
 from gaudi_bert.common.errors import FailedError, StoppedError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, write_text
 from gaudi_bert.common.progress import Reporter
@@ -26,6 +28,7 @@ from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.docker.containers import DockerRun, container_marks, rendezvous_container, stage_containers
 from gaudi_bert.runners.docker.engine import Engine
 from gaudi_bert.runners.docker.follow import Follower, follow_all, stop_all
+from gaudi_bert.runners.docker.store_access import portable_settings, stored_places
 from gaudi_bert.runners.rendezvous import READY
 from gaudi_bert.runners.stage_table import STAGES
 
@@ -55,7 +58,7 @@ def run_on_docker(
         settings: the pipeline, with all that `--set` changed.
         stages: of `gaudi_bert.runners.stage_table.STAGES`.
         pipeline: the pipeline file.
-        work: the folder that holds the work folders of all pipelines.
+        work: the folder that holds the work folders of all pipelines, or its URL in an object store.
         reporter: where progress goes.
         flags: further options of `gaudi-bert run` for each stage, e.g. `--overwrite`.
 
@@ -68,21 +71,52 @@ def run_on_docker(
         StoppedError: SIGTERM; the same command goes on.
     """
     engine = Engine()
-    root = Path(os.path.abspath(work)) / settings.name
-    with explained_os_errors(root, "make"):
-        root.mkdir(parents=True, exist_ok=True)
-    run = DockerRun(settings, work, pipeline, _user_of(root), secrets.token_hex(4), tuple(flags))
-    with exclusive_lock(root / "run-in-docker", f"{work / settings.name} (--on docker)"), _sigterm_raises():
+    stored = any(stored_places(settings, work, stage) for stage in stages)
+    with ExitStack() as stack:
+        user = stack.enter_context(_alone_in(work / settings.name))
+        scratch = stack.enter_context(_scratch_for(user, settings.store.scratch)) if stored else None
+        stack.enter_context(_sigterm_raises())
+        run = DockerRun(
+            settings, work, pipeline, user, secrets.token_hex(4), tuple(flags), scratch, environment=dict(os.environ)
+        )
         _clear_leftovers(engine, run)
         for image in dict.fromkeys(run.image(stage) for stage in stages):
             engine.need_image(image, settings.images, reporter)
-        write_text(run.settings_file, _as_yaml(settings))
+        write_text(run.settings_file, _as_yaml(portable_settings(settings)))
         try:
             return {stage: _run_stage(engine, run, stage, reporter) for stage in stages}
         except _StopAsked as error:
             raise StoppedError(_STOPPED) from error
         finally:
             run.settings_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone_in(place: Path) -> Iterator[str]:
+    """Keep other runs out of a work folder: whose files the containers make there.
+
+    For a folder in an object store, no file keeps others out, but containers that work in it do.
+    """
+    if in_store(place):
+        yield f"{os.getuid()}:{os.getgid()}"
+        return
+    root = Path(os.path.abspath(place))
+    with explained_os_errors(root, "make"):
+        root.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(root / "run-in-docker", f"{place} (--on docker)"):
+        yield _user_of(root)
+
+
+@contextmanager
+def _scratch_for(user: str, parent: str | None) -> Iterator[Path]:
+    """Scratch, with a folder `files` that `user` may write to."""
+    with scratch_folder(parent) as scratch:
+        files = scratch / "files"
+        with explained_os_errors(files, "make"):
+            files.mkdir()
+            if os.getuid() == 0:
+                os.chown(files, *map(int, user.split(":")))
+        yield scratch
 
 
 def _as_yaml(settings: PipelineSettings) -> str:
@@ -123,7 +157,7 @@ def _clear_leftovers(engine: Engine, run: DockerRun) -> None:
     for container in engine.containers_in(str(run.root)):
         if container.status in ("running", "paused", "restarting"):
             raise FailedError(
-                f"{run.work / run.settings.name}: container {container.name} of an earlier run still works in it; "
+                f"{shown_place(run.root)}: container {container.name} of an earlier run still works in it; "
                 f"wait for its end, or remove it: docker rm --force {container.name}"
             )
         engine.remove(container)
@@ -132,11 +166,12 @@ def _clear_leftovers(engine: Engine, run: DockerRun) -> None:
 def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -> Summary:
     containers = stage_containers(run, stage)
     several = f" ({len(containers)} containers)" if len(containers) > 1 else ""
-    reporter.say(f"docker: {stage} in {run.image(stage)}{several}")
+    on_host = " (on this machine's network, where the store is)" if run.access(stage).host_network else ""
+    reporter.say(f"docker: {stage} in {run.image(stage)}{several}{on_host}")
     memory_key = f"resources.{'training' if STAGES[stage].trains else 'data'}.memory_limit"
     with ExitStack() as stack:
         if len(containers) > 1:
-            stack.enter_context(engine.network(run.name("network"), run.labels))
+            stack.enter_context(engine.network(run.name("network"), run.labels, way_out=run.access(stage).is_needed))
             _start_rendezvous(engine, run, stack)
         followers = []
         for options, mark in zip(containers, container_marks(containers), strict=True):

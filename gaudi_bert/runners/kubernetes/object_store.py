@@ -11,10 +11,7 @@ from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.pods import pod_specs
 from gaudi_bert.runners.pod_resources import quantity_value
 
-__all__ = ["CREDENTIALS", "cache_bytes", "use_store"]
-
-CREDENTIALS = ("AWS_*", "AZURE_*", "GOOGLE_*")
-"""What ranks on other pods get of the launcher's environment; `stop_ranks` writes out the names that are there."""
+__all__ = ["cache_bytes", "use_store"]
 
 _WORK = "work"
 

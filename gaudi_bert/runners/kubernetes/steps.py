@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gaudi_bert.config import PipelineSettings, PodPlacement
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
-from gaudi_bert.runners.kubernetes.object_store import CREDENTIALS
 from gaudi_bert.runners.kubernetes.pods import (
     USER_NAME_FILE,
     announce_metrics,
@@ -21,6 +20,7 @@ from gaudi_bert.runners.kubernetes.suspension import QUEUE_LABEL
 from gaudi_bert.runners.mpirun import EFA_SSH_PORT, ROOT_SSH_PORT, SSH_KEY, USER_SSH_PORT, training_command
 from gaudi_bert.runners.pod_resources import evaluation_resources, pod_resources, training_resources
 from gaudi_bert.runners.stage_table import STEPS
+from gaudi_bert.runners.store_environment import CREDENTIALS
 
 __all__ = ["fill_step", "training_placement"]
 

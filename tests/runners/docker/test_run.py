@@ -71,7 +71,7 @@ class FakeEngine:
         self.present.remove(container)
 
     @contextmanager
-    def network(self, name: str, labels: dict[str, str]) -> Iterator[None]:
+    def network(self, name: str, labels: dict[str, str], *, way_out: bool = False) -> Iterator[None]:
         self.networks.append(name)
         try:
             yield
