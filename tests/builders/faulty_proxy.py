@@ -28,12 +28,14 @@ class FaultyProxy:
         port: where it listens.
         share: of requests that go wrong.
         happened: how often each fault was injected.
+        knows_conditions: whether it takes `If-None-Match`; as older servers it answers 501.
         after_get: called with the path after an object was read and before the answer goes on; for replacing it.
     """
 
     def __init__(self, upstream_port: int, seed: int, slow_seconds: float) -> None:
         self.upstream_port, self.slow_seconds = upstream_port, slow_seconds
         self.share = 0.0
+        self.knows_conditions = True
         self.happened: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.after_get: Callable[[str], None] | None = None
@@ -89,6 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
         rules.requests[self.command] += 1
         if fault in ("500", "503"):
             self._answer(int(fault), {}, b"<Error><Code>InternalError</Code><Message>injected</Message></Error>")
+            return
+        if "If-None-Match" in self.headers and not rules.knows_conditions:
+            self._answer(501, {}, b"<Error><Code>NotImplemented</Code><Message>a condition</Message></Error>")
             return
         if fault == "reset" and rules.flip():
             self._reset()

@@ -11,6 +11,7 @@ The libraries are fsspec's: each takes its credentials as its own tools do. Noth
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import re
 import threading
@@ -33,6 +34,8 @@ PART_BYTES = 16 << 20
 """Larger objects are put in parts of this size, so that no object has to be in memory whole."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+# What stores answer to a condition that they do not know, as s3fs puts it.
+_NO_CONDITIONS = (errno.ENOSYS, errno.EINVAL)
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
@@ -125,9 +128,18 @@ class Objects:
         url = url_of(url)
         self._make(url, lambda filesystem: filesystem.pipe_file(url, data))
 
-    def _make(self, url: str, request: Callable[[Any], object]) -> None:
+    def create(self, url: str | Path, data: bytes) -> bool:
+        """Make a small object unless there is one; whether it was made.
+
+        The store decides (`If-None-Match: *`), so of two writers only one does. One that knows no conditions is looked at
+        before.
+        """
+        url = url_of(url)
+        return self._make(url, lambda filesystem: _create(filesystem, url, data))
+
+    def _make(self, url: str, request: Callable[[Any], Answer]) -> Answer:
         try:
-            self._attempt("put", url, request)
+            return self._attempt("put", url, request)
         except FileNotFoundError as error:
             raise InputError(f"{url}: cannot put: there is no such bucket; make it, or check the URL") from error
 
@@ -211,6 +223,31 @@ class Objects:
             if scheme not in self._filesystems:
                 self._filesystems[scheme] = open_filesystem(scheme, self.settings)
             return self._filesystems[scheme]
+
+
+def _create(filesystem: Any, url: str, data: bytes) -> bool:
+    if "mode" in inspect.signature(filesystem.pipe_file).parameters:
+        try:
+            filesystem.pipe_file(url, data, mode="create")
+            return True
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if _status(error) == 412:
+                return False
+            if error.errno not in _NO_CONDITIONS:
+                raise
+    if filesystem.exists(url):
+        return False
+    filesystem.pipe_file(url, data)
+    return True
+
+
+def _status(error: OSError) -> int | None:
+    """The status of the S3 answer behind an error; None where none is known."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
 
 
 def _info(found: dict[str, Any]) -> ObjectInfo:
