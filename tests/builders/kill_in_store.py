@@ -15,6 +15,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,9 @@ def start(action: Callable[[], None]) -> int:
             action()
             code = 0
         finally:
+            if code:
+                traceback.print_exc()
+                sys.stderr.flush()
             os._exit(code)
     return child
 
@@ -131,7 +135,7 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
         in_child(lambda: server.make_bucket("bucket"))
         in_child(lambda: upload(folder / "text", "s3://bucket/text", Objects(quick(server.endpoint))))
         proxy.share = FAULTY_SHARE
-        store = {**quick(proxy.endpoint, cache_bytes=50_000).model_dump(), "scratch": str(folder / "scratch")}
+        store = {**quick(proxy.endpoint, cache_bytes=2_000_000).model_dump(), "scratch": str(folder / "scratch")}
         settings = pipeline("s3://bucket/text", store)
 
         def attempt(work: str, stage: str) -> Callable[[], None]:
@@ -139,6 +143,9 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
             return lambda: run_stages(run, [stage]) and None
 
         durations = {stage: in_child(attempt("timed", stage)) for stage in stages}
+        print(
+            "seconds of each stage:", ", ".join(f"{stage} {took:.1f}" for stage, took in durations.items()), file=sys.stderr
+        )
         for stage in stages:
             goal = killed + (kills if stage == "write" else 1)
             for _ in range(ENOUGH * kills):
