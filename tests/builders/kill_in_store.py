@@ -46,7 +46,7 @@ def pipeline(text: str, store: dict) -> PipelineSettings:
                 "max_predictions": 9,
                 "shards": 7,
                 "duplicates": 3,
-                "evaluation_fraction": 0,
+                "evaluation_fraction": 0.1,
             },
             "packing": {"group_sequences": 300, "shard_multiple": 3},
             "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
