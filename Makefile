@@ -23,6 +23,9 @@ RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
 FAST := artefacts cli common corpus packing records reporting runners
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
+# Hundreds of processes are started by the tests: none compiles the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-horovod setup-test pack train test test-fast test-long test-imitated lint check bench images k8s clean
 # The stages of one work folder are run in order, whatever -j says.
@@ -66,9 +69,9 @@ test: setup-test
 test-fast: $(TEST)
 	$(PYTEST) -m 'not slow' $(wildcard tests/test_[!e]*.py) $(addprefix tests/,$(FAST))
 
-# The properties alone, with 20 times as many examples, and others each time.
+# What tries at random alone: properties with 20 times as many examples, and others each time; more kills, damage, schedules.
 test-long: setup-test
-	$(PYTEST) -m hypothesis --hypothesis-profile=long
+	GAUDI_BERT_LONG_TESTS=1 $(PYTEST) -m 'hypothesis or repeated' --hypothesis-profile=long
 
 # What computes, as if on another kind of processor.
 test-imitated: setup-test

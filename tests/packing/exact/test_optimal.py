@@ -15,6 +15,7 @@ from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
 from gaudi_bert.packing.nnls.iterative import iterative_nnls
+from tests.builders.effort import LONG
 from tests.builders.histograms import ADVERSARIAL, published
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -30,7 +31,7 @@ PROVEN = {
 QUICK = [
     (name, depth) for name in PROVEN for depth in (2, 3, 4, 5, 8, 16, 2048) if "2048" not in name or depth in (2, 3, 4, 2048)
 ]
-SLOW = [("wikipedia-2048", depth) for depth in (5, 8, 16)]
+SLOW = [("wikipedia-2048", depth) for depth in ((5, 8, 16) if LONG else (5,))]
 
 
 def checked(counts: np.ndarray, depth: int) -> Optimum:
@@ -53,6 +54,7 @@ def test_gap_0(name: str, depth: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeated
 @pytest.mark.parametrize(("name", "depth"), SLOW)
 def test_gap_0_at_length_2048(name: str, depth: int) -> None:
     proven_optimal(name, depth)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.effort import tries
 from tests.builders.record_mutations import FILE_DAMAGE, mutants
 
-SEED, COUNT = 20, 3_400
+SEED, COUNT = 20, tries(1_200, 20_000)
 
 
 @pytest.mark.slow
+@pytest.mark.repeated
 def test_mutants_are_read_as_protobuf_reads_them(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf")
     environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}

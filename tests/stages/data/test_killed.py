@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.effort import tries
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
-SEED, MOMENTS, TABLE_MOMENTS = 11, 20, 8
+SEED, MOMENTS, TABLE_MOMENTS = 11, tries(8, 40), tries(5, 20)
 
 
+@pytest.mark.repeated
 def test_the_whole_packing_at_random_moments(repository: Path, tmp_path: Path) -> None:
     records = tmp_path / "records"
     records.mkdir()
@@ -28,6 +30,7 @@ def test_the_whole_packing_at_random_moments(repository: Path, tmp_path: Path) -
     assert int(result.stdout.splitlines()[-1].split()[1]) >= MOMENTS, result.stdout
 
 
+@pytest.mark.repeated
 def test_the_packing_of_a_table_at_random_moments(repository: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", exc_type=ImportError)
     write_parquet(tmp_path / "rows.parquet", random_rows(900, 60, seed=SEED), row_group_size=50)

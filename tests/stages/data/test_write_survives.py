@@ -14,10 +14,12 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.write import write
+from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.small_disk import small_disk
 
 QUIET = Reporter(quiet=True)
+KILLS = tries(12, 50)
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +33,13 @@ def visible(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
 
 
-def test_killed_fifty_times_and_the_same_bytes_every_time(case: PackingCase, repository: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.builders.kill_write", case.records, case.plan, case.packed, tmp_path, "50", "7"]
+@pytest.mark.repeated
+def test_killed_again_and_again_and_the_same_bytes_every_time(case: PackingCase, repository: Path, tmp_path: Path) -> None:
+    arguments = [case.records, case.plan, case.packed, tmp_path, str(KILLS), "7"]
+    command = [sys.executable, "-m", "tests.builders.kill_write", *arguments]
     result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout.split()[-2]) >= 50
+    assert int(result.stdout.split()[-2]) >= KILLS
 
 
 def test_writers_of_different_groups_share_a_folder(case: PackingCase, tmp_path: Path) -> None:
