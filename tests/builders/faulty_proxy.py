@@ -27,7 +27,9 @@ class FaultyProxy:
     Attributes:
         port: where it listens.
         share: of requests that go wrong.
+        faults: what may go wrong.
         happened: how often each fault was injected.
+        sent: bytes of the bodies of GET requests.
         knows_conditions: whether it takes `If-None-Match`; as older servers it answers 501.
         after_get: called with the path after an object was read and before the answer goes on; for replacing it.
     """
@@ -35,9 +37,11 @@ class FaultyProxy:
     def __init__(self, upstream_port: int, seed: int, slow_seconds: float) -> None:
         self.upstream_port, self.slow_seconds = upstream_port, slow_seconds
         self.share = 0.0
+        self.faults: tuple[str, ...] = FAULTS
         self.knows_conditions = True
         self.happened: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
+        self.sent = 0
         self.after_get: Callable[[str], None] | None = None
         self.port = 0
         self._random, self._lock = random.Random(seed), threading.Lock()
@@ -51,7 +55,7 @@ class FaultyProxy:
         with self._lock:
             if self._random.random() >= self.share:
                 return None
-            fault = self._random.choice(FAULTS)
+            fault = self._random.choice(self.faults)
             self.happened[fault] += 1
             return fault
 
@@ -133,6 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body[:send])
+        if self.command == "GET":
+            self.rules.sent += len(body[:send])
 
     def _reset(self) -> None:
         """Close the connection so that the other side sees a reset."""

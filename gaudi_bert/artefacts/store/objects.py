@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from gaudi_bert.artefacts.store.libraries import no_credentials, open_filesystem, passing_errors
 from gaudi_bert.artefacts.store.location import scheme_of, url_of
+from gaudi_bert.artefacts.store.s3 import append_object, is_s3, look_at, status_of
 from gaudi_bert.common.errors import FailedError, InputError, shortened
 from gaudi_bert.config import StoreSettings
 
@@ -62,7 +63,7 @@ class Objects:
         """What lies at `url`; None where no object does."""
         url = url_of(url)
         try:
-            found = self._attempt("look at", url, lambda filesystem: filesystem.info(url))
+            found = self._attempt("look at", url, lambda filesystem: _look(filesystem, url))
         except FileNotFoundError:
             return None
         return _info(found) if found["type"] == "file" else None
@@ -97,6 +98,7 @@ class Objects:
             raise _missing(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{threading.get_ident()}.tmp")
+        temporary.unlink(missing_ok=True)
         try:
             self._attempt("fetch", url, lambda filesystem: self._fetch_whole(filesystem, url, temporary, before))
             self._attempt("fetch", url, lambda _: os.replace(temporary, path))
@@ -106,21 +108,31 @@ class Objects:
             temporary.unlink(missing_ok=True)
 
     def _fetch_whole(self, filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
-        options = {"max_concurrency": 1} if scheme_of(url) == "s3" else {}
-        filesystem.get_file(url, str(temporary), **options)
-        size, after = temporary.stat().st_size, _info(filesystem.info(url))
-        if after != before:
-            raise InputError(
-                f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
-                "alone, and run the same again"
-            )
-        if size != after.bytes:
-            raise OSError(errno.EIO, f"{size:,} of {after.bytes:,} bytes came")
+        if is_s3(url) and before.version:
+            self._fetch_version(filesystem, url, temporary, before)
+        else:
+            filesystem.get_file(url, str(temporary))
+            _refuse_another(url, before, _info(filesystem.info(url)))
+        size = temporary.stat().st_size
+        if size != before.bytes:
+            raise OSError(errno.EIO, f"{size:,} of {before.bytes:,} bytes came")
+
+    def _fetch_version(self, filesystem: Any, url: str, temporary: Path, before: ObjectInfo) -> None:
+        """Bring what an earlier attempt did not; the store refuses where it has another version by now."""
+        with temporary.open("ab") as handle:
+            if handle.tell() == before.bytes:
+                return
+            try:
+                append_object(filesystem, url, handle, before.version)
+            except OSError as error:
+                if status_of(error) == 412:
+                    _refuse_another(url, before, _info(look_at(filesystem, url)))
+                raise
 
     def put(self, path: Path, url: str | Path) -> None:
         """Copy the local file `path` to the object `url`, whole."""
         url = url_of(url)
-        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if scheme_of(url) == "s3" else {}
+        options: dict[str, Any] = {"chunksize": PART_BYTES, "max_concurrency": 1} if is_s3(url) else {}
         self._make(url, lambda filesystem: filesystem.put_file(str(path), url, **options))
 
     def write(self, url: str | Path, data: bytes) -> None:
@@ -225,6 +237,19 @@ class Objects:
             return self._filesystems[scheme]
 
 
+def _look(filesystem: Any, url: str) -> dict[str, Any]:
+    found: dict[str, Any] = look_at(filesystem, url) if is_s3(url) else filesystem.info(url)
+    return found
+
+
+def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
+    if after != before:
+        raise InputError(
+            f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
+            "alone, and run the same again"
+        )
+
+
 def _create(filesystem: Any, url: str, data: bytes) -> bool:
     if "mode" in inspect.signature(filesystem.pipe_file).parameters:
         try:
@@ -233,7 +258,7 @@ def _create(filesystem: Any, url: str, data: bytes) -> bool:
         except FileExistsError:
             return False
         except OSError as error:
-            if _status(error) == 412:
+            if status_of(error) == 412:
                 return False
             if error.errno not in _NO_CONDITIONS:
                 raise
@@ -241,13 +266,6 @@ def _create(filesystem: Any, url: str, data: bytes) -> bool:
         return False
     filesystem.pipe_file(url, data)
     return True
-
-
-def _status(error: OSError) -> int | None:
-    """The status of the S3 answer behind an error; None where none is known."""
-    answer = getattr(error.__cause__, "response", None) or {}
-    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status
 
 
 def _info(found: dict[str, Any]) -> ObjectInfo:

@@ -158,7 +158,7 @@ def begin_in(place: Workplace, artefact: Path, final: Path, signature: Signature
         if made and not overwrite:
             reason = f"made with another {difference}" if kept.exists() else f"exists, but no {kept.name} says what made it"
             raise InputError(f"{artefact}: {reason}; choose another place, or pass --overwrite")
-        place.remove([*made, kept])
+        place.remove([*made, *([kept] if kept.exists() else [])])
     write_json(kept, wanted)
     place.put(kept)
     return False

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.store.libraries import open_filesystem
 from gaudi_bert.artefacts.store.location import in_store, place_below, shown_place, url_of
 from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects
+from gaudi_bert.artefacts.store.s3 import append_object, look_at
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config import StoreSettings
 from tests.builders.faulty_proxy import FAULTS, faulty_proxy
@@ -77,13 +79,45 @@ def test_large_objects_go_up_in_parts_and_come_back(s3: S3Server, tmp_path: Path
 
 
 def test_an_object_that_changes_while_it_is_read_is_refused(s3: S3Server, tmp_path: Path) -> None:
-    direct = Objects(quick(s3.endpoint))
-    direct.write("s3://bucket/changing", b"one" * 100)
+    """Half of the one comes, then the connection is lost, and the other half is asked for."""
+    direct, url = Objects(quick(s3.endpoint)), "s3://bucket/changing"
+    direct.write(url, b"one" * 100)
     with faulty_proxy(s3.port) as proxy:
-        proxy.after_get = lambda path: direct.write("s3://bucket/changing", b"another" * 100)
+
+        def replace(path: str) -> None:
+            proxy.share = 0.0
+            direct.write(url, b"another" * 100)
+
+        proxy.faults, proxy.share, proxy.after_get = ("truncated",), 1.0, replace
         with pytest.raises(InputError, match=r"changing: changed while it was read \(300 bytes before, 700 now\)"):
-            Objects(quick(proxy.endpoint)).fetch("s3://bucket/changing", tmp_path / "copy")
-    assert not (tmp_path / "copy").exists()
+            Objects(quick(proxy.endpoint)).fetch(url, tmp_path / "copy")
+        assert proxy.requests["GET"] == 2
+    known = direct.info(url)
+    direct.write(url, b"third" * 100)
+    with pytest.raises(InputError, match=r"changing: changed while it was read \(700 bytes before, 500 now\)"):
+        direct.fetch(url, tmp_path / "copy", known)
+    direct.remove(url)
+    with pytest.raises(InputError, match="changing: was removed while it was read"):
+        direct.fetch(url, tmp_path / "copy", known)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_came_before_a_loss_is_not_fetched_again(s3: S3Server, tmp_path: Path) -> None:
+    content, url = bytes(range(251)) * 4000, "s3://bucket/long"
+    Objects(quick(s3.endpoint)).write(url, content)
+    (tmp_path / "file").write_bytes(content[:700_001])
+    with faulty_proxy(s3.port) as proxy, (tmp_path / "file").open("ab") as handle:
+        filesystem = open_filesystem("s3", quick(proxy.endpoint))
+        append_object(filesystem, url, handle, look_at(filesystem, url)["ETag"])
+        assert proxy.sent == len(content) - 700_001
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_an_empty_object(s3: S3Server, tmp_path: Path) -> None:
+    objects = Objects(quick(s3.endpoint))
+    objects.write("s3://bucket/empty", b"")
+    objects.fetch("s3://bucket/empty", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b""
 
 
 def test_what_is_not_there_is_told(s3: S3Server, tmp_path: Path) -> None:
