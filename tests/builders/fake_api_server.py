@@ -28,6 +28,7 @@ PLURALS = {
     "persistentvolumeclaims": "PersistentVolumeClaim",
     "serviceaccounts": "ServiceAccount",
     "events": "Event",
+    "secrets": "Secret",
     "nodes": "Node",
     "storageclasses": "StorageClass",
     "persistentvolumes": "PersistentVolume",

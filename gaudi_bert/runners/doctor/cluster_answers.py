@@ -34,6 +34,7 @@ class ClusterAnswers:
         storage_classes: the storage classes.
         volumes: the PersistentVolumes.
         local_queues: the names of Kueue's queues in the namespace.
+        secret_keys: the names of what is in the Secret `kubernetes.store_secret`, never its values.
     """
 
     version: tuple[int, int]
@@ -48,6 +49,7 @@ class ClusterAnswers:
     storage_classes: Sequence[Json] | None = None
     volumes: Sequence[Json] | None = None
     local_queues: Sequence[str] | None = None
+    secret_keys: Sequence[str] | None = None
 
 
 def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
@@ -78,6 +80,7 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
         storage_classes=cluster.find_everywhere("StorageClass"),
         volumes=cluster.find_everywhere("PersistentVolume"),
         local_queues=_local_queues(cluster) if settings.kubernetes.queue else None,
+        secret_keys=_secret_keys(cluster, settings.kubernetes.store_secret),
     )
 
 
@@ -103,6 +106,19 @@ def _claims(cluster: Cluster, settings: PipelineSettings) -> dict[str, Json]:
         if claim is not None:
             found[name] = claim
     return found
+
+
+def _secret_keys(cluster: Cluster, name: str | None) -> list[str] | None:
+    """What a Secret has, without what it says; None where this account may not read it."""
+    if name is None:
+        return None
+    try:
+        secret = cluster.read("Secret", name) or {}
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return None
+    return sorted(secret.get("data") or ())
 
 
 def _local_queues(cluster: Cluster) -> list[str] | None:

@@ -9,7 +9,7 @@ from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.doctor.check_result import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.cluster_answers import ClusterAnswers
 from gaudi_bert.runners.doctor.node_checks import check_nodes
-from gaudi_bert.runners.doctor.storage_checks import check_storage
+from gaudi_bert.runners.doctor.storage_checks import check_secret, check_storage
 from gaudi_bert.runners.images import image_reference
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
 
@@ -29,6 +29,8 @@ def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[C
         checks.append(_mpi)
     if settings.kubernetes.queue:
         checks.append(_queue)
+    if settings.kubernetes.store_secret:
+        checks.append(check_secret)
     return [check(answers, settings) for check in checks] + check_nodes(answers, settings)
 
 

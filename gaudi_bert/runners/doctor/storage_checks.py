@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from gaudi_bert.artefacts.store.location import scheme_of
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.doctor.check_result import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.cluster_answers import ClusterAnswers
 from gaudi_bert.runners.kubernetes.pods import work_claim_name
 from gaudi_bert.runners.pod_resources import quantity_value
+from gaudi_bert.runners.store_environment import OF_STORES
 
-__all__ = ["check_storage"]
+__all__ = ["check_secret", "check_storage"]
 
 Json = dict[str, Any]
 
@@ -43,6 +45,24 @@ def _check_scratch(settings: PipelineSettings) -> CheckResult:
         remedy = "where the records are larger than that, set kubernetes.scratch to three times packing.group_bytes"
         return warning("storage", f"{found}, a group may have {group / 2**30:.1f} GiB", remedy)
     return passed("storage", found)
+
+
+def check_secret(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
+    """The Secret with the store's credentials must be there, and have what the store's library reads."""
+    name, namespace = settings.kubernetes.store_secret, settings.kubernetes.namespace
+    if answers.secret_keys is None:
+        remedy = f"ask whether there is one called {name}; pods need it, a run does not read it"
+        return warning("store secret", "this account may not get secrets", remedy)
+    if not answers.secret_keys:
+        remedy = (
+            f"kubectl -n {namespace} create secret generic {name} --from-literal=NAME=VALUE ..., or correct store_secret"
+        )
+        return failed("store secret", f"no Secret {name}, or an empty one", remedy)
+    known = OF_STORES.get(scheme_of(settings.kubernetes.store or ""))
+    if known and not any(key.startswith(known.prefixes) for key in answers.secret_keys):
+        names = f"it has {', '.join(answers.secret_keys)}, none of them {'* or '.join(known.prefixes)}*"
+        return warning("store secret", f"{name}: {names}", "name its keys as the store's own variables are called")
+    return passed("store secret", f"{name}: {', '.join(answers.secret_keys)}")
 
 
 def _check_new_claim(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:

@@ -62,6 +62,7 @@ _ROWS = (
     Kind("OlderLocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1"),
     Kind("Pod", "pods", verbs=("list",), log_verbs=("get",)),
     Kind("Event", "events", verbs=("list",)),
+    Kind("Secret", "secrets"),
     Kind("Namespace", "namespaces", namespaced=False),
     Kind("Node", "nodes", namespaced=False),
     Kind("PersistentVolume", "persistentvolumes", namespaced=False),

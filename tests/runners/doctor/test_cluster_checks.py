@@ -21,6 +21,7 @@ MPI = load_pipeline(None, ["resources.workers=2"])
 QUEUED = load_pipeline(None, ["resources.workers=2", "kubernetes.queue=gpus"])
 SERVER = ("resources.training={cpu: 95, memory: 409Gi}", "resources.hugepages_2Mi=95000Mi", "resources.cards=8")
 CARDS = load_pipeline(None, SERVER)
+STORED = load_pipeline(None, ["kubernetes.store=s3://bucket/work", "kubernetes.store_secret=object-store"])
 EFA = load_pipeline(None, [*SERVER, "resources.workers=2", "kubernetes.efa=4", "kubernetes.access_mode=ReadWriteMany"])
 POLICY = {value: load_pipeline(None, [f"kubernetes.failure_policy={str(value).lower()}"]) for value in (True, False)}
 LAPTOP = {"cpu": "2", "memory": "16374368Ki"}
@@ -300,3 +301,23 @@ def test_an_account_of_one_namespace_is_not_told_to_mend_what_it_may_not_see(
     found = wrong(check_cluster(ask_cluster(cluster, DEMO), DEMO))
     assert set(found) == {"namespace", "storage", "images", "nodes"}
     assert {result.verdict for result in found.values()} == {"warning"}
+
+
+def test_the_secret_of_the_store_is_looked_for(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    def found() -> CheckResult:
+        return next(one for one in check_cluster(ask_cluster(cluster, STORED), STORED) if one.check == "store secret")
+
+    assert found().verdict == "mend"
+    assert "kubectl -n gaudi-bert create secret generic object-store --from-literal" in str(found())
+    secret = {"metadata": {"name": "object-store"}, "data": {"AWS_SECRET_ACCESS_KEY": "dGhlLXNlY3JldA=="}}
+    gaudi_server.put("Secret", secret)
+    assert (found().verdict, found().found) == ("ok", "object-store: AWS_SECRET_ACCESS_KEY")
+    assert "dGhlLXNlY3JldA" not in repr(ask_cluster(cluster, STORED))
+    gaudi_server.put("Secret", {**secret, "data": {"key": "YQ==", "password": "YQ=="}})
+    assert found().verdict == "warning"
+    assert "it has key, password, none of them AWS_*" in str(found())
+    gaudi_server.forbidden = {("get", "secrets")}
+    assert found().verdict == "warning"
+    assert "this account may not get secrets" in str(found())
+    assert ask_cluster(cluster, DEMO).secret_keys is None
+    assert "store secret" not in {one.check for one in check_cluster(CLUSTER, DEMO)}
