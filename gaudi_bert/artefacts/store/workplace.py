@@ -119,7 +119,8 @@ def workplace(place: Path, store: StoreSettings | None = None) -> Iterator[Workp
         return
     objects, url = Objects(store), url_of(place)
     with scratch_folder(objects.settings.scratch) as scratch:
-        folder = scratch / Path(url).name
+        # What is made here is a folder, whatever its name: one with an ending is taken for a file.
+        folder = scratch / Path(url).name.replace(".", "_")
         folder.mkdir()
         with named_as_urls({folder: url}):
             yield Workplace(folder, url, objects)
@@ -166,7 +167,7 @@ def begin_in(place: Workplace, artefact: Path, final: Path, signature: Signature
 
 def _made(place: Workplace, artefact: Path, kept: Path) -> list[Path]:
     """What the store has of an artefact, besides its settings."""
-    if artefact.suffix:
+    if artefact != place.folder:
         return [artefact] if artefact.exists() else []
     return [artefact / name for name in place.listed(artefact) if artefact / name != kept]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gaudi_bert.artefacts.store.location import in_store
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, read_json
 from gaudi_bert.records.wire.crc32c import crc32c
@@ -34,6 +35,8 @@ class TableFiles(NamedTuple):
 def is_table(source: str | Path) -> bool:
     """Whether `source` is a table by its ending, or holds files that are; anything else is taken for TFRecords."""
     path = Path(source)
+    if in_store(source):
+        return _has_table_ending(path) or any(_is_of_table(name) for name in Objects().list(source, only_here=True))
     if path.is_dir():
         return (path / DATASET_STATE).is_file() or bool(_tables_in(path)) or bool(_splits_in(path))
     if os.path.lexists(path):
@@ -51,8 +54,6 @@ def table_files(source: str | Path) -> TableFiles:
         FailedError: the folder cannot be read.
     """
     path = Path(source)
-    if in_store(source):
-        raise InputError(f"{source}: tables are read from folders, not from an object store; copy it to this machine first")
     if path.is_file():
         return TableFiles([path], [])
     if not path.is_dir():
@@ -68,6 +69,10 @@ def table_files(source: str | Path) -> TableFiles:
     if splits:
         raise InputError(f"{path}: holds the splits {', '.join(splits)}; pass one of them, for example {path / splits[0]}")
     raise InputError(f"{path}: holds no {', '.join(TABLE_ENDINGS)} file; pass a folder of tables with a column input_ids")
+
+
+def _is_of_table(name: str) -> bool:
+    return name == DATASET_STATE or _has_table_ending(Path(name))
 
 
 def _has_table_ending(path: Path) -> bool:

@@ -24,6 +24,9 @@ from gaudi_bert.artefacts.completion import (
     settings_path,
 )
 from gaudi_bert.artefacts.names import METADATA_NAME, VERIFICATION_NAME
+from gaudi_bert.artefacts.store.location import in_store
+from gaudi_bert.artefacts.store.mirror import mirror
+from gaudi_bert.artefacts.store.workplace import workplace
 from gaudi_bert.artefacts.tables import (
     TableMetadata,
     TableVerification,
@@ -35,7 +38,7 @@ from gaudi_bert.artefacts.tables import (
 )
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TableSettings, table_settings_from_mapping
+from gaudi_bert.config import StoreSettings, TableSettings, table_settings_from_mapping
 from gaudi_bert.stages.results import VerifyTableResult
 from gaudi_bert.stages.tables.pack_table_group import layout_of, sequences_of
 from gaudi_bert.stages.tables.table_groups import GroupedTable, open_table
@@ -51,7 +54,13 @@ __all__ = ["verify_table"]
 
 
 def verify_table(
-    source: str | Path, packed: Path, *, reporter: Reporter, overwrite: bool = False, workers: int | None = None
+    source: str | Path,
+    packed: Path,
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
 ) -> VerifyTableResult:
     """Verify a packed table against the table that it was made from.
 
@@ -61,11 +70,23 @@ def verify_table(
         reporter: where progress goes.
         overwrite: verify again what was verified already.
         workers: 1 for a single thread.
+        store: how object stores are reached; what lies in one is copied to scratch, and verified each time.
 
     Raises:
         InputError: the table is damaged, or there is no packed folder.
         FailedError: something is missing, doubled, changed or damaged; the first of it is named.
     """
+    with mirror(store, [source]) as copies, workplace(packed, store) as place:
+        table, folder = copies.fetch(source) if in_store(source) else source, place.folder
+        if place.is_store:
+            place.fetch(*(folder / name for name in place.listed(folder)))
+        result = _verify(table, folder, reporter, overwrite or place.is_store, workers)
+        place.put(settings_path(folder / VERIFICATION_NAME))
+        place.put(folder / VERIFICATION_NAME)
+        return result
+
+
+def _verify(source: str | Path, packed: Path, reporter: Reporter, overwrite: bool, workers: int | None) -> VerifyTableResult:
     from gaudi_bert.records.tables.sources import table_files
 
     metadata = read_table_metadata(packed)

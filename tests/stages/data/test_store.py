@@ -123,9 +123,9 @@ def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path)
     upload(case.records, "s3://bucket/gzip", objects)
     write("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", reporter=QUIET, store=objects.settings)
     assert files(tmp_path / "here") == files(case.packed)
-    write(case.records, case.plan, Path("s3://bucket/there"), reporter=QUIET, store=objects.settings)
-    assert contents("s3://bucket/there", objects) == files(case.packed)
-    proof = verify(case.records, Path("s3://bucket/there"), reporter=QUIET, store=objects.settings)
+    write(case.records, case.plan, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
+    assert contents("s3://bucket/there.v2", objects) == files(case.packed)
+    proof = verify(case.records, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
     assert proof.verification.sequences == 51
 
 
