@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.store.workplace import named_as_urls
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import StoreSettings
 
-__all__ = ["Mirror", "mirror"]
+__all__ = ["Mirror", "local_copies", "mirror"]
 
 _MAGIC = re.compile(r"[*?[]")
 
@@ -79,6 +79,17 @@ def mirror(store: StoreSettings | None = None, places: Sequence[str | Path | Non
         schemes = {url_of(place).split(":")[0] for place in places if place is not None and in_store(place)}
         with named_as_urls({scratch / scheme: f"{scheme}:/" for scheme in schemes}):
             yield Mirror(objects, scratch)
+
+
+@contextmanager
+def local_copies(places: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
+    """Files or folders to read, in their order: those of this machine themselves, of others copies.
+
+    Raises:
+        InputError: there are no such objects.
+    """
+    with mirror(store, places) as copies:
+        yield [None if place is None else copies.fetch(place) for place in places]
 
 
 def _split_pattern(url: str) -> tuple[str, str]:

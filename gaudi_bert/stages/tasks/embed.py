@@ -16,7 +16,8 @@ import numpy as np
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TaskSettings
+from gaudi_bert.config import StoreSettings, TaskSettings
+from gaudi_bert.stages.tasks.at_hand import at_hand
 from gaudi_bert.stages.tasks.row_windows import (
     STANDARD,
     Answered,
@@ -85,21 +86,30 @@ def embed(
     *,
     reporter: Reporter,
     overwrite: bool = False,
+    store: StoreSettings | None = None,
 ) -> StreamResult:
     """Embed the texts of a file.
 
     Args:
-        model: a Hugging Face or sentence-transformers folder with its tokenizer.
-        data: a file of rows, or `-`.
-        out: `.npy`, `.parquet` or `.jsonl`, or `-` for JSON lines on standard output.
+        model: a Hugging Face or sentence-transformers folder with its tokenizer, or its URL in an object store.
+        data: a file of rows, or its URL, or `-`.
+        out: `.npy`, `.parquet` or `.jsonl`, or its URL, or `-` for JSON lines on standard output.
         options: how.
         settings: names of columns, and what becomes of texts that are too long.
         reporter: where progress goes.
         overwrite: replace what other settings made.
+        store: how object stores are reached.
 
     Raises:
         InputError: the model, a setting or a row is wrong.
     """
+    with at_hand(model, data, out, store) as (folder, rows, answers):
+        return _embed(folder, rows, answers, options, settings, reporter, overwrite)
+
+
+def _embed(
+    model: Path, data: str, out: str, options: EmbedOptions, settings: TaskSettings, reporter: Reporter, overwrite: bool
+) -> StreamResult:
     from gaudi_bert.tasks.rows.reading import read_rows
     from gaudi_bert.training.weights.sources import read_weights
 

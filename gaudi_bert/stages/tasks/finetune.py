@@ -26,6 +26,9 @@ from gaudi_bert.artefacts.finetuning import (
     write_best,
     write_finetuning,
 )
+from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.mirror import local_copies
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
@@ -74,8 +77,8 @@ def finetune(
     """Train a pretrained model for a task.
 
     Args:
-        settings: `task` and `finetune` are used.
-        files: rows and weights.
+        settings: `task`, `finetune` and `store` are used.
+        files: rows and weights; what lies in an object store is copied to scratch.
         out: the folder to make.
         reporter: where progress goes.
         overwrite: remove the run in `out`, whatever it is, and start anew.
@@ -89,6 +92,21 @@ def finetune(
         FailedError: a loss is not finite, or a file cannot be written.
         StoppedError: a signal asked for it; the same call goes on.
     """
+    for key, place in (("--out", out), ("task.labels", settings.task.labels)):
+        if place is not None and in_store(place):
+            raise InputError(
+                f"{key} {shown_place(place)}: fine-tuning has it on this machine; give a place here, and copy it from or to "
+                "the store"
+            )
+    places = (files.data, files.evaluation_data, files.model, files.vocabulary)
+    with local_copies(places, settings.store) as copies:
+        here = FineTuneInput(*copies)  # type: ignore[arg-type]
+        return _finetune(settings, here, out, reporter, overwrite, dry_run)
+
+
+def _finetune(
+    settings: PipelineSettings, files: FineTuneInput, out: Path, reporter: Reporter, overwrite: bool, dry_run: bool
+) -> FineTuneResult | FineTuneDryRun | None:
     from gaudi_bert.training.device import open_device
     from gaudi_bert.training.distributed.connect import connect
 

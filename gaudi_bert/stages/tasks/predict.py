@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TaskSettings
+from gaudi_bert.config import StoreSettings, TaskSettings
 from gaudi_bert.config.tasks import TaskName
+from gaudi_bert.stages.tasks.at_hand import at_hand
 from gaudi_bert.stages.tasks.row_windows import (
     STANDARD,
     Answered,
@@ -59,21 +60,36 @@ def predict(
     *,
     reporter: Reporter,
     overwrite: bool = False,
+    store: StoreSettings | None = None,
 ) -> StreamResult:
     """Answer the rows of a file.
 
     Args:
-        model: a folder that `finetune`, or transformers for one of its `BertFor...`, wrote; with its tokenizer.
-        data: a file of rows, or `-`.
-        out: a file for JSON lines, or `-`.
+        model: a folder that `finetune`, or transformers for one of its `BertFor...`, wrote; with its tokenizer; or its URL.
+        data: a file of rows, or its URL, or `-`.
+        out: a file for JSON lines, or its URL, or `-`.
         options: how.
         changes: of the task settings that the model was trained with, by name.
         reporter: where progress goes.
         overwrite: replace what other settings made.
+        store: how object stores are reached.
 
     Raises:
         InputError: the model, a setting or a row is wrong.
     """
+    with at_hand(model, data, out, store) as (folder, rows, answers):
+        return _predict(folder, rows, answers, options, changes, reporter, overwrite)
+
+
+def _predict(
+    model: Path,
+    data: str,
+    out: str,
+    options: PredictOptions,
+    changes: Mapping[str, Any],
+    reporter: Reporter,
+    overwrite: bool,
+) -> StreamResult:
     from gaudi_bert.tasks.rows.reading import read_rows
     from gaudi_bert.training.weights.sources import read_weights
     from gaudi_bert.training.weights.task_models import read_task_folder

@@ -1,0 +1,82 @@
+"""Rows, models and answers in a bucket: what comes out is what comes out here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import TaskSettings, pipeline_from_mapping
+from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
+from gaudi_bert.stages.tasks.finetune import finetune
+from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
+from gaudi_bert.stages.tasks.predict import PredictOptions, predict
+from tests.builders.bert_folder import write_bert
+from tests.builders.s3_server import S3Server, contents, quick, upload
+from tests.builders.task_files import write_rows
+
+pytestmark = pytest.mark.slow
+QUIET = Reporter(quiet=True)
+URL = "s3://bucket/tasks"
+SETTINGS = {"max_sequence_length": 61, "epochs": 1, "batch_sequences": 12, "learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
+    """A model and rows, here and in the bucket, and a model that was fine-tuned here."""
+    made = tmp_path_factory.mktemp("tasks")
+    write_bert(made / "model")
+    write_rows(made / "rows.jsonl", "classification", 53, 1)
+    write_rows(made / "held-out.jsonl", "classification", 19, 2)
+    tune(made / "rows.jsonl", made / "held-out.jsonl", made / "model", made / "tuned")
+    upload(made, URL, Objects(quick(s3.endpoint)))
+    return made
+
+
+def tune(data: Any, evaluation: Any, model: Any, out: Any, **values: Any) -> Any:
+    task = {"name": "classification", "too_long": "truncate", **values.pop("task", {})}
+    settings = pipeline_from_mapping({"task": task, "finetune": SETTINGS, **values}, "a test")
+    return finetune(settings, FineTuneInput(Path(data), Path(evaluation), Path(model)), Path(out), reporter=QUIET)
+
+
+def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
+    store = {**quick(s3.endpoint).model_dump(), "scratch": str(tmp_path / "scratch")}
+    tune(f"{URL}/rows.jsonl", f"{URL}/held-out.jsonl", f"{URL}/model", tmp_path / "out", store=store)
+    for name in ("config.json", "model.safetensors", "predictions.jsonl", "settings.json", "metrics.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / "tuned" / name).read_bytes(), name
+    assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
+    with pytest.raises(InputError, match=r"--out s3://bucket/tasks/out: fine-tuning has it on this machine; give a place"):
+        tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", f"{URL}/out")
+    labels = {"labels": f"{URL}/labels.txt"}
+    with pytest.raises(InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning has it on this machine"):
+        tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", task=labels)
+    with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: no objects there, or no such bucket"):
+        tune(f"{URL}/none.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", store=store)
+
+
+def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
+    objects, options = Objects(quick(s3.endpoint)), PredictOptions()
+    predict(folder / "tuned", str(folder / "held-out.jsonl"), str(tmp_path / "here.jsonl"), options, {}, reporter=QUIET)
+    there = (Path(f"{URL}/tuned"), f"{URL}/held-out.jsonl", f"{URL}/answers/there.jsonl", options, {})
+    common = {"reporter": QUIET, "store": objects.settings}
+    assert predict(*there, **common).rows == 19
+    found = contents(f"{URL}/answers", objects)
+    assert found.keys() == {"there.jsonl", "there.settings.json"}
+    assert found["there.jsonl"] == (tmp_path / "here.jsonl").read_bytes()
+    assert predict(*there, **common).skipped
+    with pytest.raises(InputError, match=r"s3://bucket/tasks/answers/there.jsonl: made with another settings"):
+        predict(*there[:3], PredictOptions(max_sequence_length=31), {}, **common)
+    with pytest.raises(InputError, match=r"s3://bucket/tasks/held-out.jsonl: is the data itself"):
+        predict(*there[:2], there[1], options, {}, **common)
+
+
+def test_vectors_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
+    objects, options, settings = Objects(quick(s3.endpoint)), EmbedOptions(), TaskSettings(too_long="truncate")
+    embed(folder / "model", str(folder / "rows.jsonl"), str(tmp_path / "v.npy"), options, settings, reporter=QUIET)
+    there = (Path(f"{URL}/model"), f"{URL}/rows.jsonl", f"{URL}/vectors/v.npy", options, settings)
+    assert embed(*there, reporter=QUIET, store=objects.settings).rows == 53
+    assert objects.read(f"{URL}/vectors/v.npy") == (tmp_path / "v.npy").read_bytes()
