@@ -5,6 +5,7 @@ Each request costs some milliseconds of CPU time beside the bytes that it brings
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, BinaryIO
 
 from gaudi_bert.artefacts.store.libraries import EXTRAS
@@ -41,13 +42,11 @@ def append_object(filesystem: Any, url: str, handle: BinaryIO, version: str) -> 
         OSError: of status 412, where that version is no longer there; or whatever went wrong on the way, and then the file
             has what came before.
     """
-    from fsspec.asyn import sync
-
     bucket, key, _ = filesystem.split_path(url)
     start = handle.tell()
     part = {"Range": f"bytes={start}-"} if start else {}
     answer = filesystem.call_s3("get_object", Bucket=bucket, Key=key, IfMatch=version, **part)
-    sync(filesystem.loop, _copy, answer["Body"], handle)
+    asyncio.run_coroutine_threadsafe(_copy(answer["Body"], handle), filesystem.loop).result()
 
 
 async def _copy(body: Any, handle: BinaryIO) -> None:
