@@ -89,11 +89,10 @@ class Runner:
         self._model = BertForPretraining(self._config, seed=0, compiled=True)
         self._optimizer = Optimizer(self._model.variables_by_name, TRAINING)
         held_out = open_source(work / "short" / "evaluation")
-        alone, clip_norm = Communicator(), TRAINING.clip_norm
+        alone = Communicator()
         self._evaluator = Evaluator(self._model, held_out, alone, loss="token", batch_packs=64, take_packs=HELD_OUT)
-        self._step = TrainingStep(
-            self._model, self._optimizer, alone, loss="token", clip_norm=clip_norm, accumulation_steps=1, seed=1
-        )
+        settings = TRAINING.model_copy(update={"loss": "token", "seed": 1})
+        self._step = TrainingStep(self._model, self._optimizer, alone, settings, accumulation_steps=1)
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""

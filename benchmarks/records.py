@@ -85,11 +85,11 @@ class Engine:
         from gaudi_bert.records.assign import assign_sequences
         from gaudi_bert.records.files import list_record_files
         from gaudi_bert.records.read.group import buffer_bytes, read_group
+        from gaudi_bert.records.read.planned import match_files
         from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
         from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
         from gaudi_bert.records.write.encoder import PackEncoder
         from gaudi_bert.records.write.shards import output_buffer
-        from gaudi_bert.stages.data.write import match_files
 
         self.plan = read_writable_plan(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), UnpackedSchema.of(self.plan)

@@ -63,7 +63,8 @@ def peak_mebibytes() -> float:
 
 if __name__ == "__main__":
     if sys.argv[1] == "write-shard":
-        write_share(*(Path(argument) for argument in sys.argv[2:5]), sys.argv[5], int(sys.argv[6]))
+        records, planned, out = (Path(argument) for argument in sys.argv[2:5])
+        write_share(records, planned, out, sys.argv[5], int(sys.argv[6]))
     else:
         run_stage(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
         print(peak_mebibytes())
