@@ -33,7 +33,7 @@ from gaudi_bert.packing.exact.linear_program import LinearProgram
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
-from gaudi_bert.packing.nnls.iterative import residual_weights
+from gaudi_bert.packing.nnls.iterative import pack_by_nnls, residual_weights
 from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
 from gaudi_bert.packing.result import Solved
 from gaudi_bert.packing.slot_swaps import MOST_DEALT, deal_into_slots
@@ -64,6 +64,9 @@ LAST_PACK_SHARE = 0.1
 
 NEAR = 10_000
 """A plan on a coarse grid is good enough within one pack in so many of the bound."""
+
+FAR = 1_000
+"""Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,10 @@ class Optimum:
 
 
 def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> Solved:
-    """As `pack_optimally`, in the form of the table of algorithms."""
+    """As `pack_optimally`, in the form of the table of algorithms; what lies far from its bound is packed by `nnls` too."""
     found = pack_optimally(counts, depth, work=work)
+    if found.gap > max(1, found.certificate.bound // FAR):
+        found = _better(found, pack_by_nnls(counts, depth).mixture, found.certificate)
     return Solved(found.mixture, "optimal", found.certificate)
 
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.packing.certificate import Certificate, check_certificate
 from gaudi_bert.packing.exact.bounds import lower_bound, prove_bound
-from gaudi_bert.packing.exact.optimal import Optimum, pack_optimally
+from gaudi_bert.packing.exact.optimal import Optimum, pack_optimally, solve_optimally
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
-from gaudi_bert.packing.nnls.iterative import iterative_nnls
+from gaudi_bert.packing.nnls.iterative import iterative_nnls, pack_by_nnls
 from tests.builders.effort import LONG
+from tests.builders.hard_histograms import perfect_triplets
 from tests.builders.histograms import ADVERSARIAL, published
 from tests.builders.properties import examples
 from tests.oracles import packing as naive
@@ -119,3 +120,13 @@ def test_thousands_of_lengths() -> None:
     optimum = checked(counts, 4)
     assert optimum.gap <= 0.001 * optimum.certificate.bound
     assert prove_bound(counts, 4).bound <= packs_of(optimum.mixture)
+
+
+def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> None:
+    """201 sequences that fill 67 packs without a slot left, of which the search finds no more than the 68th and 69th."""
+    counts = perfect_triplets(2500, 201)
+    solved = solve_optimally(counts, 3)
+    check_mixture(solved.mixture, Histogram(len(counts), counts), 3)
+    assert packs_of(solved.mixture) <= packs_of(pack_by_nnls(counts, 3).mixture)
+    assert solved.certificate is not None
+    assert solved.certificate.bound == 67
