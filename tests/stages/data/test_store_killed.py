@@ -22,9 +22,9 @@ def test_killed_in_a_bucket(repository: Path, tmp_path: Path, s3: S3Server) -> N
         "tests.builders.kill_in_store",
         str(tmp_path),
         "3",
-        "prepare,histogram,plan,write,verify",
+        "prepare,histogram,plan,write,verify,train,evaluate,report",
         "5",
     ]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("7 killed; faults of the server: "), done.stdout
+    assert done.stdout.startswith("10 killed; faults of the server: "), done.stdout
