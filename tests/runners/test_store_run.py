@@ -109,7 +109,7 @@ def test_from_and_to_a_bucket_through_a_bad_server(
     objects = Objects(quick(s3.endpoint))
     upload(text, "s3://bucket/text", objects)
     with faulty_proxy(s3.port, seed=5) as proxy:
-        proxy.share = 0.05
+        proxy.share = 0.1
         store = {**quick(proxy.endpoint).model_dump(), "scratch": str(tmp_path)}
         settings = pipeline("s3://bucket/text", store)
         run = LocalRun(settings, Path("s3://bucket/work"), tmp_path, QUIET, workers=1)

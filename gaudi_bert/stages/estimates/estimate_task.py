@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gaudi_bert.artefacts.store.mirror import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TaskSettings
+from gaudi_bert.config import StoreSettings, TaskSettings
 from gaudi_bert.config.tasks import TASK_NAMES
 
 if TYPE_CHECKING:
@@ -61,16 +62,18 @@ def estimate_task(
     row_lengths: Sequence[int],
     depths: Sequence[str | int],
     reporter: Reporter,
+    store: StoreSettings | None = None,
 ) -> TaskEstimate:
     """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut.
 
     Args:
-        data: a file of rows.
-        model: a folder with the tokenizer.
+        data: a file of rows, or its URL in an object store.
+        model: a folder with the tokenizer, or its URL.
         settings: of the task, with its name.
         row_lengths: tokens of a row.
         depths: numbers from 1, or "max".
         reporter: where progress goes.
+        store: how object stores are reached.
 
     Raises:
         InputError: the task is not known, or a row is wrong.
@@ -80,7 +83,8 @@ def estimate_task(
 
     if settings.name is None:
         raise InputError(f"task.name is not set; choose one of {', '.join(TASK_NAMES)}")
-    lengths = _lengths(data, model, settings, reporter)
+    with local_copies((data, model), store) as (rows_here, folder):
+        lengths = _lengths(str(rows_here), folder or model, settings, reporter)
     rows = []
     jobs = [(length, depth) for length in row_lengths for depth in depths]
     with reporter.task("estimate", len(jobs), "packings") as task:

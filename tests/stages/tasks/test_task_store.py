@@ -11,6 +11,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TaskSettings, pipeline_from_mapping
+from gaudi_bert.stages.estimates.estimate_task import estimate_task
 from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
 from gaudi_bert.stages.tasks.finetune import finetune
 from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
@@ -72,6 +73,14 @@ def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: 
         predict(*there[:3], PredictOptions(max_sequence_length=31), {}, **common)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/held-out.jsonl: is the data itself"):
         predict(*there[:2], there[1], options, {}, **common)
+
+
+def test_what_packing_would_give(folder: Path, s3: S3Server) -> None:
+    settings, kinds = TaskSettings(name="classification"), {"row_lengths": [61], "depths": [3, "max"], "reporter": QUIET}
+    here = estimate_task(str(folder / "rows.jsonl"), folder / "model", settings, **kinds)
+    there = estimate_task(f"{URL}/rows.jsonl", Path(f"{URL}/model"), settings, **kinds, store=quick(s3.endpoint))
+    assert there.rows == here.rows
+    assert there.source == f"{URL}/rows.jsonl"
 
 
 def test_vectors_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
