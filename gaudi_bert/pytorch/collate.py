@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.feeding import Feeding
 from gaudi_bert.pytorch.masks import additive_mask_B1LL, allowed_BLL, block_mask
-from gaudi_bert.pytorch.rows import NOT_PREDICTED, Row
+from gaudi_bert.pytorch.rows import NOT_PREDICTED, Row, sequence_counts, sequence_matrix, token_matrix
 
 __all__ = ["TARGETS", "PackCollator", "model_inputs"]
 
@@ -95,10 +95,8 @@ class PackCollator:
 
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """The columns of a value a token, int64 [B, L], as this model takes them."""
-        if len({len(row["input_ids"]) for row in rows}) != 1:
-            raise InputError("rows of unequal lengths in one batch: all packs of a batch have the same length")
         names = [name for name in _TOKEN_COLUMNS if name in rows[0]]
-        arrays = {name: np.stack([row[name] for row in rows]).astype(np.int64) for name in names}
+        arrays = {name: token_matrix(rows, name).astype(np.int64) for name in names}
         arrays["position_ids"] += self.feeding.position_offset
         if not self.feeding.token_types:
             arrays.pop("token_type_ids", None)
@@ -140,11 +138,8 @@ class PackCollator:
 
     def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
         """A column of a value a sequence, int64 [B, S]."""
-        depth = self._slots("depth", self.depth, max(len(row[name]) for row in rows))
-        values_BS = np.full((len(rows), depth), empty, np.int64)
-        for values, row in zip(values_BS, rows, strict=True):
-            values[: len(row[name])] = row[name]
-        return torch.from_numpy(values_BS)
+        depth = self._slots("depth", self.depth, int(sequence_counts(rows, name).max()))
+        return torch.from_numpy(sequence_matrix(rows, name, depth, empty))
 
     @staticmethod
     def _slots(name: str, asked: int | None, needed: int) -> int:

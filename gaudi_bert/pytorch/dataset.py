@@ -153,6 +153,7 @@ class PackedDataset(IterableDataset[Row]):
         place = 0
         while place < len(numbers):
             at_once = min(ROWS_AT_ONCE, FIRST_ROWS + 3 * place)  # few at first: who wants few need not wait for many
+            at_once = -(-at_once // self.batch) * self.batch  # whole batches, which are then collated as they lie
             for row in self._source.rows(epoch, numbers[place : place + at_once]):
                 place += 1
                 if worker is None and place % self.batch == 0:  # before the last row of a batch: who stops there has it

@@ -14,12 +14,11 @@ from gaudi_bert.common.arrays import AnyArray, BoolArray, ByteArray, Int32Array,
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.schema import FeatureSpec
-from gaudi_bert.records.wire.features import FeatureTable, feature_table, locate_features, read_varint
-from gaudi_bert.records.wire.memory import address_of, load_u32
+from gaudi_bert.records.wire.features import FeatureTable, feature_table, locate_features
+from gaudi_bert.records.wire.memory import address_of, copy_bytes
+from gaudi_bert.records.wire.varints import decode_varints
 
 __all__ = ["decode_columns"]
-
-_MOST = 2**31 - 1
 
 
 def decode_columns(
@@ -41,7 +40,7 @@ def decode_columns(
         InputError: a record lacks a feature, has it in another size or encoding, or a value does not fit into
             32 bits.
     """
-    columns = tuple(np.zeros((len(offsets), spec.length), np.int32) for spec in features)
+    columns = tuple(np.empty((len(offsets), spec.length), np.int32) for spec in features)
     is_float = np.array([spec.kind == "float32" for spec in features], np.bool_)
     table = feature_table(features)
     bad = _decode(buffer, offsets.astype(np.int64), lengths.astype(np.int64), table, is_float, columns)
@@ -58,23 +57,11 @@ def decode_columns(
 
 
 @borrowing_kernel
-def _fill_integers(at: int, end: int, row: Int32Array) -> bool:
-    """Decode exactly row.size varints that fit into 31 bits."""
-    for number in range(row.size):
-        value, at = read_varint(at, end)
-        if value < 0 or value > _MOST:
-            return False
-        row[number] = value
-    return at == end
-
-
-@borrowing_kernel
 def _fill_floats(at: int, end: int, row: Int32Array) -> bool:
     """Copy exactly row.size floats, as bits."""
     if end - at != 4 * row.size:
         return False
-    for number in range(row.size):
-        row[number] = load_u32(at + 4 * number)
+    copy_bytes(address_of(row), at, 4 * row.size)
     return True
 
 
@@ -98,6 +85,6 @@ def _decode(
             span = table.spans[feature]
             row = columns[feature][record]
             end = span.start + span.bytes
-            if not (_fill_floats(span.start, end, row) if is_float[feature] else _fill_integers(span.start, end, row)):
+            if not (_fill_floats(span.start, end, row) if is_float[feature] else decode_varints(span.start, end, row)):
                 return record
     return -1
