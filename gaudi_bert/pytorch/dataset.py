@@ -24,7 +24,7 @@ from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
 
 __all__ = ["PackedDataset", "PackedLoader"]
 
-FIRST_ROWS, ROWS_AT_ONCE = 16, 256
+FIRST_ROWS, ROWS_AT_ONCE = 16, 128
 
 
 class PackedDataset(IterableDataset[Row]):

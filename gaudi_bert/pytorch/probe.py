@@ -168,7 +168,9 @@ def _packs(config: Any, seed: int) -> tuple[list[Row], list[Row]]:
     length = min(LENGTH, most - feeding.position_offset)
     if length < 16:
         raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
-    random, rows, changed = np.random.default_rng(seed), [], []
+    random = np.random.default_rng(seed)
+    rows: list[Row] = []
+    changed: list[Row] = []
     low = min(5, config.vocab_size // 2)  # not one of the first, which are special
     for shares in SHARES:
         lengths = np.array([int(share * length) for share in shares])

@@ -88,10 +88,19 @@ def _plan() -> None:
 
 
 def _pack(records: Path, packed: Path) -> None:
-    """Pack and verify."""
+    """Pack, verify, and read a pack as a trainer does."""
+    import numpy as np
+
+    from gaudi_bert.records.packed_folder import read_metadata
+    from gaudi_bert.records.read.pack_rows import pack_rows
+    from gaudi_bert.records.read.random_access import RecordFiles
+    from gaudi_bert.records.schema import PackedSchema
     from gaudi_bert.stages.data.pack import pack
 
     pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET, verified=True)
+    metadata = read_metadata(packed)
+    files = RecordFiles([packed / metadata.shards[0].name], PackedSchema.of(metadata))
+    pack_rows(files.read(np.zeros(1, np.int64), np.zeros(1, np.int64)))
 
 
 def _prepare(folder: Path) -> Path:

@@ -54,10 +54,11 @@ class RecordFiles:
         self.paths, self.schema, self._bring = tuple(paths), schema, bring
         self._counts = tuple(counts) if counts is not None else (None,) * len(self.paths)
         self._files: dict[int, _IndexedFile] = {}
+        self._places = np.zeros((0, 3), np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which maps the files itself."""
-        return {**self.__dict__, "_files": {}}
+        return {**self.__dict__, "_files": {}, "_places": self._places[:0]}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -84,15 +85,17 @@ class RecordFiles:
         if self._bring is not None:
             gone = set(self._bring([self.paths[file] for file in np.unique(files)]))
             self._files = {number: file for number, file in self._files.items() if file.path not in gone}
+            self._places = self._places[:0]
+        places = self._places_of(files)
         lengths = np.empty(len(files), np.int64)
-        for file in np.unique(files):
-            chosen = np.flatnonzero(files == file)
-            lengths[chosen] = self._file(int(file)).lengths(records[chosen])
+        absent = _find_lengths(places, files, records, lengths)
+        if absent >= 0:
+            raise IndexError(f"{self.place(int(files[absent]), int(records[absent]))} is asked for, which it has not")
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-        for file in np.unique(files):
-            chosen = np.flatnonzero(files == file)
-            self._file(int(file)).copy(records[chosen], payloads, offsets[chosen])
+        bad = _copy_payloads(places, files, records, lengths, payloads, offsets)
+        if bad >= 0:
+            raise InputError(self._file(int(files[bad])).problem(int(records[bad])))
         try:
             return decode_columns(payloads, offsets, lengths, self.schema.features, "records")
         except InputError:  # which, and whether the general reader takes it, is found out one by one
@@ -101,6 +104,17 @@ class RecordFiles:
                 for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
             ]
             return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _places_of(self, files: IntArray) -> IntArray:
+        """int64 [all files, 3]: where the bytes and the index of each of `files` lie, and its records; they are opened."""
+        if not len(self._places):
+            self._places = np.zeros((len(self.paths), 3), np.int64)
+            for number, file in self._files.items():
+                self._places[number] = file.place
+        if not self._places[files, 1].all():
+            for number in np.unique(files).tolist():
+                self._places[number] = self._file(number).place
+        return self._places
 
     def place(self, file: int, record: int) -> str:
         """What to call a record in an error."""
@@ -148,16 +162,14 @@ class _IndexedFile:
             raise InputError(f"{record_place(self.path, records, position)}: {_problem(status)}")
         return int(records)
 
-    def lengths(self, records: IntArray) -> IntArray:
-        """Bytes of the payloads of records, int64."""
-        return cast(IntArray, self.starts[records + 1] - self.starts[records] - FRAME_BYTES)
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The addresses of the bytes and of the index, and how many records there are."""
+        return self.bytes.ctypes.data, self.starts.ctypes.data, self.records
 
-    def copy(self, records: IntArray, target: ByteArray, offsets: IntArray) -> None:
-        """Copy payloads into `target`, each to its offset; checksums are looked at."""
-        bad = _copy_payloads(self.bytes, self.starts, records, target, offsets)
-        if bad >= 0:
-            place = record_place(self.path, int(records[bad]), int(self.starts[records[bad]]))
-            raise InputError(f"{place}: {_problem(ScanStatus.BAD_BYTES)}")
+    def problem(self, record: int) -> str:
+        """What to say of a record whose checksum is wrong."""
+        return f"{record_place(self.path, record, int(self.starts[record]))}: {_problem(ScanStatus.BAD_BYTES)}"
 
 
 def _problem(status: int) -> str:
@@ -229,12 +241,25 @@ def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
 
 
 @borrowing_kernel
-def _copy_payloads(buffer: ByteArray, starts: IntArray, records: IntArray, target: ByteArray, offsets: IntArray) -> int:
-    """Copy the payloads of whole frames; which one has a wrong checksum, or -1. Sizes are those of the index."""
+def _find_lengths(places: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
+    """Set `lengths` to the bytes of the payloads, which the indices of the files tell; which record is none, or -1."""
     for number in range(records.size):
-        start = starts[records[number]]
-        size = starts[records[number] + 1] - start - 16
-        payload = address_of(buffer) + start + 12
+        file, record = files[number], records[number]
+        if record < 0 or record >= places[file, 2]:
+            return number
+        index = places[file, 1] + 8 * record
+        lengths[number] = load_word(index + 8) - load_word(index) - FRAME_BYTES
+    return -1
+
+
+@borrowing_kernel
+def _copy_payloads(
+    places: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
+) -> int:
+    """Copy payloads of these lengths into `target`, each to its offset; which one has a wrong checksum, or -1."""
+    for number in range(records.size):
+        file, size = files[number], lengths[number]
+        payload = places[file, 0] + load_word(places[file, 1] + 8 * records[number]) + 12
         if mask_crc(crc32c_at(payload, size, 0)) != load_u32(payload + size):
             return number
         copy_bytes(address_of(target) + offsets[number], payload, size)

@@ -12,7 +12,8 @@ Hugging Face's:
     next_sentence_label | next_sentence_labels  0 or 1, a number or a list of one; without it 0
 
 Tables are read batch by batch, so memory does not grow with the file; a batch is checked by a kernel, and only a row that is
-at fault is looked at by itself, to say why. Nothing is cut or dropped.
+at fault is looked at by itself, to say why. Nothing is cut or dropped. Whoever measures tables before reading them gets what
+was read while there is room for it, and reads only the others again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from gaudi_bert.records.tables.rows import list_values
 from gaudi_bert.records.tables.token_check import NOT_PREDICTED, RowLists, collect_predicted, first_bad_row
 from gaudi_bert.records.write.unpacked import SequenceArrays
 
-__all__ = ["NOT_PREDICTED", "TableSizes", "measure_tables", "read_sequences"]
+__all__ = ["NOT_PREDICTED", "KeptBatch", "TableSizes", "measure_tables", "read_sequences"]
 
 MASK_COLUMNS = ("attention_mask", "input_mask")
 SEGMENT_COLUMNS = ("token_type_ids", "segment_ids")
@@ -42,19 +43,29 @@ LABEL_COLUMNS = ("next_sentence_label", "next_sentence_labels")
 MASKED_COLUMNS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 ROWS_PER_BATCH = 8192
 BYTES_PER_BATCH = 64 << 20
+MOST_KEPT_BYTES = 256 << 20
 LARGEST_EXACT = 2.0**53
 _ABSENT = RowLists(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
+KeptBatch = tuple[TablePart, SequenceArrays]
+"""A batch of rows that was read and checked, and where it lies."""
+
+
 @dataclass(frozen=True)
 class TableSizes:
-    """What a set of tables holds at most: the sizes that its examples need."""
+    """What a set of tables holds at most: the sizes that its examples need.
+
+    Attributes:
+        kept: all batches of those tables, from the first on, that fit into `MOST_KEPT_BYTES`.
+    """
 
     rows: int
     tokens: int
     max_sequence_length: int
     max_predictions: int
     ignored_columns: tuple[str, ...]
+    kept: Mapping[Path, Sequence[KeptBatch]]
 
 
 def measure_tables(files: Sequence[Path]) -> TableSizes:
@@ -65,40 +76,57 @@ def measure_tables(files: Sequence[Path]) -> TableSizes:
     """
     rows = tokens = longest = most_masked = 0
     ignored: set[str] = set()
+    kept: dict[Path, list[KeptBatch]] = {}
+    room = MOST_KEPT_BYTES
     for path in files:
-        ignored |= set(_columns(path)[1])
-        for sequences in read_sequences(path):
+        used, unused = _columns(path)
+        ignored |= set(unused)
+        of_file: list[KeptBatch] = []
+        for part, sequences in _checked_batches(path, used):
             rows += sequences.lengths.size
             tokens += int(sequences.lengths.sum())
             longest = max(longest, int(sequences.lengths.max()))
             most_masked = max(most_masked, int(sequences.masked.max()))
+            room -= sum(array.nbytes for array in sequences)
+            if room >= 0:
+                of_file.append((part, sequences))
+        if room >= 0:
+            kept[path] = of_file
     if rows == 0:
         raise InputError(f"{files[0].parent}: the tables hold no row; there is nothing to pack")
-    return TableSizes(rows, tokens, longest, max(1, most_masked), tuple(sorted(ignored)))
+    return TableSizes(rows, tokens, longest, max(1, most_masked), tuple(sorted(ignored)), kept)
 
 
 def read_sequences(
-    path: Path, max_sequence_length: int | None = None, max_predictions: int | None = None
+    path: Path,
+    max_sequence_length: int | None = None,
+    max_predictions: int | None = None,
+    kept: Sequence[KeptBatch] | None = None,
 ) -> Iterator[SequenceArrays]:
     """The sequences of one table, in order, a batch of rows at a time.
 
     Args:
         path: the table.
         max_sequence_length, max_predictions: what a row may hold; None for the limits of the contract.
+        kept: what measuring has kept of it, so that it need not be read again; None where that is nothing.
 
     Raises:
         InputError: the file is not a table, has no column `input_ids`, or a row is not a sequence or does not fit; row and
             reason are named.
     """
-    used, _ = _columns(path)
+    for part, sequences in _checked_batches(path, _columns(path)[0]) if kept is None else kept:
+        _check_sizes(part, sequences, max_sequence_length, max_predictions)
+        yield sequences
+
+
+def _checked_batches(path: Path, used: Sequence[str]) -> Iterator[KeptBatch]:
+    """Batches of rows with these columns, each found to be sequences."""
     parts = list_parts(path, used, ROWS_PER_BATCH, BYTES_PER_BATCH)
     for part, table in zip(parts, read_parts(parts, used, table_schema(path), threads=False), strict=True):
         for start in range(0, part.rows, ROWS_PER_BATCH):
             rows = table.slice(start, ROWS_PER_BATCH)
             batch = part._replace(first_row=part.first_row + start, rows=rows.num_rows)
-            sequences = _sequences(batch, {name: _row_lists(batch, name, rows.column(name)) for name in used})
-            _check_sizes(batch, sequences, max_sequence_length, max_predictions)
-            yield sequences
+            yield batch, _sequences(batch, {name: _row_lists(batch, name, rows.column(name)) for name in used})
 
 
 def _columns(path: Path) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ which together cover keys of 8 to 24 bytes and read nothing outside the key.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -73,6 +74,7 @@ def feature_table(features: Sequence[FeatureSpec]) -> FeatureTable:
     return FeatureTable(keys, np.zeros(count, _SPAN_ROW), np.zeros(count, np.int64))
 
 
+@functools.cache
 def _key_row(spec: FeatureSpec) -> tuple[int, ...]:
     key = spec.key_bytes
     if not 8 <= len(key) <= 24:

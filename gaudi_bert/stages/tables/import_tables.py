@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.examples import (
@@ -25,6 +26,11 @@ from gaudi_bert.artefacts.names import EXAMPLES_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
+
+if TYPE_CHECKING:
+    from gaudi_bert.records.tables.token_tables import KeptBatch
+
+    _Kept = dict[Path, Sequence[KeptBatch]]
 
 __all__ = ["ImportedTables", "import_tables"]
 
@@ -56,7 +62,7 @@ def import_tables(
     Args:
         source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or a split of a saved `Dataset`.
         out: the folder for the TFRecord files.
-        max_sequence_length: L; the longest row when None (all tables are read once more to find it).
+        max_sequence_length: L; the longest row when None (what does not fit into memory is read once more to find it).
         max_predictions: P; the most masked positions of a row when None, and 1 where nothing is masked.
         shard: (K, N): only files K, K + N, ...; the sizes must then be given, so that all shards agree.
         reporter: where progress goes.
@@ -84,8 +90,8 @@ def import_tables(
     if begin_artefact(out, finished, Signature("import", settings, inputs), overwrite):
         reporter.say(f"{out}: already there, nothing to do")
         return _result(read_imported_examples(out))
-    sizes = _sizes(tables.files, max_sequence_length, max_predictions)
-    _import_files(list(zip(tables.files, targets, strict=True)), sizes, shard or (0, 1), reporter)
+    sizes, kept = _sizes(tables.files, max_sequence_length, max_predictions)
+    _import_files(list(zip(tables.files, targets, strict=True)), sizes, kept, shard or (0, 1), reporter)
     counted = [read_imported_table(_count_path(target)) for target in targets if _count_path(target).exists()]
     result = replace(sizes, sequences=sum(table.sequences for table in counted), files=len(counted))
     if len(counted) == len(targets):
@@ -118,29 +124,32 @@ def _result(content: ImportedExamples) -> ImportedTables:
     )
 
 
-def _sizes(files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None) -> ImportedTables:
-    """The sizes of the examples, measured where they are not given; nothing is counted yet."""
+def _sizes(
+    files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None
+) -> tuple[ImportedTables, _Kept]:
+    """The sizes of the examples, measured where they are not given; nothing is counted yet. And what measuring has kept."""
     from gaudi_bert.records.schema import UnpackedSchema
     from gaudi_bert.records.tables.token_tables import measure_tables
 
     ignored: tuple[str, ...] = ()
+    kept: _Kept = {}
     if max_sequence_length is None or max_predictions is None:
         measured = measure_tables(files)
-        ignored = measured.ignored_columns
+        ignored, kept = measured.ignored_columns, dict(measured.kept)
         max_sequence_length = max_sequence_length or measured.max_sequence_length
         max_predictions = max_predictions or measured.max_predictions
     UnpackedSchema(max_sequence_length, max_predictions)  # refuses sizes that no record may have
-    return ImportedTables(0, 0, max_sequence_length, max_predictions, ignored)
+    return ImportedTables(0, 0, max_sequence_length, max_predictions, ignored), kept
 
 
 def _import_files(
-    tables: Sequence[tuple[Path, Path]], sizes: ImportedTables, shard: tuple[int, int], reporter: Reporter
+    tables: Sequence[tuple[Path, Path]], sizes: ImportedTables, kept: _Kept, shard: tuple[int, int], reporter: Reporter
 ) -> None:
-    """Convert this shard's share of `tables`, pairs of a table and its record file."""
+    """Convert this shard's share of `tables`, pairs of a table and its record file; what was kept is let go of."""
     share = tables[shard[0] :: shard[1]]
     with reporter.task("import", sum(table.stat().st_size for table, _ in share), "bytes") as task:
         for table, target in share:
-            _import_file(table, target, sizes)
+            _import_file(table, target, sizes, kept.pop(table, None))
             task.advance(table.stat().st_size)
 
 
@@ -153,7 +162,7 @@ def _record_names(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def _import_file(table: Path, target: Path, sizes: ImportedTables) -> None:
+def _import_file(table: Path, target: Path, sizes: ImportedTables, kept: Sequence[KeptBatch] | None) -> None:
     """Convert one table, unless it is done already; the count beside it is written after it."""
     from gaudi_bert.records.schema import UnpackedSchema
     from gaudi_bert.records.tables.token_tables import read_sequences
@@ -164,7 +173,7 @@ def _import_file(table: Path, target: Path, sizes: ImportedTables) -> None:
     count = 0
     encoder = UnpackedEncoder(UnpackedSchema(sizes.max_sequence_length, sizes.max_predictions))
     with atomic_file(target) as handle:
-        for sequences in read_sequences(table, sizes.max_sequence_length, sizes.max_predictions):
+        for sequences in read_sequences(table, sizes.max_sequence_length, sizes.max_predictions, kept):
             following = 0
             while following < sequences.lengths.size:
                 data, following = encoder.encode(sequences, following)

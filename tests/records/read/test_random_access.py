@@ -43,6 +43,13 @@ def test_records_are_those_of_the_plain_reader(case: PackingCase) -> None:
     assert files.read(np.empty(0, np.int64), np.empty(0, np.int64))["input_ids"].shape[0] == 0
 
 
+def test_a_record_that_a_file_has_not_is_not_looked_for_behind_it(case: PackingCase) -> None:
+    files = open_case(case)
+    for record in (-1, files.sizes[0]):
+        with pytest.raises(IndexError, match=f"record {record} is asked for"):
+            files.read(np.zeros(2, np.int64), np.array([0, record]))
+
+
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress) -> None:
     case = make_case(tmp_path, files=1)
