@@ -1,8 +1,10 @@
 # make pack   text -> examples -> histogram -> plan -> packed TFRecords -> verified
 # make train  packed TFRecords -> trained and evaluated BERT -> report.html
-# Both run PIPELINE (default: the demo); SET="packing.depth=4 training.updates=100" changes settings of it.
+# make finetune  that BERT -> a task that it learns, and its answers -> report.html; runs FINETUNE (default: the demo's task)
+# The first two run PIPELINE (default: the demo); SET="packing.depth=4 training.updates=100" changes settings of it.
 
 PIPELINE ?= pipelines/demo.yaml
+FINETUNE ?= pipelines/finetune-demo.yaml
 WORK ?= work
 SET ?=
 IMAGES ?= data train-cpu
@@ -19,7 +21,7 @@ DEVELOPMENT := .venv/.development-complete
 REQUIREMENTS := pyproject.toml constraints.txt scripts/make-venv.sh
 INSTALL = @PYTHON='$(PYTHON)' scripts/make-venv.sh $(1) && touch $@
 SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
-RUN := $(BIN)/gaudi-bert run $(PIPELINE) --work $(WORK) $(SETTINGS)
+RUN = $(BIN)/gaudi-bert run $(1) --work $(WORK) $(SETTINGS)
 # Benchmarks are held to what they call, not to the types of their figures.
 FIGURES := arg-type assignment call-overload dict-item index misc no-untyped-def operator union-attr unused-ignore
 FAST := artefacts cli common corpus packing records reporting runners
@@ -29,13 +31,13 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-horovod setup-test pack train test test-fast test-long test-imitated lint check bench images k8s clean
+.PHONY: help setup setup-horovod setup-test pack train finetune test test-fast test-long test-imitated lint check bench images k8s clean
 # The stages of one work folder are run in order, whatever -j says.
 .NOTPARALLEL:
 
 help:
-	@echo "targets: setup pack train lint test-fast test test-long test-imitated bench images k8s clean"
-	@echo "variables: PIPELINE, SET, WORK, PYTHON, IMAGES, PYTEST_ARGUMENTS"
+	@echo "targets: setup pack train finetune lint test-fast test test-long test-imitated bench images k8s clean"
+	@echo "variables: PIPELINE, FINETUNE, SET, WORK, PYTHON, IMAGES, PYTEST_ARGUMENTS"
 
 setup: $(PRODUCT)
 setup-horovod: $(HOROVOD)
@@ -58,10 +60,13 @@ $(DEVELOPMENT): $(HOROVOD)
 	$(call INSTALL,development)
 
 pack: setup
-	$(RUN) --stages prepare,histogram,plan,write,verify
+	$(call RUN,$(PIPELINE)) --stages prepare,histogram,plan,write,verify
 
 train: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
-	$(RUN) --stages train,evaluate,report
+	$(call RUN,$(PIPELINE)) --stages train,evaluate,report
+
+finetune: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
+	$(call RUN,$(FINETUNE)) --stages finetune,predict,report
 
 # Everything.
 test: setup-test

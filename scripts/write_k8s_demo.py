@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what k8s/ holds of the demo: pipelines/demo.yaml as each kustomization runs it, and the tags of the images.
+"""Writes what k8s/ holds of the demos: their pipeline files as each kustomization runs them, and the tags of the images.
 
 Kustomize reads no file from outside a kustomization's folder, so each has a copy. `make k8s` writes them; with --check,
 those that are not as they would be written are named, and the exit code is 1.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import gaudi_bert
 
-Change = tuple[str, str]  # A pattern that must be found once in pipelines/demo.yaml, and what stands there instead.
+Change = tuple[str, str]  # A pattern that must be found once in the pipeline, and what stands there instead.
 
 TWO_DATA_PODS: tuple[Change, ...] = ((r"^resources: .*$", "resources: {data_workers: 2}"),)
 IN_A_BUCKET: tuple[Change, ...] = (
@@ -51,27 +51,31 @@ COPIES: dict[str, tuple[str, tuple[Change, ...]]] = {
         "on two pods where stages can be shared out; put your own pipeline here",
         TWO_DATA_PODS,
     ),
+    "k8s/overlays/finetuning/settings/pipeline.yaml": ("on two pods where stages can be shared out", TWO_DATA_PODS),
     "k8s/overlays/object-store/settings/pipeline.yaml": ("in an object store", IN_A_BUCKET),
     "k8s/overlays/gaudi/settings/pipeline.yaml": ("on servers with 8 Gaudi2 cards each", ON_GAUDI),
 }
+SOURCES = {"k8s/overlays/finetuning/settings/pipeline.yaml": "pipelines/finetune-demo.yaml"}
 TAGGED = (
     "k8s/overlays/cpu/settings/kustomization.yaml",
     "k8s/overlays/object-store/settings/kustomization.yaml",
     "k8s/overlays/gaudi/settings/kustomization.yaml",
+    "k8s/overlays/finetuning/settings/kustomization.yaml",
     "k8s/in-cluster/kustomization.yaml",
 )
 
 
 def wanted_files(repository: Path) -> Iterator[tuple[Path, str]]:
     """Each file and what it has to hold."""
-    demo = (repository / "pipelines" / "demo.yaml").read_text(encoding="utf-8")
     for name, (where, changes) in COPIES.items():
-        # The first line of the demo says what it is for.
-        text = f"# pipelines/demo.yaml {where}. Written by `make k8s`.\n" + demo.partition("\n")[2]
+        source = SOURCES.get(name, "pipelines/demo.yaml")
+        demo = (repository / source).read_text(encoding="utf-8")
+        # The first lines of the demo say what it is for.
+        text = f"# {source} {where}. Written by `make k8s`.\n" + demo[demo.index("name:") :]
         for pattern, replacement in changes:
             text, found = re.subn(pattern, replacement, text, flags=re.MULTILINE)
             if found != 1:
-                sys.exit(f"pipelines/demo.yaml: {pattern!r} is there {found} times, not once; correct {__file__}")
+                sys.exit(f"{source}: {pattern!r} is there {found} times, not once; correct {__file__}")
         yield repository / name, text
     for name in TAGGED:
         text = (repository / name).read_text(encoding="utf-8")

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
-from gaudi_bert.artefacts.model import Artefact, Count, Figures, Positive, read_artefact
+from gaudi_bert.artefacts.model import Artefact, Count, Figures, Positive, read_artefact, read_lines
 from gaudi_bert.common.files import write_json
 
-__all__ = ["BestCheckpoint", "FineTuning", "read_best", "read_finetuning", "write_best", "write_finetuning"]
+__all__ = [
+    "BestCheckpoint",
+    "FineTuning",
+    "FineTuningLine",
+    "read_best",
+    "read_finetuning",
+    "read_finetuning_lines",
+    "write_best",
+    "write_finetuning",
+]
 
 
 class FineTuning(Figures):
@@ -26,6 +36,7 @@ class FineTuning(Figures):
         best_metric: what the best checkpoint was told by; None without evaluation data.
         best_update: after which it was written: the weights in the folder.
         metrics: of those weights, by name.
+        baseline: the metrics of one answer for everything, the one that suits the training data best, where a task has one.
     """
 
     task: str
@@ -44,6 +55,7 @@ class FineTuning(Figures):
     best_update: Count
     evaluated_rows: Count = 0
     metrics: dict[str, float] = Field(default_factory=dict)
+    baseline: dict[str, float] = Field(default_factory=dict)
 
 
 class BestCheckpoint(Artefact):
@@ -54,6 +66,15 @@ class BestCheckpoint(Artefact):
     metrics: dict[str, float]
 
 
+class FineTuningLine(Figures):
+    """A line of metrics.jsonl of fine-tuning: a report of the last updates, or an evaluation."""
+
+    update: Count
+    kind: Literal["train", "evaluation"]
+    sequences_per_second: float | None = None
+    tokens_per_second: float | None = None
+
+
 def read_finetuning(path: Path) -> FineTuning:
     """How fine-tuning ended.
 
@@ -61,6 +82,15 @@ def read_finetuning(path: Path) -> FineTuning:
         InputError: metrics.json is missing or damaged.
     """
     return read_artefact(path, FineTuning, "fine-tune again")
+
+
+def read_finetuning_lines(path: Path) -> tuple[FineTuningLine, ...]:
+    """The lines of metrics.jsonl; a last one cut short, as a killed run leaves it, is left out.
+
+    Raises:
+        InputError: the file is missing, or one of its lines is not as this version writes it.
+    """
+    return read_lines(path, FineTuningLine, "fine-tune again")
 
 
 def write_finetuning(path: Path, content: FineTuning) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "as_lines",
     "checked_artefact",
     "read_artefact",
+    "read_lines",
 ]
 
 LARGEST_COUNT = 2**62
@@ -75,6 +76,24 @@ def read_artefact(path: Path, model: type[Content], remedy: str) -> Content:
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; check the path") from error
     return checked_artefact(data, model, str(path), remedy)
+
+
+def read_lines(path: Path, model: type[Content], remedy: str) -> tuple[Content, ...]:
+    """Read and check a file with an object a line; a last line cut short, as a killed run leaves it, is left out.
+
+    Raises:
+        InputError: as `read_artefact`, with the line.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; {remedy}") from error
+    if lines and not lines[-1].endswith(b"}"):
+        lines.pop()
+    return tuple(
+        checked_artefact(line, model, f"{path}: line {number}", f"remove it, or {remedy} with --overwrite")
+        for number, line in enumerate(lines, start=1)
+    )
 
 
 def checked_artefact(content: bytes | Mapping[str, Any], model: type[Content], source: str, remedy: str) -> Content:

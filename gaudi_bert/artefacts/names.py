@@ -8,6 +8,7 @@ from pathlib import Path
 
 __all__ = [
     "EXAMPLES_NAME",
+    "FINETUNING_NAME",
     "METADATA_NAME",
     "TRAINING_NAME",
     "VERIFICATION_NAME",
@@ -22,6 +23,7 @@ EXAMPLES_NAME = "examples.json"
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
 TRAINING_NAME = "training.json"
+FINETUNING_NAME = "metrics.json"
 
 
 def section_path(folder: Path, split: str, number: int) -> Path:

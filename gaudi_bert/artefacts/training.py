@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from gaudi_bert.artefacts.model import Count, Figures, Positive, Share, checked_artefact, read_artefact
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.artefacts.model import Count, Figures, Positive, Share, read_artefact, read_lines
 from gaudi_bert.common.files import write_json
 
 __all__ = [
@@ -138,13 +137,4 @@ def read_metrics(path: Path) -> tuple[MetricsLine, ...]:
     Raises:
         InputError: the file is missing, or one of its lines is not as this version writes it.
     """
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}; train again") from error
-    if lines and not lines[-1].endswith(b"}"):
-        lines.pop()
-    return tuple(
-        checked_artefact(line, MetricsLine, f"{path}: line {number}", "remove it, or train again with --overwrite")
-        for number, line in enumerate(lines, start=1)
-    )
+    return read_lines(path, MetricsLine, "train again")

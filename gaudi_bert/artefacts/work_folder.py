@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.names import EXAMPLES_NAME, METADATA_NAME, TRAINING_NAME, VERIFICATION_NAME, manifest_path
+from gaudi_bert.artefacts.names import (
+    EXAMPLES_NAME,
+    FINETUNING_NAME,
+    METADATA_NAME,
+    TRAINING_NAME,
+    VERIFICATION_NAME,
+    manifest_path,
+)
 from gaudi_bert.artefacts.store.location import place_below
 from gaudi_bert.config import PipelineSettings
 
@@ -47,12 +54,16 @@ class WorkFolder:
         records: unpacked examples that exist already, one folder a split; None where `prepare` makes them.
         evaluation_records: the same for the evaluation split.
         has_evaluation: whether there is an evaluation split at all.
+        pretrains, finetunes, predicts: which stages the pipeline has.
     """
 
     root: Path
     records: Path | None
     evaluation_records: Path | None
     has_evaluation: bool
+    pretrains: bool = True
+    finetunes: bool = False
+    predicts: bool = False
 
     @classmethod
     def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
@@ -68,6 +79,9 @@ class WorkFolder:
             records=records,
             evaluation_records=evaluation_records,
             has_evaluation=prepares_evaluation or evaluation_records is not None,
+            pretrains=settings.pretrains,
+            finetunes=settings.finetunes,
+            predicts=settings.predicts,
         )
 
     @classmethod
@@ -109,6 +123,35 @@ class WorkFolder:
     def evaluation_result(self) -> Path:
         """What `evaluate` measured."""
         return self.train / "evaluation.json"
+
+    def rows(self, split: str) -> Path:
+        """The labelled rows of a split, where they are built in."""
+        return self.root / "rows" / f"{split}.jsonl"
+
+    @property
+    def finetune(self) -> Path:
+        """The folder that `finetune` makes: a model, as transformers opens it."""
+        return self.root / "finetune"
+
+    @property
+    def finetuning_result(self) -> Path:
+        """The last file that `finetune` writes: how good the model is."""
+        return self.finetune / FINETUNING_NAME
+
+    @property
+    def finetuning_metrics(self) -> Path:
+        """The reports of fine-tuning, a line for each."""
+        return self.finetune / "metrics.jsonl"
+
+    @property
+    def finetuning_settings(self) -> Path:
+        """The pipeline's settings as fine-tuning had them."""
+        return self.finetune / "settings.yaml"
+
+    @property
+    def predictions(self) -> Path:
+        """The file that `predict` makes."""
+        return self.root / "predict" / "predictions.jsonl"
 
     @property
     def report(self) -> Path:

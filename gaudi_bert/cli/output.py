@@ -11,6 +11,7 @@ import typer
 from gaudi_bert.common.progress import human_bytes
 
 __all__ = [
+    "describe_answers",
     "describe_any",
     "describe_examples",
     "describe_finetuning",
@@ -106,7 +107,18 @@ def describe_finetuning(result: Mapping[str, Any]) -> list[str]:
     if result["metrics"]:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in result["metrics"].items())
         lines.append(f"best by {result['best_metric']}, after update {result['best_update']:,}: {figures}")
+        if result.get("baseline"):
+            figures = ", ".join(f"{name} {value:.4f}" for name, value in result["baseline"].items())
+            lines.append(f"always the same answer, the best one for the training data: {figures}")
     return lines
+
+
+def describe_answers(result: Mapping[str, Any]) -> list[str]:
+    """The line of a file of answers or of vectors."""
+    if result.get("skipped"):
+        return []
+    padding = 100 * result["padding"]
+    return [f"{result['rows']:,} rows, {result['tokens']:,} tokens; {padding:.1f} % of what was computed is padding"]
 
 
 def describe_any(result: Mapping[str, Any]) -> list[str]:

@@ -109,7 +109,9 @@ RUNNERS: dict[str, Callable[[RunRequest], None]] = {
 
 def run(
     pipeline: Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)],
-    stages: Annotated[str | None, typer.Option(help="Which stages, in the pipeline's order.", show_default="all")] = None,
+    stages: Annotated[
+        str | None, typer.Option(help="Which stages, e.g. plan,write.", show_default="all that the pipeline has")
+    ] = None,
     on: Annotated[str, typer.Option(help=f"Where: {', '.join(RUNNERS)}.")] = "local",
     set_: arguments.Set = None,
     work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
@@ -122,12 +124,14 @@ def run(
     json: arguments.Json = False,
 ) -> None:
     """Run the stages of a pipeline file; what is finished already is not done again."""
-    from gaudi_bert.runners.stage_table import STAGES, select_stages
+    from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
     if on not in RUNNERS:
         raise InputError(f"--on {on}: choose one of {', '.join(RUNNERS)}")
     settings = arguments.pipeline_settings(pipeline, set_)
-    names = select_stages(list(STAGES) if stages is None else [name.strip() for name in stages.split(",") if name.strip()])
+    asked = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
+    names = select_stages(asked)
+    check_stages(settings, names)
     if dry_run:
         _show_dry_run(settings, names, work, pipeline.parent, json)
         return
@@ -194,6 +198,10 @@ def _describe_stage(stage: str, figures: Mapping[str, Any]) -> list[str]:
         return [
             f"every one of {figures['sequences']:,} sequences is there exactly once{output.skipped_note(figures)}",
         ]
+    if stage == "finetune":
+        return output.describe_finetuning(figures)
+    if stage == "predict":
+        return output.describe_answers(figures)
     return output.describe_any(figures)
 
 

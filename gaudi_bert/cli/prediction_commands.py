@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -50,7 +49,7 @@ def predict(
     changes = arguments.task_settings(set_, columns).model_dump(exclude_unset=True)
     result = run(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, _describe)
+        output.print_result(result, json, output.describe_answers)
 
 
 def embed(
@@ -80,11 +79,4 @@ def embed(
     reporter = Reporter()
     result = run(model, data, out, options, settings, reporter=reporter, overwrite=overwrite)
     if out != "-":
-        output.print_result(result, json, _describe)
-
-
-def _describe(result: Mapping[str, Any]) -> list[str]:
-    if result.get("skipped"):
-        return []
-    padding = 100 * result["padding"]
-    return [f"{result['rows']:,} rows, {result['tokens']:,} tokens; {padding:.1f} % of what was computed is padding"]
+        output.print_result(result, json, output.describe_answers)

@@ -19,7 +19,7 @@ from gaudi_bert.config.places import (
     Toleration,
 )
 from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping, table_settings_from_mapping
-from gaudi_bert.config.tasks import TASK_NAMES, TaskName, TaskSettings
+from gaudi_bert.config.tasks import TASK_NAMES, PredictSettings, TaskName, TaskSettings
 from gaudi_bert.config.training import FineTuneSettings, GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import ALGORITHMS
 
@@ -37,6 +37,7 @@ __all__ = [
     "PipelineSettings",
     "PodPlacement",
     "PodResources",
+    "PredictSettings",
     "PrepareSettings",
     "ResourceSettings",
     "StoreSettings",

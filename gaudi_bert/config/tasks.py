@@ -11,6 +11,7 @@ from gaudi_bert.config.values import Settings
 __all__ = [
     "ROW_FORMATS",
     "TASK_NAMES",
+    "PredictSettings",
     "RowFormat",
     "TaskName",
     "TaskSettings",
@@ -61,3 +62,16 @@ class TaskSettings(Settings):
         "training data has questions without an answer, else there is always one",
     )
     masked_lm_probability: float = Field(0.15, gt=0, lt=1, description="masked language modelling: share of masked tokens")
+
+
+class PredictSettings(Settings):
+    """What the fine-tuned model of a pipeline answers."""
+
+    data: str | None = Field(
+        None,
+        description="rows to answer, or `python-docstrings`: the part that is held out; without it there is no such stage",
+    )
+    max_sequence_length: int | None = Field(
+        None, ge=3, le=8192, description="most tokens of a row; default: what the model was trained with"
+    )
+    precision: Literal["float32", "bfloat16"] = "float32"

@@ -121,8 +121,26 @@ class TrainingSettings(LoopSettings):
 
 
 class FineTuneSettings(LoopSettings):
-    """How a model is trained for a task. Keys mean what they mean in `training`; `micro_batch_packs` is the most."""
+    """On what a model is trained for a task, and how. Keys mean what they mean in `training`.
 
+    Of `micro_batch_packs` it is the most that a micro-batch holds.
+    """
+
+    data: str | None = Field(
+        None,
+        description="stage finetune: labelled rows to learn from, or `python-docstrings`; without it there is no such stage",
+    )
+    evaluation_data: str | None = Field(
+        None, description="stage finetune: held-out rows of the same kind, or `python-docstrings`: the part that is held out"
+    )
+    init_checkpoint: str | None = Field(
+        None,
+        description="stage finetune: weights to start from: a Hugging Face folder, a TF1 checkpoint, or a run of ours; "
+        "default: those that this pipeline pretrains itself; with weights given, it has no stages before `finetune`",
+    )
+    vocab: str | None = Field(
+        None, description="stage finetune: a folder with the tokenizer; default: where the weights are"
+    )
     max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
     depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")
     algorithm: Algorithm = "optimal"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from gaudi_bert.corpus.sentences import split_sentences
 
-__all__ = ["documentation_documents"]
+__all__ = ["documentation_documents", "named_documents"]
 
 _RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
 _MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
@@ -23,13 +23,18 @@ _SHORTEST_REPEATED_PARAGRAPH = 40
 
 def documentation_documents(texts: Mapping[str, str]) -> list[list[str]]:
     """One document (a list of sentences) per text, in the order of the names; a text left without a sentence gives none."""
+    return list(named_documents(texts).values())
+
+
+def named_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """The same, by the names of the texts."""
     seen: set[str] = set()
     kept: dict[str, list[str]] = {}
     for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
         sentences = _sentences_of_text(texts[name], seen)
         if sentences:
             kept[name] = sentences
-    return [kept[name] for name in sorted(kept)]
+    return {name: kept[name] for name in sorted(kept)}
 
 
 def _sentences_of_text(text: str, seen: set[str]) -> list[str]:

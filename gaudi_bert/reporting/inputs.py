@@ -14,6 +14,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
 from gaudi_bert.artefacts.examples import PreparedExamples, read_prepared_examples
+from gaudi_bert.artefacts.finetuning import FineTuning, FineTuningLine, read_finetuning, read_finetuning_lines
 from gaudi_bert.artefacts.histogram import HistogramFile, read_histogram
 from gaudi_bert.artefacts.metadata import Metadata, read_own_metadata
 from gaudi_bert.artefacts.plan import Plan, PlanTotals, read_plan
@@ -28,6 +29,7 @@ from gaudi_bert.artefacts.training import (
 from gaudi_bert.artefacts.verification import Verification, read_verification
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.packing.histogram import Histogram
 
@@ -53,13 +55,17 @@ def _paths(workdir: Path) -> dict[str, Path]:
         "training": folder.training_result,
         "evaluation": folder.evaluation_result,
         "pipeline": folder.training_settings,
+        "finetuning": folder.finetuning_result,
+        "finetuning_lines": folder.finetuning_metrics,
+        "finetuning_pipeline": folder.finetuning_settings,
+        "predictions": folder.predictions,
     }
 
 
 NAMES = {key: path.as_posix() for key, path in _paths(Path()).items()}
 """How the inputs are called on the page: relative to the work folder."""
 
-_ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation")
+_ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluation", "finetuning", "predictions")
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class ReportInputs:
 
     Args:
         name: of the pipeline, which is the name of the folder.
+        predictions: how many rows were answered.
     """
 
     name: str
@@ -82,6 +89,10 @@ class ReportInputs:
     training: TrainingResult | None
     evaluation: EvaluationResult | None
     pipeline: dict[str, Any] | None
+    finetuning: FineTuning | None
+    finetuning_lines: tuple[FineTuningLine, ...] | None
+    finetuning_pipeline: dict[str, Any] | None
+    predictions: int | None
 
     @property
     def histogram(self) -> Histogram | None:
@@ -130,6 +141,10 @@ def read_inputs(workdir: Path) -> ReportInputs:
         training=_read(paths["training"], read_training),
         evaluation=_read(paths["evaluation"], read_evaluation),
         pipeline=_read(paths["pipeline"], _read_pipeline),
+        finetuning=_read(paths["finetuning"], read_finetuning),
+        finetuning_lines=_read(paths["finetuning_lines"], read_finetuning_lines),
+        finetuning_pipeline=_read(paths["finetuning_pipeline"], _read_pipeline),
+        predictions=_read(paths["predictions"], _count_lines),
     )
     _check_together(paths["plan"], inputs)
     return inputs
@@ -137,6 +152,11 @@ def read_inputs(workdir: Path) -> ReportInputs:
 
 def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
     return reader(path) if path.exists() else None
+
+
+def _count_lines(path: Path) -> int:
+    with explained_os_errors(path, "read"), path.open("rb") as handle:
+        return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
 
 
 def _read_verification(workdir: Path, path: Path) -> Verification | None:

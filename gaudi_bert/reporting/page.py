@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gaudi_bert.artefacts.finetuning import FineTuning
 from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
 from gaudi_bert.reporting.figures import percent
 from gaudi_bert.reporting.inputs import NAMES, ReportInputs
@@ -47,6 +48,7 @@ def render_page(inputs: ReportInputs) -> str:
         pictures=pictures,
         missing=_missing(inputs),
         results=_results(inputs),
+        task=_task(inputs),
         settings=_settings(inputs),
         files=[(NAMES[key], words) for key, words in _FILES.items() if getattr(inputs, key) is not None],
     )
@@ -62,6 +64,10 @@ _FILES = {
     "training": "how the run ended, with the speed-up that packing brought",
     "evaluation": "losses and accuracies of the last checkpoint",
     "pipeline": "the settings of the whole pipeline as they were used",
+    "finetuning": "what was learnt of the task, from how many packs",
+    "finetuning_lines": "losses and metrics during fine-tuning, a line each",
+    "finetuning_pipeline": "the settings as fine-tuning used them",
+    "predictions": "an answer for each row, in the order of the rows",
 }
 
 
@@ -94,7 +100,7 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
     if inputs.verification is not None:
         note = f"each of {inputs.verification.sequences:,} sequences is there once, byte for byte"
         cards.append(Card("Verified", "yes", note))
-    return cards + _learning_cards(inputs)
+    return cards + _learning_cards(inputs) + _task_cards(inputs)
 
 
 def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[Card]:
@@ -121,6 +127,58 @@ def _learning_cards(inputs: ReportInputs) -> list[Card]:
         Card("Masked-LM accuracy", percent(accuracy), note),
         Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), next_sentence_note),
     ]
+
+
+def _task_cards(inputs: ReportInputs) -> list[Card]:
+    """How good the task is done, beside what one answer for everything reaches."""
+    learnt = inputs.finetuning
+    if learnt is None or learnt.best_metric is None:
+        return []
+    name = learnt.best_metric
+    note = f"{learnt.task}, {learnt.evaluated_rows:,} held-out rows"
+    if name in learnt.baseline:
+        note += f"; always the same answer: {_metric(name, learnt.baseline[name])}"
+    return [Card(_title(name), _metric(name, learnt.metrics[name]), note)]
+
+
+def _task(inputs: ReportInputs) -> dict[str, Any] | None:
+    """Of fine-tuning: its sentence, rows (name, value, baseline) of its metrics, and rows (name, value) of its packs."""
+    learnt = inputs.finetuning
+    if learnt is None:
+        return None
+    metrics = [
+        (_title(name), _metric(name, value), _metric(name, learnt.baseline[name]) if name in learnt.baseline else "")
+        for name, value in learnt.metrics.items()
+    ]
+    return {"metrics": metrics, "work": _work(inputs, learnt), "best_update": f"{learnt.best_update:,}"}
+
+
+def _work(inputs: ReportInputs, learnt: FineTuning) -> list[tuple[str, str]]:
+    """Rows (name, value): from what, in how many packs, and how fast it learnt."""
+    rows = [
+        ("task", f"{learnt.task}, {len(learnt.labels)} labels" if learnt.labels else learnt.task),
+        ("weights it started from", learnt.model),
+        ("sequences, an epoch", f"{learnt.sequences:,}"),
+        ("packs", f"{learnt.packs:,} of depth {learnt.depth} ({learnt.algorithm})"),
+        ("packing factor", f"{learnt.packing_factor:.3f}"),
+        ("above the proven bound", f"{learnt.packs - learnt.lower_bound:,}"),
+        ("epochs, updates", f"{learnt.epochs}, {learnt.updates:,}"),
+    ]
+    last = next((line for line in reversed(inputs.finetuning_lines or ()) if line.kind == "train"), None)
+    if last is not None and last.sequences_per_second is not None:
+        tokens = f" ({last.tokens_per_second:,.0f} real tokens)" if last.tokens_per_second is not None else ""
+        rows.append(("sequences per second", f"{last.sequences_per_second:,.0f}{tokens}"))
+    return rows
+
+
+def _title(metric: str) -> str:
+    """`f1_macro` as `F1 macro`."""
+    return metric.replace("_", " ").capitalize()
+
+
+def _metric(name: str, value: float) -> str:
+    """A share as percent; SQuAD's scores are percent already, and a loss is no share."""
+    return percent(value) if name == "accuracy" else f"{value:,.4f}"
 
 
 def _pictures(inputs: ReportInputs) -> dict[str, str]:
@@ -163,6 +221,9 @@ def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray
 def _missing(inputs: ReportInputs) -> list[str]:
     """What the page cannot show yet, and the stage that makes it."""
     stages = {"plan": "plan", "metadata": "write", "verification": "verify", "metrics": "train", "evaluation": "evaluate"}
+    tasks_alone = inputs.histogram is None and (inputs.finetuning is not None or inputs.predictions is not None)
+    if tasks_alone:
+        return []
     missing = [f"{NAMES[key]} (stage {stage})" for key, stage in stages.items() if not getattr(inputs, key)]
     return missing if inputs.histogram is not None else [f"{NAMES['histogram_file']} (stage histogram)", *missing]
 
@@ -195,8 +256,9 @@ def _cell(value: float | None) -> str:
 
 def _settings(inputs: ReportInputs) -> list[tuple[str, list[tuple[str, str]]]]:
     """Tables (title, rows) of the settings: of the whole pipeline where training kept them, else of what there is."""
-    if inputs.pipeline is not None:
-        sections = {name: value for name, value in inputs.pipeline.items() if isinstance(value, dict)}
+    pipeline = inputs.finetuning_pipeline or inputs.pipeline
+    if pipeline is not None:
+        sections = {name: value for name, value in pipeline.items() if isinstance(value, dict)}
     else:
         kept = {"prepare": inputs.prepare_settings, "packing": inputs.plan_settings}
         sections = {name: dict(value.settings) for name, value in kept.items() if value is not None}

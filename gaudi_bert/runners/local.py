@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import yaml
 
 from gaudi_bert.artefacts.names import histogram_part
-from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.location import in_store, shown_place
 from gaudi_bert.artefacts.store.workplace import found_histograms, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
@@ -24,8 +25,9 @@ from gaudi_bert.common.files import write_text
 from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, select_stages
-from gaudi_bert.stages.training.model_results import TrainResult
+from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, check_stages, select_stages
+from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
+from gaudi_bert.stages.training.model_results import FineTuneResult, TrainResult
 
 __all__ = ["LocalRun", "run_stages"]
 
@@ -73,6 +75,7 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
     """
     summaries: dict[str, Summary] = {}
     _check_sharing(run, stages)
+    check_stages(run.settings, stages)
     for stage in select_stages(stages):
         run.reporter.say(f"--- {stage}")
         _check_needs(run, stage)
@@ -196,15 +199,22 @@ def _train_together(run: LocalRun, data: Path, evaluation_data: Path | None) -> 
     from gaudi_bert.artefacts.training import read_training
     from gaudi_bert.runners.processes import run_training_processes
 
-    with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
-        pipeline = Path(folder) / f"{run.settings.name}.yaml"
-        write_text(pipeline, yaml.safe_dump(run.settings.model_dump(mode="json"), sort_keys=False))
-        command = [sys.executable, "-m", "gaudi_bert", "train", "--pipeline", str(pipeline), "--data", str(data)]
-        command += ["--evaluation-data", str(evaluation_data)] if evaluation_data is not None else []
-        command += ["--out", str(run.folder.train), "--overwrite" if run.overwrite else "--resume"]
-        run_training_processes(run.settings, command)
+    arguments = ["--data", str(data), "--out", str(run.folder.train), "--overwrite" if run.overwrite else "--resume"]
+    arguments += ["--evaluation-data", str(evaluation_data)] if evaluation_data is not None else []
+    with _pipeline_file(run.settings) as pipeline:
+        command = [sys.executable, "-m", "gaudi_bert", "train", "--pipeline", str(pipeline), *arguments]
+        run_training_processes(run.settings, "train", command)
     with local_copy(run.folder.training_result, run.settings.store) as path:
         return TrainResult(read_training(path))
+
+
+@contextmanager
+def _pipeline_file(settings: PipelineSettings) -> Iterator[Path]:
+    """The pipeline as it is run, as a file for other processes."""
+    with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
+        pipeline = Path(folder) / f"{settings.name}.yaml"
+        write_text(pipeline, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+        yield pipeline
 
 
 def _evaluate(run: LocalRun) -> Summary:
@@ -224,6 +234,58 @@ def _evaluate(run: LocalRun) -> Summary:
     )
 
 
+def _finetune(run: LocalRun) -> Summary:
+    from gaudi_bert.runners.task_files import finetuning_files, has_built_in_rows, settings_for_finetuning
+
+    folder, resources = run.folder, run.settings.resources
+    if has_built_in_rows(run.settings) and not in_store(folder.root):
+        from gaudi_bert.stages.tasks.built_in_rows import make_built_in_rows
+
+        made = folder.rows("train"), folder.rows("evaluation")
+        make_built_in_rows(*made, reporter=run.reporter, overwrite=run.overwrite)
+    settings = settings_for_finetuning(run.settings, run.pipeline_folder)
+    files = finetuning_files(settings, folder, run.pipeline_folder)
+    if resources.workers * resources.processes_per_worker > 1 and find_launch() is None:
+        return _finetune_together(run, settings, files)
+
+    from gaudi_bert.stages.tasks.finetune import finetune
+
+    return finetune(settings, files, folder.finetune, reporter=run.reporter, overwrite=run.overwrite)
+
+
+def _finetune_together(run: LocalRun, settings: PipelineSettings, files: FineTuneInput) -> Summary:
+    """Fine-tune in several processes on this machine; each of them is the command `finetune`."""
+    from gaudi_bert.artefacts.finetuning import read_finetuning
+    from gaudi_bert.runners.processes import run_training_processes
+
+    arguments = ["--data", str(files.data), "--model", str(files.model), "--out", str(run.folder.finetune)]
+    arguments += ["--evaluation", str(files.evaluation_data)] if files.evaluation_data is not None else []
+    arguments += ["--vocab", str(files.vocabulary)] if files.vocabulary is not None else []
+    arguments += ["--overwrite"] if run.overwrite else []
+    with _pipeline_file(settings) as pipeline:
+        command = [sys.executable, "-m", "gaudi_bert", "finetune", "--pipeline", str(pipeline), *arguments]
+        run_training_processes(settings, "finetune", command)
+    return FineTuneResult(read_finetuning(run.folder.finetuning_result))
+
+
+def _predict(run: LocalRun) -> Summary:
+    from gaudi_bert.runners.task_files import rows_to_predict
+    from gaudi_bert.stages.tasks.predict import PredictOptions, predict
+
+    asked, folder = run.settings.predict, run.folder
+    data = rows_to_predict(run.settings, folder, run.pipeline_folder)
+    options = PredictOptions(asked.max_sequence_length, asked.precision)
+    return predict(
+        folder.finetune,
+        str(data),
+        str(folder.predictions),
+        options,
+        {},
+        reporter=run.reporter,
+        overwrite=run.overwrite,
+    )
+
+
 def _report(run: LocalRun) -> Summary:
     from gaudi_bert.stages.report import report
 
@@ -238,5 +300,7 @@ _STAGE_FUNCTIONS: dict[str, Callable[[LocalRun], Summary]] = {
     "verify": _verify,
     "train": _train,
     "evaluate": _evaluate,
+    "finetune": _finetune,
+    "predict": _predict,
     "report": _report,
 }

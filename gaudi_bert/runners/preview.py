@@ -78,14 +78,14 @@ def preview_stages(
 def _preview(settings: PipelineSettings, stage: Stage, folder: WorkFolder, pipeline_folder: Path) -> StagePreview:
     resources = settings.resources
     asked = resources.training if stage.trains else resources.data
-    containers = resources.workers if stage.name == "train" else resources.data_workers if stage.shared else 1
+    containers = resources.workers if stage.distributed else resources.data_workers if stage.shared else 1
     return StagePreview(
         stage=stage.name,
         image=stage_image(settings.images, stage),
         containers=containers,
         cpu=asked.cpu,
         memory=asked.memory_limit or asked.memory,
-        cards=resources.cards if stage.name == "train" else min(resources.cards, 1) if stage.trains else 0,
+        cards=resources.cards if stage.distributed else min(resources.cards, 1) if stage.trains else 0,
         seconds=_seconds(settings, stage, folder, pipeline_folder),
     )
 
@@ -95,6 +95,8 @@ def _seconds(settings: PipelineSettings, stage: Stage, folder: WorkFolder, pipel
         return _training_seconds(settings, folder)
     if stage.name == "evaluate":
         return _evaluation_seconds(settings, folder)
+    if stage.trains:
+        return None  # what tasks take is known when their rows are tokenized
     if not stage.parallel:
         return START_SECONDS
     text_bytes = _text_bytes(settings, pipeline_folder)

@@ -40,11 +40,12 @@ class _End:
     killed_by_us: bool
 
 
-def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -> None:
+def run_training_processes(settings: PipelineSettings, stage: str, command: Sequence[str]) -> None:
     """Run `command` once for each training process of the pipeline, on this machine; their standard error is ours.
 
     Args:
         settings: `resources` says how many there are.
+        stage: what they do, for messages: `train` or `finetune`.
         command: of one process; its standard output is dropped.
 
     Raises:
@@ -56,18 +57,18 @@ def run_training_processes(settings: PipelineSettings, command: Sequence[str]) -
     if settings.resources.cards:
         command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
         ends = _run_all([command], [dict(os.environ)])
-        _check_ends(ends, ["mpirun"])
+        _check_ends(stage, ends, ["mpirun"])
     else:
         with _rendezvous_environments(processes) as environments:
             ends = _run_all([command] * processes, environments)
-        _check_ends(ends, [f"rank {rank} of {processes}" for rank in range(processes)])
+        _check_ends(stage, ends, [f"rank {rank} of {processes}" for rank in range(processes)])
 
 
-def _check_ends(ends: Sequence[_End], names: Sequence[str]) -> None:
+def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
     """Raise the error that processes ended with; `names` are theirs."""
     code = next((end.code for end in ends if end.code > 0), 0)
     if code == StoppedError.exit_code:
-        raise StoppedError("train: stopped on request; the same command goes on")
+        raise StoppedError(f"{stage}: stopped on request; the same command goes on")
     # A process that is killed can say nothing, so this one does.
     killed = [
         f"{name} (process {end.process_id}) was killed by {signal.Signals(-end.code).name}"
@@ -77,15 +78,15 @@ def _check_ends(ends: Sequence[_End], names: Sequence[str]) -> None:
     if code:
         kind = InputError if code == InputError.exit_code else FailedError
         raise kind(
-            "; ".join([f"train: one of {len(ends)} processes ended with exit code {code}; it says why above", *killed])
+            "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; it says why above", *killed])
         )
     if killed:
         raise FailedError(
-            f"train: {'; '.join(killed)}; where nobody did it, memory was short (see dmesg); "
+            f"{stage}: {'; '.join(killed)}; where nobody did it, memory was short (see dmesg); "
             "the same command goes on from the last checkpoint"
         )
     if any(end.code for end in ends):
-        raise FailedError("train: a process did not end after the others had, and was killed; the same command goes on")
+        raise FailedError(f"{stage}: a process did not end after the others had, and was killed; the same command goes on")
 
 
 @contextmanager

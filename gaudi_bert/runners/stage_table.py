@@ -10,15 +10,27 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from gaudi_bert.artefacts.store.workplace import exists, found_histograms, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import StoreSettings
+from gaudi_bert.config import PipelineSettings, StoreSettings
 
-__all__ = ["SHARED_STAGES", "STAGES", "STEPS", "Stage", "select_stages", "steps_of"]
+__all__ = [
+    "KUSTOMIZATIONS",
+    "SHARED_STAGES",
+    "STAGES",
+    "STEPS",
+    "Stage",
+    "check_stages",
+    "select_stages",
+    "stages_of",
+    "steps_of",
+]
 
+Kustomization = Literal["data", "training", "finetuning", "results"]
+KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)
 Paths = Callable[[WorkFolder], list[Path]]
 Parts = Callable[[WorkFolder, StoreSettings | None], list[Path]]
 
@@ -31,27 +43,31 @@ class Stage:
         name: as in `--stages`.
         makes: the file of each of its products that is written last, so that its presence means that the product is whole.
         image: which of the two images has what it needs; `training` has TensorFlow.
-        kustomization: the folder below `k8s/` that holds its Job: `data`, `training` or `results`.
+        kustomization: the folder below `k8s/` that holds its Job.
         needs: the stages whose products must be there before it starts.
         follows: the stages that it also waits for where all are started at once.
         reads: the settings that name files which it reads.
         shared: whether many machines may do it together, each its part.
         parts: what its parts make, where a step of its own finishes it; None where nothing has to be finished.
         parallel: whether it uses several processes or threads, `resources.data_processes` of them.
+        distributed: whether all workers and cards of `resources` do it together, as one training.
         is_made: whether a product is there.
+        is_part_of: whether a pipeline has it.
     """
 
     name: str
     makes: Paths
     image: Literal["data", "training"] = "data"
-    kustomization: Literal["data", "training", "results"] = "data"
+    kustomization: Kustomization = "data"
     needs: tuple[str, ...] = ()
     follows: tuple[str, ...] = ()
     reads: tuple[str, ...] = ("prepare.records", "prepare.evaluation_records")
     shared: bool = False
     parts: Parts | None = None
     parallel: bool = False
+    distributed: bool = False
     is_made: Callable[[Path, StoreSettings | None], bool] = exists
+    is_part_of: Callable[[PipelineSettings], bool] = lambda settings: settings.pretrains
 
     @property
     def trains(self) -> bool:
@@ -112,22 +128,48 @@ _ROWS = (
     Stage("verify", _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
     Stage(
         "train",
-        lambda folder: [folder.training_result],
+        lambda folder: [folder.training_result] if folder.pretrains else [],
         image="training",
         kustomization="training",
         needs=("write",),
         follows=("verify",),
+        distributed=True,
         reads=("prepare.records", "prepare.evaluation_records", "training.init_checkpoint"),
     ),
     # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
     Stage(
         "evaluate",
-        lambda folder: [folder.evaluation_result] if folder.has_evaluation else [],
+        lambda folder: [folder.evaluation_result] if folder.pretrains and folder.has_evaluation else [],
         image="training",
         kustomization="results",
         follows=("train",),
     ),
-    Stage("report", lambda folder: [folder.report], kustomization="results", follows=("train", "evaluate")),
+    Stage(
+        "finetune",
+        lambda folder: [folder.finetuning_result] if folder.finetunes else [],
+        image="training",
+        kustomization="finetuning",
+        needs=("train",),
+        reads=("finetune.data", "finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels"),
+        distributed=True,
+        is_part_of=lambda settings: settings.finetunes,
+    ),
+    Stage(
+        "predict",
+        lambda folder: [folder.predictions] if folder.predicts else [],
+        image="training",
+        kustomization="finetuning",
+        needs=("finetune",),
+        reads=("predict.data",),
+        is_part_of=lambda settings: settings.predicts,
+    ),
+    Stage(
+        "report",
+        lambda folder: [folder.report],
+        kustomization="results",
+        follows=("train", "evaluate", "finetune", "predict"),
+        is_part_of=lambda settings: True,
+    ),
 )
 
 STAGES: Mapping[str, Stage] = MappingProxyType({stage.name: stage for stage in _ROWS})
@@ -151,3 +193,24 @@ def select_stages(names: Iterable[str]) -> list[str]:
 def steps_of(stages: Iterable[str]) -> list[str]:
     """The steps of `stages`, in the pipeline's order."""
     return [step for name in select_stages(stages) for step in STAGES[name].steps]
+
+
+def stages_of(settings: PipelineSettings) -> list[str]:
+    """The stages that a pipeline has, in order."""
+    return [name for name, stage in STAGES.items() if stage.is_part_of(settings)]
+
+
+def check_stages(settings: PipelineSettings, names: Iterable[str]) -> None:
+    """Refuse stages that a pipeline has not.
+
+    Raises:
+        InputError: it has no such stage.
+    """
+    own = stages_of(settings)
+    for name in names:
+        if name not in own:
+            remedy = {
+                "finetune": "set finetune.data, and task.name",
+                "predict": "set predict.data",
+            }.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
+            raise InputError(f"--stages {name}: this pipeline has only {', '.join(own)}; {remedy}")

@@ -18,7 +18,7 @@ from gaudi_bert.model.parameters import ParameterSpec
 from gaudi_bert.tasks.heads import classified, dense_head, head_scores, pooled
 from gaudi_bert.tasks.packs import Placement
 from gaudi_bert.tasks.rows.types import Row, Sequences
-from gaudi_bert.tasks.task import Draw, Encoded, Task, Weighed
+from gaudi_bert.tasks.task import Draw, Encoded, Task, Weighed, share_of_most_frequent
 
 __all__ = ["Classification", "TextTask", "shares"]
 
@@ -78,6 +78,10 @@ class Classification(TextTask):
             "f1_macro": float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0)),
             "matthews_correlation": float(matthews_corrcoef(right, guesses)),
         }
+
+    def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
+        """The accuracy of always answering the most frequent class."""
+        return {"accuracy": share_of_most_frequent(np.asarray(learnt.target), np.asarray(measured.target))}
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"label", "probabilities": {name: p}}`."""

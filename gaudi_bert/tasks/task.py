@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.tasks import TaskSettings
 from gaudi_bert.model.config import BertConfig
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from gaudi_bert.model.forward_pass import ForwardPass
 
-__all__ = ["Draw", "Encoded", "Task", "Vocabulary", "Weighed"]
+__all__ = ["Draw", "Encoded", "Task", "Vocabulary", "Weighed", "share_of_most_frequent"]
 
 
 class Draw(NamedTuple):
@@ -145,6 +145,11 @@ class Task(ABC):
         del logits, sequences, rows
         return {}
 
+    def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
+        """What of the metrics one answer for everything reaches on `measured`: the one that suits `learnt` best."""
+        del learnt, measured
+        return {}
+
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """One JSON object for each row, in the order of the rows."""
         raise InputError(f"task {self.name}: it has no answers to predict; embed its texts, or fine-tune another task")
@@ -158,3 +163,8 @@ class Task(ABC):
         if self.problem_type is not None:
             content["problem_type"] = self.problem_type
         return content
+
+
+def share_of_most_frequent(learnt: AnyArray, measured: AnyArray) -> float:
+    """Of `measured`, the share of the number that is most frequent in `learnt`; both int, not negative."""
+    return float(np.mean(measured == np.bincount(learnt).argmax()))

@@ -79,6 +79,40 @@ def contents() -> dict[str, Any]:
         "train/training.json": _training(figures),
         "train/evaluation.json": evaluation,
         "train/settings.yaml": {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}},
+        **_task(),
+    }
+
+
+def _task() -> dict[str, Any]:
+    learnt = {
+        "task": "classification",
+        "model": "update-00000003.safetensors",
+        "labels": ["email", "xml"],
+        "max_sequence_length": SLOTS,
+        "sequences": 45,
+        "packs": 31,
+        "lower_bound": 30,
+        "packing_factor": 1.452,
+        "depth": 3,
+        "algorithm": "optimal",
+        "epochs": 2,
+        "updates": 7,
+        "best_metric": "accuracy",
+        "best_update": 5,
+        "evaluated_rows": 12,
+        "metrics": {"loss": 0.5, "accuracy": 0.75, "f1_macro": 0.7},
+        "baseline": {"accuracy": 0.25},
+    }
+    lines = [
+        {"update": 5, "kind": "evaluation", "loss": 0.5, "accuracy": 0.75},
+        {"update": 7, "kind": "train", "loss": 0.4, "sequences_per_second": 1234.5, "tokens_per_second": 9876.5},
+    ]
+    settings = {"name": "demo", "training": {"updates": 3, "learning_rate": 0.001}, "finetune": {"epochs": 2}}
+    return {
+        "finetune/metrics.json": learnt,
+        "finetune/metrics.jsonl": lines,
+        "finetune/settings.yaml": settings,
+        "predict/predictions.jsonl": [{"label": "xml"}] * 4321,
     }
 
 

@@ -10,7 +10,6 @@ from tests.k8s.pod_checks import CARDS, check_pod
 
 Json = dict[str, Any]
 
-STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify", "train", "evaluate", "report")
 INDEXED = ("prepare", "histogram", "write")
 PARALLEL = (*INDEXED, "verify")
 CLUSTER_WIDE = ("Namespace",)
@@ -74,9 +73,9 @@ def _job(item: Json) -> Iterator[str]:
     yield from _waiting(pod, step)
     cards = int(pod["containers"][0]["resources"]["limits"].get(CARDS, "0"))
     command = pod["containers"][0]["command"]
-    if step == "train":
+    if step in ("train", "finetune"):
         yield from _stopping(pod, command)
-    if step == "train" and cards > 1 and _processes(command) != cards:
+    if step in ("train", "finetune") and cards > 1 and _processes(command) != cards:
         yield f"starts {_processes(command)} processes for {cards} cards"
 
 

@@ -31,6 +31,7 @@ OVERLAYS: dict[str, list[str]] = {
     "cpu": [],
     "cpu/data": [],
     "cpu/training-mpijob": MPIJOB,
+    "finetuning": [],
     "object-store": [],
     "gaudi": [],
     "gaudi/training": [],
@@ -152,7 +153,7 @@ def test_a_change_of_the_demo_reaches_all_its_copies(repository: Path, tmp_path:
     demo.write_text(demo.read_text().replace("depth: 3", "depth: 5"))
     stale = write_demo(repository, "--check", str(tmp_path))
     assert stale.returncode == 1
-    assert len(stale.stdout.splitlines()) == 4
+    assert len(stale.stdout.splitlines()) == 4, "the finetuning overlay is of another file"
     assert write_demo(repository, str(tmp_path)).returncode == 0
     assert write_demo(repository, "--check", str(tmp_path)).returncode == 0
     written = load_pipeline(demo)

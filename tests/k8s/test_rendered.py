@@ -16,7 +16,7 @@ from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
 from gaudi_bert.runners.kubernetes.pods import pod_specs, pod_templates
 from gaudi_bert.runners.kubernetes.rendering import write_rendered
-from gaudi_bert.runners.stage_table import STAGES
+from gaudi_bert.runners.stage_table import stages_of
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
 from tests.k8s.manifest_checks import check_manifests
 from tests.k8s.schema_checks import VERSIONS, check_schema
@@ -61,19 +61,21 @@ def test_kustomize_builds_what_is_rendered(
 ) -> None:
     settings = cluster_settings(pipeline, variant)
     manifests = render(settings)
-    assert write_rendered(settings, list(STAGES), tmp_path) == ["data", "training", "results"]
-    built = {part: kustomize(tmp_path / part) for part in (".", "data", "training", "results")}
-    for part in ("data", "training", "results"):
+    parts = ["data", "training"] if settings.pretrains else []
+    parts += ["finetuning", "results"] if settings.finetunes else ["results"]
+    assert write_rendered(settings, stages_of(settings), tmp_path) == parts
+    built = {part: kustomize(tmp_path / part) for part in (".", *parts)}
+    for part in parts:
         assert check_manifests(built[part], external=existing_claims(settings)) == []
-    jobs = [item for part in ("data", "training", "results") for item in built[part] if "Job" in item["kind"]]
-    configuration = next(_name(item) for item in built["data"] if item["kind"] == "ConfigMap")
+    jobs = [item for part in parts for item in built[part] if "Job" in item["kind"]]
+    configuration = next(_name(item) for item in built[parts[0]] if item["kind"] == "ConfigMap")
     assert re.fullmatch(f"{settings.name}-pipeline-[0-9a-f]{{10}}", configuration)
     plainly_named = json.loads(json.dumps(jobs).replace(configuration, f"{settings.name}-pipeline"))
     assert sorted(plainly_named, key=_name) == sorted(manifests.steps.values(), key=_name)
-    everything = {(item["kind"], _name(item)) for part in ("data", "training", "results") for item in built[part]}
+    everything = {(item["kind"], _name(item)) for part in parts for item in built[part]}
     together = {(item["kind"], _name(item)) for item in built["."]}
     with_cards = settings.resources.cards > 0
-    assert together == ({(item["kind"], _name(item)) for item in built["data"]} if with_cards else everything)
+    assert together == ({(item["kind"], _name(item)) for item in built[parts[0]]} if with_cards else everything)
 
 
 def _name(item: Json) -> str:
@@ -99,7 +101,7 @@ def test_manifests_of_a_changed_pipeline_name_another_configuration(tmp_path: Pa
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(InputError, match="holds other files"):
-        write_rendered(load_pipeline(None), list(STAGES), tmp_path)
+        write_rendered(load_pipeline(None), stages_of(load_pipeline(None)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,36 @@ def test_a_queue_is_named_by_jobs_and_by_no_pod() -> None:
 
 
 def test_with_a_queue_the_top_of_a_rendered_folder_holds_no_quota_for_training(tmp_path: Path) -> None:
-    write_rendered(load_pipeline(None, ["kubernetes.queue=gpus"]), list(STAGES), tmp_path)
+    settings = load_pipeline(None, ["kubernetes.queue=gpus"])
+    write_rendered(settings, stages_of(settings), tmp_path)
     listed = yaml.safe_load((tmp_path / "kustomization.yaml").read_text())["resources"]
     steps = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
     assert listed == ["base", *(f"data/{step}.yaml" for step in steps)]
+
+
+TASKS = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
+
+
+def test_fine_tuning_on_a_cluster_is_one_worker_with_all_its_cards() -> None:
+    """However many workers train the model: an update is said in sequences, so their number changes nothing of it."""
+    steps = render(load_pipeline(None, [*TASKS, *VARIANTS["cards and mpijob"], "finetune.metrics_port=9401"])).steps
+    assert (steps["train"]["kind"], steps["finetune"]["kind"], steps["predict"]["kind"]) == ("MPIJob", "Job", "Job")
+    (template,) = pod_templates(steps["finetune"])
+    command = template["spec"]["containers"][0]["command"]
+    assert command[command.index("-np") + 1] == "8"
+    assert command[-6:] == ["--stages", "finetune", "--set", "resources.workers=1", "--set", "kubernetes.efa=0"]
+    assert template["spec"]["containers"][0]["ports"] == [{"name": "metrics", "containerPort": 9401}]
+    (spec,) = pod_specs(steps["predict"])
+    assert spec["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] == "1"
+
+
+def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
+    given = ["finetune.init_checkpoint=/data/bert", "kubernetes.data_claim=models", *VARIANTS["mpijob"]]
+    manifests = render(load_pipeline(None, [*TASKS, *given]))
+    assert list(manifests.steps) == ["finetune", "predict", "report"]
+    assert {item["kind"] for item in manifests.shared} == {"ServiceAccount", "PersistentVolumeClaim", "ConfigMap"}
+
+
+def test_tasks_in_an_object_store_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"kubernetes\.store = s3://b/p: the stages finetune and predict work on folders"):
+        render(load_pipeline(None, [*TASKS, "kubernetes.store=s3://b/p"]))

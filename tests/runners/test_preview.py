@@ -27,8 +27,8 @@ def test_each_stage_has_its_image_and_what_it_asks_for(tmp_path: Path) -> None:
     )
     assert list(steps) == list(STAGES)
     assert steps["prepare"].image == "gaudi-bert-data:v1"
-    assert [step.containers for step in steps.values()] == [5, 5, 1, 5, 1, 2, 1, 1]
-    assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 0]
+    assert [step.containers for step in steps.values()] == [5, 5, 1, 5, 1, 2, 1, 2, 1, 1]
+    assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
     assert str(steps["train"]).startswith("train: 2 x gaudi-bert-train-cpu:v1 (95 cpu, 409Gi, 8 cards), about ")
     assert "1 card)" in str(steps["evaluate"])
 
@@ -36,7 +36,7 @@ def test_each_stage_has_its_image_and_what_it_asks_for(tmp_path: Path) -> None:
 def test_what_cannot_be_known_is_not_guessed(tmp_path: Path) -> None:
     steps = ahead(tmp_path, "prepare.text=absent/*.txt")
     assert {stage for stage, step in steps.items() if step.seconds is None} == {
-        *("prepare", "histogram", "write", "verify", "evaluate")
+        *("prepare", "histogram", "write", "verify", "evaluate", "finetune", "predict")
     }
     assert "time unknown before the data are there" in str(steps["write"])
 

@@ -25,7 +25,7 @@ RANK = "import os, sys, time; rank = int(os.environ['HOROVOD_RANK']); "
 
 
 def run(code: str, settings: PipelineSettings = TWO) -> None:
-    run_training_processes(settings, [sys.executable, "-c", RANK + code])
+    run_training_processes(settings, "train", [sys.executable, "-c", RANK + code])
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
     program.chmod(0o755)
     settings = pipeline_from_mapping({"resources": {"cards": 8, "mpi_prefix": str(tmp_path)}}, "test")
-    run_training_processes(settings, ["gaudi-bert", "train"])
+    run_training_processes(settings, "train", ["gaudi-bert", "train"])
     arguments = (tmp_path / "arguments").read_text().split()
     assert arguments[arguments.index("-np") + 1] == "8"
     assert arguments[-2:] == ["gaudi-bert", "train"]

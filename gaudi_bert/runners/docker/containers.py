@@ -94,7 +94,7 @@ class DockerRun:
 
     def workers(self, stage: str) -> int:
         """How many containers a stage has."""
-        return self.settings.resources.workers if stage == "train" else 1
+        return self.settings.resources.workers if STAGES[stage].distributed else 1
 
     def image(self, stage: str) -> str:
         """The image of a stage."""
@@ -120,7 +120,7 @@ def stage_containers(run: DockerRun, stage: str) -> list[Container]:
     single = _single_container(run, stage)
     if workers == 1:
         return [single]
-    return [_worker(run, single, rank, workers) for rank in range(workers)]
+    return [_worker(run, stage, single, rank, workers) for rank in range(workers)]
 
 
 def rendezvous_container(run: DockerRun) -> Container:
@@ -171,7 +171,8 @@ def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
     if not STAGES[stage].trains and "--workers" not in run.flags:
         # Each process takes memory, and the container's is limited.
         command += ["--workers", str(run.settings.resources.data_processes)]
-    return training_command(run.settings, command, over_ssh=False) if on_cards and stage == "train" else command
+    together = on_cards and STAGES[stage].distributed
+    return training_command(run.settings, command, over_ssh=False) if together else command
 
 
 def _mounts(run: DockerRun, stage: str) -> list[dict[str, Any]]:
@@ -233,9 +234,9 @@ def _limits(settings: PipelineSettings, asked: PodResources, on_cards: bool) -> 
     return limits
 
 
-def _worker(run: DockerRun, single: Container, rank: int, workers: int) -> Container:
+def _worker(run: DockerRun, stage: str, single: Container, rank: int, workers: int) -> Container:
     """One of several training containers: Horovod finds the others by what a launcher would tell it."""
-    name = run.name(f"train-{rank}")
+    name = run.name(f"{stage}-{rank}")
     environment = {
         "HOROVOD_RANK": rank,
         "HOROVOD_SIZE": workers,

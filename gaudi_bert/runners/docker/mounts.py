@@ -81,11 +81,12 @@ def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[tuple[Path, P
 
     That is the path itself; of a glob or of a checkpoint's prefix, the folder; and with records, the vocabulary beside them.
     """
-    start = Path() if key == "training.init_checkpoint" else pipeline_folder
+    is_checkpoint = key.endswith(".init_checkpoint")
+    start = Path() if is_checkpoint else pipeline_folder
     path = Path(os.path.abspath(start / Path(text).expanduser()))
     if not path.exists() and glob.has_magic(text):
         path = next(parent for parent in path.parents if not glob.has_magic(str(parent)))
-    elif key == "training.init_checkpoint" and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
+    elif is_checkpoint and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
         path = path.parent
     if not path.exists():
         raise InputError(f"{key} = {path}: no such file or folder; check the path")

@@ -20,6 +20,7 @@ from gaudi_bert.runners.kubernetes.object_store import cache_bytes, use_store
 from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER, USER_NAME_FILE, needs_user_name, user_name_file
 from gaudi_bert.runners.kubernetes.steps import fill_step
 from gaudi_bert.runners.named_paths import named_paths
+from gaudi_bert.runners.stage_table import stages_of, steps_of
 
 __all__ = ["FAILURE_POLICY_SINCE", "PIPELINE_LABEL", "Manifests", "render"]
 
@@ -60,8 +61,10 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
     _check_paths(settings)
     training = "training-mpijob" if settings.trains_as_mpijob else "training"
     network = ("training-network",) if settings.has_network_policy else ()
-    objects = build(("base", "data", training, *network, "results"), _components(settings, server_version))
-    steps = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
+    tasks = ("finetuning",) if settings.finetunes else ()
+    objects = build(("base", "data", training, *network, *tasks, "results"), _components(settings, server_version))
+    found = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
+    steps = {step: found[step] for step in steps_of(stages_of(settings))}
     others = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
     others["ConfigMap"] = _configuration(settings)
     for step, item in steps.items():
@@ -93,6 +96,11 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
 
 
 def _check_paths(settings: PipelineSettings) -> None:
+    if settings.finetunes and settings.kubernetes.store:
+        raise InputError(
+            f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict work on folders; "
+            "leave it out, so that the work folder is on a volume"
+        )
     for key, path in named_paths(settings):
         if in_store(path):
             continue

@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from gaudi_bert.runners.kubernetes.problem import Answer, Problem, one_line
+from gaudi_bert.runners.stage_table import STAGES
 
 __all__ = ["pod_problem", "worst_problem"]
 
 BAD_INPUT = 2
 STOPPED = 75
 KILLED = 137
+# Of training pods, and of the workers of an MPIJob.
+TRAINING_CONTAINERS = ("worker", *(name for name, stage in STAGES.items() if stage.trains))
 
 # What is asked for and lacking, as the scheduler writes it, and the remedy.
 _SCARCE = {
@@ -106,7 +109,7 @@ def _exit_problem(where: str, pod: Answer, status: Answer, ended: Answer) -> Pro
     said = f": {lines}" if lines else ""
     if ended.get("reason") == "OOMKilled":
         limit = _memory_limit(pod, status["name"])
-        part = "training" if status["name"] in ("train", "worker", "evaluate") else "data"
+        part = "training" if status["name"] in TRAINING_CONTAINERS else "data"
         remedy = f"raise resources.{part}.memory_limit (or memory, on cards)"
         return Problem(f"{where}: OOMKilled: it needed more memory than its limit of {limit}", remedy)
     if code == BAD_INPUT:

@@ -3,13 +3,14 @@
     DIR/base       namespace, account, volume, pipeline file
     DIR/data       Jobs from prepare to verify
     DIR/training   the Job or MPIJob that trains
+    DIR/finetuning finetune and predict
     DIR/results    evaluate and report
 
 The ConfigMap with the pipeline file is named after what it holds, as kustomize's own generator does, and the Jobs name it: a
 Job that is there already is then never taken for one that runs the pipeline as it is now, but refused as immutable.
 
 Without cards, `kubectl apply -k DIR` starts everything. With cards or a queue it starts the data
-only, so that nothing is held for training while data are packed; `kubectl apply -k DIR/training` and `DIR/results` follow.
+only, so that nothing is held for training while data are packed; `kubectl apply -k DIR/training`, and so on, follow.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gaudi_bert.common.files import write_text
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.kubernetes.manifests import Manifests, render
 from gaudi_bert.runners.kubernetes.pods import pod_specs
-from gaudi_bert.runners.stage_table import STAGES, steps_of
+from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, steps_of
 
 __all__ = ["write_rendered"]
 
@@ -45,7 +46,7 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
     base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
     _write_folder(folder / "base", base, [])
     parts: dict[str, list[str]] = {}
-    for part in dict.fromkeys(stage.kustomization for stage in STAGES.values()):
+    for part in KUSTOMIZATIONS:
         steps = steps_of(name for name in stages if STAGES[name].kustomization == part)
         if steps:
             _write_folder(folder / part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])

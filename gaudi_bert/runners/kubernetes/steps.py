@@ -41,8 +41,8 @@ def fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
         set_option(next(pod_specs(item))["containers"][0], "--workers", str(settings.resources.data_processes))
     if item["kind"] == "MPIJob":
         _fill_mpijob(settings, item)
-    elif step == "train":
-        _fill_training_job(settings, item)
+    elif stage.distributed:
+        _fill_training_job(_alone(settings), item)
     else:
         container = next(pod_specs(item))["containers"][0]
         resources = settings.resources
@@ -50,10 +50,23 @@ def fill_step(settings: PipelineSettings, step: str, item: Manifest) -> None:
     for spec in pod_specs(item):
         fill_pod(settings, spec)
     _place(settings, step, item)
-    if step == "train" and settings.training.metrics_port is not None:
+    port = _metrics_port(settings, step)
+    if port is not None:
         # Rank 0 is on the only worker, or on the first one, which has no template of its own.
         *_, worker = pod_templates(item)
-        announce_metrics(settings.training.metrics_port, worker)
+        announce_metrics(port, worker)
+
+
+def _alone(settings: PipelineSettings) -> PipelineSettings:
+    """The settings as one Job has them, which is one worker with all of its cards."""
+    resources = settings.resources.model_copy(update={"workers": 1})
+    kubernetes = settings.kubernetes.model_copy(update={"efa": 0})
+    return settings.model_copy(update={"resources": resources, "kubernetes": kubernetes})
+
+
+def _metrics_port(settings: PipelineSettings, step: str) -> int | None:
+    """Where the pods of a step serve their figures."""
+    return {"train": settings.training.metrics_port, "finetune": settings.finetune.metrics_port}.get(step)
 
 
 def training_placement(settings: PipelineSettings) -> PodPlacement:
@@ -68,7 +81,7 @@ def _place(settings: PipelineSettings, step: str, item: Manifest) -> None:
     if not STEPS[step].trains:
         place_pod(kubernetes.data_pods, first)
         return
-    placement = training_placement(settings) if step == "train" else kubernetes.training_pods
+    placement = training_placement(settings) if STEPS[step].distributed else kubernetes.training_pods
     place_pod(placement, first, chooses_node=not workers)
     for template in workers:
         place_pod(placement, template)

