@@ -150,7 +150,10 @@ _ROWS = (
         image="training",
         kustomization="finetuning",
         needs=("train",),
-        reads=("finetune.data", "finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels"),
+        reads=(
+            *("finetune.data", "finetune.evaluation_data", "finetune.init_checkpoint", "finetune.vocab", "task.labels"),
+            "prepare.records",  # for the vocabulary beside them
+        ),
         distributed=True,
         is_part_of=lambda settings: settings.finetunes,
     ),

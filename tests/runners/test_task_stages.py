@@ -80,6 +80,17 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(folder: Path) -> None:
     assert made(folder / "work") == made(folder / "whole")
 
 
+@pytest.mark.slow
+def test_two_processes_learn_as_one_does(folder: Path) -> None:
+    pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
+    one = run(folder, pipeline(folder), "finetune", work="one")["finetune"].finetuning
+    two = run(folder, pipeline(folder, resources={"workers": 2}), "finetune")["finetune"].finetuning
+    assert two.evaluated_rows == one.evaluated_rows == 19
+    assert two.packs == one.packs
+    assert two.baseline == one.baseline
+    assert (folder / "work" / "tiny" / "finetune" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("missing", "said"),
     [

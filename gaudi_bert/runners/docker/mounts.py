@@ -88,6 +88,8 @@ def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[tuple[Path, P
         path = next(parent for parent in path.parents if not glob.has_magic(str(parent)))
     elif is_checkpoint and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
         path = path.parent
+    elif key == "finetune.init_checkpoint" and path.is_file():
+        path = path.parent  # with its config and its tokenizer
     if not path.exists():
         raise InputError(f"{key} = {path}: no such file or folder; check the path")
     yield path, path

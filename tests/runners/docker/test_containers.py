@@ -177,3 +177,27 @@ def test_the_vocabulary_beside_records_comes_with_them(tmp_path: Path) -> None:
     settings = pipeline_from_mapping({"prepare": {"records": "examples/train"}}, "a test")
     mounts = input_mounts(settings, "histogram", tmp_path)
     assert [mount["Target"] for mount in mounts] == [str(tmp_path / "examples" / name) for name in ("train", "vocab.txt")]
+
+
+def test_the_stages_of_tasks_train_and_see_their_rows_and_weights(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "new.jsonl", "bert/model.safetensors", "bert/config.json", "names.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    weights = str(tmp_path / "bert" / "model.safetensors")
+    mapping = {
+        "task": {"name": "classification", "labels": "../names.txt"},
+        "finetune": {"data": "../rows.jsonl", "evaluation_data": "python-docstrings", "init_checkpoint": weights},
+        "predict": {"data": "../new.jsonl"},
+        "resources": {"workers": 3},
+    }
+    (tmp_path / "pipelines").mkdir()
+    run = docker_run(tmp_path, mapping)
+    containers = stage_containers(run, "finetune")
+    assert len(containers) == 3
+    assert [container["name"] for container in containers] == [run.name(f"finetune-{rank}") for rank in range(3)]
+    assert {container["image"] for container in containers} == {f"gaudi-bert-train-cpu:{__version__}"}
+    seen = {target for target, (_, read_only) in targets(containers[0]).items() if read_only}
+    assert seen == {str(tmp_path / name) for name in ("rows.jsonl", "names.txt", "bert", "pipelines/tiny.yaml")}
+    (container,) = stage_containers(run, "predict")
+    assert str(tmp_path / "new.jsonl") in targets(container)
+    assert "--workers" not in container["entrypoint"]
