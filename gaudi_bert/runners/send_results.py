@@ -28,7 +28,7 @@ MOST_BYTES = 6 << 20
 _LINE_BYTES = 6144
 _FIRST = re.compile(r"-----BEGIN RESULTS (\d+) ([0-9a-f]{64})-----")
 _LAST = "-----END RESULTS-----"
-_TENSORBOARD = "train/tensorboard"
+_RUNS = ("train", "finetune")
 
 
 def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
@@ -37,12 +37,12 @@ def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
     Raises:
         FailedError: even the page alone is too large.
     """
-    files = [folder / "report.html", folder / "train" / "metrics.jsonl", *sorted((folder / _TENSORBOARD).rglob("*"))]
-    present = [path for path in files if path.is_file()]
-    data = _archive(folder, present)
+    files = [folder / "report.html", *(folder / run / "metrics.jsonl" for run in _RUNS)]
+    boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
+    data = _archive(folder, [*files, *boards])
     if len(data) > MOST_BYTES:
-        reporter.say(f"{folder / _TENSORBOARD}: too large for a log, left out; copy it with `kubectl cp`")
-        data = _archive(folder, [path for path in present if not path.is_relative_to(folder / _TENSORBOARD)])
+        reporter.say(f"{folder}: TensorBoard's files are too large for a log, left out; copy them with `kubectl cp`")
+        data = _archive(folder, files)
     if len(data) > MOST_BYTES:
         raise FailedError(f"{folder}: the page has {human_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
     yield f"-----BEGIN RESULTS {len(data)} {hashlib.sha256(data).hexdigest()}-----"
@@ -78,10 +78,10 @@ def received_files(lines: Iterable[str]) -> dict[PurePosixPath, bytes]:
 
 
 def _archive(folder: Path, files: Iterable[Path]) -> bytes:
-    """`files` as a compressed archive."""
+    """Those of `files` that are there, as a compressed archive."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
-        for path in files:
+        for path in filter(Path.is_file, files):
             archive.add(path, str(path.relative_to(folder)))
     return content.getvalue()
 

@@ -21,6 +21,8 @@ FILES = {
     "train/metrics.jsonl": b'{"update": 1}\n',
     "train/tensorboard/events.1": os.urandom(20_011),
     "train/tensorboard/old/events.2": b"",
+    "finetune/metrics.jsonl": b'{"update": 2}\n',
+    "finetune/tensorboard/events.3": b"curves",
 }
 
 
@@ -47,8 +49,8 @@ def test_curves_that_are_too_large_are_left_out_and_that_is_said(folder: Path, m
     monkeypatch.setattr(send_results, "MOST_BYTES", 10_000)
     said = io.StringIO()
     lines = list(sent_lines(folder, Reporter(said)))
-    assert received(lines).keys() == {"report.html", "train/metrics.jsonl"}
-    assert "train/tensorboard: too large for a log, left out" in said.getvalue()
+    assert received(lines).keys() == {"report.html", "train/metrics.jsonl", "finetune/metrics.jsonl"}
+    assert "TensorBoard's files are too large for a log, left out" in said.getvalue()
     monkeypatch.setattr(send_results, "MOST_BYTES", 10)
     with pytest.raises(FailedError, match=r"the page has .* too much for a log"):
         list(sent_lines(folder, Reporter(quiet=True)))

@@ -73,8 +73,8 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
     for name, data in files.items():
         with atomic_file(out / name) as handle:
             handle.write(data)
-    board = out / "train" / "tensorboard"
-    return OpenedResults(out / "report.html", board if board.is_dir() else None)
+    boards = (out / run / "tensorboard" for run in ("train", "finetune"))
+    return OpenedResults(out / "report.html", next(filter(Path.is_dir, boards), None))
 
 
 def _log_of(cluster: Cluster, item: Manifest) -> Iterator[str]:
