@@ -283,6 +283,7 @@ def _predict(run: LocalRun) -> Summary:
         {},
         reporter=run.reporter,
         overwrite=run.overwrite,
+        store=run.settings.store,
     )
 
 

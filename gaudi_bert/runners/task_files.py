@@ -33,7 +33,7 @@ def finetuning_files(settings: PipelineSettings, folder: WorkFolder, pipeline_fo
     """What `finetune` reads.
 
     Raises:
-        InputError: something is not there, or lies in an object store.
+        InputError: something is not there, or the work folder is in an object store.
     """
     asked = settings.finetune
     _check_folder(folder)
@@ -55,7 +55,7 @@ def rows_to_predict(settings: PipelineSettings, folder: WorkFolder, pipeline_fol
     """What `predict` reads.
 
     Raises:
-        InputError: it is not there, or lies in an object store.
+        InputError: it is not there, or the work folder is in an object store.
     """
     _check_folder(folder)
     text = str(settings.predict.data)
@@ -69,27 +69,22 @@ def _own_vocabulary(folder: WorkFolder) -> Path:
 
 def _file(text: str, key: str, pipeline_folder: Path) -> Path:
     path = place_below(pipeline_folder, text)
-    _check_not_in_store(key, path)
-    if not path.exists():
+    if not in_store(path) and not path.exists():
         raise InputError(f"{key} = {path}: no such file or folder; check the path")
     return path
 
 
 def _weights(text: str) -> Path:
-    """A folder, a file, or the prefix of a TF1 checkpoint, from where the command was started, as `train` has it."""
+    """A URL; or a folder, a file, a TF1 checkpoint's prefix, from where the command was started, as `train` has it."""
     path = Path(text)
-    _check_not_in_store("finetune.init_checkpoint", path)
-    if not path.exists() and not any(path.parent.glob(f"{path.name}.*")):
+    if not in_store(path) and not path.exists() and not any(path.parent.glob(f"{path.name}.*")):
         raise InputError(f"finetune.init_checkpoint = {path}: no such file or folder; check the path")
     return path
 
 
 def _check_folder(folder: WorkFolder) -> None:
-    _check_not_in_store("--work", folder.root)
-
-
-def _check_not_in_store(key: str, path: Path) -> None:
-    if in_store(path):
+    if in_store(folder.root):
         raise InputError(
-            f"{key} {shown_place(path)}: the stages finetune and predict work on folders; give one, or copy the data"
+            f"--work {shown_place(folder.root)}: the stages finetune and predict have their work folder on this machine; "
+            "give a folder (rows and weights may be URLs)"
         )

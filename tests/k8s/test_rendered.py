@@ -281,5 +281,5 @@ def test_weights_that_are_given_leave_no_step_before_fine_tuning() -> None:
 
 
 def test_tasks_in_an_object_store_are_refused_in_one_line() -> None:
-    with pytest.raises(InputError, match=r"kubernetes\.store = s3://b/p: the stages finetune and predict work on folders"):
+    with pytest.raises(InputError, match=r"kubernetes\.store = s3://b/p: the stages finetune and predict have their work"):
         render(load_pipeline(None, [*TASKS, "kubernetes.store=s3://b/p"]))

@@ -98,8 +98,8 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
 def _check_paths(settings: PipelineSettings) -> None:
     if settings.finetunes and settings.kubernetes.store:
         raise InputError(
-            f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict work on folders; "
-            "leave it out, so that the work folder is on a volume"
+            f"kubernetes.store = {settings.kubernetes.store}: the stages finetune and predict have their work folder on "
+            "a volume; leave it out (rows and weights may be URLs)"
         )
     for key, path in named_paths(settings):
         if in_store(path):
