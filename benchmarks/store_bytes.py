@@ -86,9 +86,8 @@ def main() -> None:
             assert ENVIRONMENT["AWS_SECRET_ACCESS_KEY"].encode() not in b"".join(made.values()), "a credential was kept"
             found = comparable(made)
             differing = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
-            print(
-                f"--on {place}, from and to a bucket: {len(found)} objects, differing: {differing or 'none'}, {seconds:.0f} s"
-            )
+            said = f"{len(found)} objects, differing: {', '.join(differing) or 'none'}, {seconds:.0f} s"
+            print(f"--on {place}, from and to a bucket: {said}")
             if differing:
                 raise SystemExit(1)
 
