@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from gaudi_bert.artefacts.names import histogram_part
-from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.artefacts.store.workplace import found_histograms, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
@@ -26,10 +26,19 @@ from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, check_stages, select_stages
+from gaudi_bert.runners.task_files import (
+    check_work_folder,
+    finetuning_files,
+    has_built_in_rows,
+    rows_to_predict,
+    settings_for_finetuning,
+)
 from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
 from gaudi_bert.stages.training.model_results import FineTuneResult, TrainResult
 
 __all__ = ["LocalRun", "run_stages"]
+
+TASK_STAGES = frozenset({"finetune", "predict"})
 
 Summary = Any  # a typed result of a stage, or one per split
 
@@ -76,6 +85,8 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, Summary]:
     summaries: dict[str, Summary] = {}
     _check_sharing(run, stages)
     check_stages(run.settings, stages)
+    if TASK_STAGES.intersection(stages):
+        check_work_folder(run.folder)
     for stage in select_stages(stages):
         run.reporter.say(f"--- {stage}")
         _check_needs(run, stage)
@@ -235,10 +246,8 @@ def _evaluate(run: LocalRun) -> Summary:
 
 
 def _finetune(run: LocalRun) -> Summary:
-    from gaudi_bert.runners.task_files import finetuning_files, has_built_in_rows, settings_for_finetuning
-
     folder, resources = run.folder, run.settings.resources
-    if has_built_in_rows(run.settings) and not in_store(folder.root):
+    if has_built_in_rows(run.settings):
         from gaudi_bert.stages.tasks.built_in_rows import make_built_in_rows
 
         made = folder.rows("train"), folder.rows("evaluation")
@@ -269,7 +278,6 @@ def _finetune_together(run: LocalRun, settings: PipelineSettings, files: FineTun
 
 
 def _predict(run: LocalRun) -> Summary:
-    from gaudi_bert.runners.task_files import rows_to_predict
     from gaudi_bert.stages.tasks.predict import PredictOptions, predict
 
     asked, folder = run.settings.predict, run.folder

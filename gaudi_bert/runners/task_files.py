@@ -11,7 +11,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config import PipelineSettings
 from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
 
-__all__ = ["finetuning_files", "has_built_in_rows", "rows_to_predict", "settings_for_finetuning"]
+__all__ = ["check_work_folder", "finetuning_files", "has_built_in_rows", "rows_to_predict", "settings_for_finetuning"]
 
 
 def has_built_in_rows(settings: PipelineSettings) -> bool:
@@ -33,10 +33,9 @@ def finetuning_files(settings: PipelineSettings, folder: WorkFolder, pipeline_fo
     """What `finetune` reads.
 
     Raises:
-        InputError: something is not there, or the work folder is in an object store.
+        InputError: something is not there.
     """
     asked = settings.finetune
-    _check_folder(folder)
 
     def rows(key: str, text: str, split: str) -> Path:
         return folder.rows(split) if text in BUILT_IN_ROWS else _file(text, key, pipeline_folder)
@@ -55,9 +54,8 @@ def rows_to_predict(settings: PipelineSettings, folder: WorkFolder, pipeline_fol
     """What `predict` reads.
 
     Raises:
-        InputError: it is not there, or the work folder is in an object store.
+        InputError: it is not there.
     """
-    _check_folder(folder)
     text = str(settings.predict.data)
     return folder.rows("evaluation") if text in BUILT_IN_ROWS else _file(text, "predict.data", pipeline_folder)
 
@@ -82,7 +80,12 @@ def _weights(text: str) -> Path:
     return path
 
 
-def _check_folder(folder: WorkFolder) -> None:
+def check_work_folder(folder: WorkFolder) -> None:
+    """Refuse a work folder that the stages of tasks cannot work in.
+
+    Raises:
+        InputError: it is in an object store.
+    """
     if in_store(folder.root):
         raise InputError(
             f"--work {shown_place(folder.root)}: the stages finetune and predict have their work folder on this machine; "
