@@ -32,8 +32,9 @@ def recipe(repository: Path, name: str, *overrides: str) -> PipelineSettings:
     return load_pipeline(repository / "pipelines" / f"{name}.yaml", overrides)
 
 
-# Sequences of a pack, none of which can do with fewer; questions about long paragraphs are more sequences, in windows.
-FACTORS = {"goemotions": 43_410 / 7_236, "squad": 2.133, "wnut17": 3_394 / 831}
+# Sequences of a pack in the fewest packs that are possible, and how near ours come. That of questions is for paragraphs that
+# are cut; we take the long ones in windows, which are a few more sequences, and longer ones.
+FACTORS = {"goemotions": (43_410 / 7_236, 1e-3), "squad": (1_190 / 558, 0.03), "wnut17": (3_394 / 831, 1e-3)}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -65,7 +66,8 @@ def test_published_rows_are_read_and_planned(
     files = FineTuneInput(tasks / data, tasks / evaluation, minilm)
     done = finetune(settings, files, tmp_path / "out", reporter=Reporter(quiet=True), dry_run=True)
     assert isinstance(done, FineTuneDryRun)
-    assert done.plan.packing_factor == pytest.approx(FACTORS[name], rel=1e-3)
+    factor, near = FACTORS[name]
+    assert done.plan.packing_factor == pytest.approx(factor, rel=near)
     assert done.plan.sequences_per_update == pytest.approx(settings.finetune.batch_sequences, rel=0.13)
 
 
