@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 __all__ = ["Measured", "measured"]
 
 Result = TypeVar("Result")
 
 
-class Measured(NamedTuple, Generic[Result]):
+@dataclass(frozen=True)  # Python 3.10 has no generic named tuples
+class Measured(Generic[Result]):
     """What a call returned, its wall time, and by how much the peak of resident memory rose above what was in use before."""
 
     result: Result
