@@ -17,7 +17,7 @@ tests=(
 environments=$PWD/.venv-pythons
 mkdir -p "$environments"
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+trap 'jobs -p | xargs --no-run-if-empty kill 2>/dev/null || true; rm -rf "$folder"' EXIT
 
 # The interpreter of a version, or nothing: of the PATH, or of pyenv whatever is chosen there.
 find_version() {
@@ -37,32 +37,54 @@ sed 's/^numpy==.*/numpy==2.2.6 ; python_version < "3.11"\nnumpy==2.5.5 ; python_
 wheel=$(echo "$folder"/wheel/gaudi_bert-*.whl)
 rm -rf "$folder/source/gaudi_bert"
 
-tested=0
-newest=
-for version in "${versions[@]}"; do
-  started=$SECONDS
-  python=$(find_version "$version")
-  if [ -z "$python" ]; then
-    # Markers are those of the Python that resolves, so the newest at hand does.
-    "${newest:-$(scripts/find-python.sh)}" -m pip install --quiet --dry-run --ignore-installed --target "$folder/none" \
-      --python-version "$version" --ignore-requires-python --only-binary=:all: --constraint "$folder/constraints.txt" "$wheel"
-    echo "Python $version: not at hand; every dependency has a wheel for it"
-    continue
-  fi
-  environment=$environments/$version
+# Installs the wheel under one version and tests it there; two versions at a time, so each keeps to one process.
+test_version() {
+  local version=$1 python=$2 started=$SECONDS environment=$environments/$1
   [ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
-  "$environment/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" --force-reinstall --no-deps "$wheel"
-  "$environment/bin/python" -m pip install --quiet --constraint "$folder/constraints.txt" "$wheel[parquet]" hypothesis pytest pytest-xdist
+  # The wheel by itself, since an environment of an earlier run has that run's. Without --no-compile, pip compiles every file
+  # of every dependency, of which few are imported.
+  "$environment/bin/python" -m pip install --quiet --no-compile --force-reinstall --no-deps "$wheel"
+  "$environment/bin/python" -m pip install --quiet --no-compile --constraint "$folder/constraints.txt" \
+    "$wheel[parquet]" hypothesis pytest
   "$environment/bin/python" -c 'import numpy, sys; print("Python", sys.version.split()[0], "with numpy", numpy.__version__)'
   (
     cd "$folder/source"
-    "$environment/bin/python" -m pytest -q -n 2 -p no:cacheprovider -m 'not slow' "${tests[@]/#/tests/}"
+    "$environment/bin/python" -m pytest -q -p no:cacheprovider -m 'not slow' "${tests[@]/#/tests/}"
   )
-  rm -rf "$folder/tiny"
-  mkdir "$folder/tiny"
-  PATH=$environment/bin:$PATH scripts/run-tiny-pipeline.sh "$folder/tiny"
-  newest=$environment/bin/python
-  tested=$((tested + 1))
+  mkdir "$folder/tiny-$version"
+  PATH=$environment/bin:$PATH scripts/run-tiny-pipeline.sh "$folder/tiny-$version"
   echo "Python $version: $((SECONDS - started)) s"
+}
+
+at_hand=()
+missing=()
+for version in "${versions[@]}"; do
+  if [ -n "$(find_version "$version")" ]; then at_hand+=("$version"); else missing+=("$version"); fi
 done
-[ "$tested" -gt 0 ] || { echo "none of Python ${versions[*]} is at hand; install one, for example with pyenv" >&2; exit 1; }
+[ ${#at_hand[@]} -gt 0 ] || { echo "none of Python ${versions[*]} is at hand; install one, for example with pyenv" >&2; exit 1; }
+
+declare -A running=()
+failed=()
+# Waits for the version that was started first, and prints what it said.
+finish_first() {
+  local version=${started_versions[0]}
+  started_versions=("${started_versions[@]:1}")
+  wait "${running[$version]}" || failed+=("$version")
+  cat "$folder/log-$version"
+}
+started_versions=()
+for version in "${at_hand[@]}"; do
+  [ ${#started_versions[@]} -lt 2 ] || finish_first
+  test_version "$version" "$(find_version "$version")" >"$folder/log-$version" 2>&1 &
+  running[$version]=$!
+  started_versions+=("$version")
+done
+while [ ${#started_versions[@]} -gt 0 ]; do finish_first; done
+[ ${#failed[@]} -eq 0 ] || { echo "Python ${failed[*]}: failed, see above" >&2; exit 1; }
+
+for version in "${missing[@]}"; do
+  # Markers are those of the Python that resolves, so the newest at hand does.
+  "$environments/${at_hand[-1]}/bin/python" -m pip install --quiet --dry-run --ignore-installed --target "$folder/none" \
+    --python-version "$version" --ignore-requires-python --only-binary=:all: --constraint "$folder/constraints.txt" "$wheel"
+  echo "Python $version: not at hand; every dependency has a wheel for it"
+done
