@@ -185,7 +185,10 @@ IMPORT = """
 import sys, time
 from pathlib import Path
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.tables.import_tables import import_tables
+try:
+    from gaudi_bert.stages.tables.import_tables import import_tables
+except ModuleNotFoundError:  # where it was before it had a folder
+    from gaudi_bert.stages.import_tables import import_tables
 folder = Path(sys.argv[1])
 sizes = {"max_sequence_length": 512, "max_predictions": 128} if sys.argv[4] == "given" else {}
 import_tables(folder / "warm.parquet", folder / f"warm-{sys.argv[2]}", reporter=Reporter(quiet=True), **sizes)
