@@ -19,15 +19,27 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gaudi_bert.config import TrainingSettings
 
-__all__ = ["RunPlan", "correct_for_packing", "plan_run"]
+__all__ = ["FINE_TUNING_KEYS", "RunPlan", "correct_for_packing", "plan_run"]
 
 CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
 # A batch that differs by more than this share from the one asked for is said.
 NOTABLE_CHANGE = 0.02
+
+
+class BatchKeys(NamedTuple):
+    """What people call the settings of a batch: its sequences, and the packs of a micro-batch where these are free."""
+
+    sequences: str
+    micro_batch: str | None
+
+
+TRAINING_KEYS = BatchKeys("training.global_batch_sequences", "training.micro_batch_packs")
+# Fine-tuning takes the micro-batch that comes nearest already.
+FINE_TUNING_KEYS = BatchKeys("finetune.batch_sequences", None)
 
 
 def correct_for_packing(settings: TrainingSettings, packing_factor: float) -> TrainingSettings:
@@ -59,6 +71,7 @@ class RunPlan:
         processes_per_worker: of them in one worker, one per card.
         slots_per_pack: the length of a pack.
         packs: of the data; None where nothing says it.
+        keys: names of the settings, for notes.
     """
 
     asked: TrainingSettings
@@ -68,6 +81,7 @@ class RunPlan:
     processes_per_worker: int
     slots_per_pack: int
     packs: int | None
+    keys: BatchKeys = TRAINING_KEYS
 
     @property
     def accumulation_steps(self) -> int:
@@ -130,12 +144,12 @@ class RunPlan:
         lines = [text]
         if abs(self.change) > NOTABLE_CHANGE:
             more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
-            remedy = (
-                f"; training.micro_batch_packs = {nearest} comes nearest to it"
-                if nearest != settings.micro_batch_packs
-                else ""
-            )
-            asked = f"global_batch_sequences = {settings.global_batch_sequences:,}"
+            remedy = ""
+            if self.keys.micro_batch is None:
+                remedy = "; packs are whole, and every process takes as many"
+            elif nearest != settings.micro_batch_packs:
+                remedy = f"; {self.keys.micro_batch} = {nearest} comes nearest to it"
+            asked = f"{self.keys.sequences} = {settings.global_batch_sequences:,}"
             lines.append(f"note: that is {abs(self.change):.1%} {more} than {asked}{remedy}")
         if self.packs is not None and self.packs_per_update > self.packs:
             lines.append(self._repetition_line(self.packs))
@@ -146,9 +160,9 @@ class RunPlan:
         micro_batch = min(self.settings.micro_batch_packs, max(1, packs // self.processes))
         whole_steps = max(1, packs // (micro_batch * self.processes))
         sequences = int(whole_steps * micro_batch * self.processes * self.packing_factor)
-        remedy = f"training.global_batch_sequences = {sequences:,}"
-        if micro_batch < self.settings.micro_batch_packs:
-            remedy += f" and training.micro_batch_packs = {micro_batch:,}"
+        remedy = f"{self.keys.sequences} = {sequences:,}"
+        if self.keys.micro_batch is not None and micro_batch < self.settings.micro_batch_packs:
+            remedy += f" and {self.keys.micro_batch} = {micro_batch:,}"
         return (
             f"note: an update takes {self.packs_per_update:,} packs and the data has {packs:,}: sequences repeat within "
             f"an update; set {remedy}, or give more data"
@@ -238,6 +252,7 @@ def plan_run(
     processes_per_worker: int,
     slots_per_pack: int,
     packs: int | None,
+    keys: BatchKeys = TRAINING_KEYS,
 ) -> RunPlan:
     """Plan a run.
 
@@ -248,6 +263,7 @@ def plan_run(
         processes_per_worker: of them in one worker.
         slots_per_pack: the length of a pack.
         packs: of the data; None where nothing says it.
+        keys: names of the settings, for notes.
     """
     corrected = correct_for_packing(settings, packing_factor)
-    return RunPlan(settings, corrected, packing_factor, processes, processes_per_worker, slots_per_pack, packs)
+    return RunPlan(settings, corrected, packing_factor, processes, processes_per_worker, slots_per_pack, packs, keys)

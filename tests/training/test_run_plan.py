@@ -92,7 +92,7 @@ def test_every_figure_a_process_a_worker_and_in_all() -> None:
 
 def test_a_batch_that_is_not_met_is_said() -> None:
     made = plan(TrainingSettings(global_batch_sequences=64, micro_batch_packs=64), 2.0, processes=1)
-    assert any("100.0% more than global_batch_sequences = 64" in line for line in made.short_lines())
+    assert any("100.0% more than training.global_batch_sequences = 64" in line for line in made.short_lines())
     assert made.as_json()["change"] == 1.0
 
 
@@ -124,13 +124,13 @@ def test_one_accumulation_step_and_factor_two_is_not_zero_steps() -> None:
     made = batch(64, 64, 2.0)
     assert made.accumulation_steps == 1
     assert made.sequences_per_update == 128
-    assert "100.0% more than global_batch_sequences = 64" in made.batch_lines()[1]
+    assert "100.0% more than training.global_batch_sequences = 64" in made.batch_lines()[1]
     assert "training.micro_batch_packs = 32 " in made.batch_lines()[1]
 
 
 def test_a_change_that_no_number_of_packs_mends_is_said_without_a_remedy() -> None:
     lines = batch(9, 8, 1.157).batch_lines()
-    assert lines[1] == "note: that is 2.8% more than global_batch_sequences = 9"
+    assert lines[1] == "note: that is 2.8% more than training.global_batch_sequences = 9"
 
 
 def test_a_batch_that_rounding_makes_smaller_is_said() -> None:

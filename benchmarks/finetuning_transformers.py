@@ -1,0 +1,178 @@
+"""The same fine-tuning by the `Trainer` of transformers, on PyTorch; imported by `finetuning.py` in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from finetuning_data import SIZE, emotion_names, emotions, entities
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+IGNORED = -100
+WAYS = ("padded", "dynamic", "grouped")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows as a list of features."""
+
+    def __init__(self, features: list[dict[str, Any]]) -> None:
+        self._features = features
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self._features[number]
+
+
+def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length: int = 128) -> Rows:
+    """GoEmotions with a float for each label."""
+    labels, rows = len(emotion_names(data)), emotions(data, part, most)
+    encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
+    targets = np.zeros((len(rows), labels), np.float32)
+    for target, (_, numbers) in zip(targets, rows, strict=True):
+        target[numbers] = 1
+    return Rows([{"input_ids": i, "labels": t.tolist()} for i, t in zip(encoded, targets, strict=True)])
+
+
+def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequence[str]) -> Rows:
+    """WNUT17, the tag of a word at its first word piece."""
+    features = []
+    for words, tags in entities(data, part, most):
+        encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=128)
+        places = encoded.word_ids()
+        firsts = [place is not None and place != before for before, place in zip([None, *places], places, strict=False)]
+        labels = [names.index(tags[place]) if first else IGNORED for first, place in zip(firsts, places, strict=True)]
+        features.append({"input_ids": encoded["input_ids"], "labels": labels})
+    return Rows(features)
+
+
+def arguments(folder: Path, batch: int, **more: Any) -> TrainingArguments:
+    """What our defaults are, said in its words; nothing saved or reported."""
+    given = {
+        "learning_rate": 5e-5,
+        "weight_decay": 0.01,
+        "adam_epsilon": 1e-6,
+        "max_grad_norm": 1.0,
+        "warmup_steps": 0.1,
+        "lr_scheduler_type": "linear",
+        **more,
+    }
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=batch,
+        per_device_eval_batch_size=64,
+        use_cpu=True,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **given,
+    )
+
+
+class Rounds(TrainerCallback):
+    """Tells the CPU and wall seconds of every so many steps, and then waits to be called again."""
+
+    def __init__(self, steps: int, tell: Callable[[float, float], bool]) -> None:
+        self._steps, self._tell = steps, tell
+        self._cpu = self._wall = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """As Trainer calls it."""
+        if state.global_step % self._steps == 0:
+            done = (time.process_time() - self._cpu, time.perf_counter() - self._wall)
+            control.should_training_stop = not self._tell(*done)
+            self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+
+def train_in_rounds(
+    data: Path,
+    model: Path,
+    way: str,
+    batch: int,
+    steps: int,
+    folder: Path,
+    most: int | None,
+    tell: Callable[[float, float], bool],
+) -> None:
+    """GoEmotions in rows of 128, padded in one of three ways, a model of random weights, until `tell` says no."""
+    transformers.utils.logging.set_verbosity_error()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    labels = len(emotion_names(data))
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer), num_labels=labels, problem_type="multi_label_classification", **SIZE
+    )
+    torch.manual_seed(1)
+    padding: dict[str, Any] = {"padding": "max_length", "max_length": 128} if way == "padded" else {"padding": True}
+    more = {"train_sampling_strategy": "group_by_length"} if way == "grouped" else {}
+    Trainer(
+        model=transformers.BertForSequenceClassification(config),
+        args=arguments(folder, batch, max_steps=1_000_000, **more),
+        train_dataset=emotion_rows(data, "train", most, tokenizer),
+        data_collator=transformers.DataCollatorWithPadding(tokenizer, **padding),
+        callbacks=[Rounds(steps, tell)],
+    ).train()
+
+
+def emotion_figures(predictions: Any) -> dict[str, float]:
+    """F1 over all answers."""
+    from sklearn.metrics import f1_score
+
+    return {"f1_micro": float(f1_score(predictions.label_ids > 0.5, predictions.predictions >= 0, average="micro"))}
+
+
+def entity_figures(names: Sequence[str]) -> Callable[[Any], dict[str, float]]:
+    """F1 of entities."""
+    from seqeval.metrics import f1_score
+
+    def figures(predictions: Any) -> dict[str, float]:
+        kept, guesses = predictions.label_ids != IGNORED, predictions.predictions.argmax(axis=-1)
+        sides = [
+            [[names[tag] for tag in row[used]] for row, used in zip(tags, kept, strict=True)]
+            for tags in (predictions.label_ids, guesses)
+        ]
+        return {"f1": float(f1_score(*sides))}
+
+    return figures
+
+
+def quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder: Path) -> float:
+    """The metric of a task after the last update, with the weights of `model` and these hyperparameters."""
+    transformers.utils.logging.set_verbosity_error()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    transformers.set_seed(settings["seed"])
+    rows, held_out = settings["rows"], settings["held_out"]
+    if task == "goemotions":
+        train, dev = (emotion_rows(data, part, most, tokenizer) for part, most in (("train", rows), ("dev", held_out)))
+        names, figures, metric = emotion_names(data), emotion_figures, "f1_micro"
+        kind, more = transformers.BertForSequenceClassification, {"problem_type": "multi_label_classification"}
+        collator: Any = transformers.DataCollatorWithPadding(tokenizer)
+    else:
+        names = sorted({tag for part in ("train", "dev") for _, tags in entities(data, part) for tag in tags})
+        train, dev = (entity_rows(data, p, most, tokenizer, names) for p, most in (("train", rows), ("dev", held_out)))
+        figures, metric = entity_figures(names), "f1"
+        kind, more = transformers.BertForTokenClassification, {}
+        collator = transformers.DataCollatorForTokenClassification(tokenizer)
+    trainer = Trainer(
+        model=kind.from_pretrained(model, num_labels=len(names), **more),
+        args=arguments(
+            folder,
+            settings["batch"],
+            num_train_epochs=settings["epochs"],
+            seed=settings["seed"],
+            learning_rate=settings["learning_rate"],
+        ),
+        train_dataset=train,
+        eval_dataset=dev,
+        data_collator=collator,
+        compute_metrics=figures,
+    )
+    trainer.train()
+    return float(trainer.evaluate()[f"eval_{metric}"])

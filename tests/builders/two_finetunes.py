@@ -1,0 +1,94 @@
+"""What each of two real Horovod processes does for `stages/tasks/test_finetune_processes.py`; started by horovodrun.
+
+usage: python -m tests.builders.two_finetunes FILES OUT   writes OUT/<task>/ and, from rank 0, OUT/evaluations.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config import TaskSettings, TrainingSettings, pipeline_from_mapping
+from gaudi_bert.stages.tasks.finetune import finetune
+from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
+from gaudi_bert.stages.tasks.task_rows import tokenized_file
+from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.distributed.connect import connect
+from gaudi_bert.training.evaluate_task import TaskEvaluation, TaskEvaluator
+from gaudi_bert.training.input.task_data import TaskData
+from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
+from tests.builders.bert_folder import write_bert
+from tests.builders.task_files import write_rows
+
+LENGTH, DEPTH, MICRO_BATCH = 61, 3, 2
+# Updates of 6 packs, micro-batch by micro-batch; the rows make five of them, the last one ragged.
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {
+    "classification": (41, {"depth": DEPTH, "batch_sequences": 18, "epochs": 2}),
+    "token-classification": (40, {"depth": DEPTH, "batch_sequences": 18, "epochs": 2, "optimizer": "lamb"}),
+    "question-answering": (29, {"depth": 1, "batch_sequences": 6, "epochs": 1}),
+}
+FINETUNE = {"max_sequence_length": LENGTH, "learning_rate": 1e-3, "log_every_updates": 1, "micro_batch_packs": MICRO_BATCH}
+EVALUATED_TASK, EVALUATED_ROWS = "token-classification", (1, 2, 3, 19)
+
+
+def write_files(folder: Path) -> Path:
+    """Rows to learn from and to measure on, and a model without dropout, which each process would draw for itself."""
+    folder.mkdir()
+    for task, (rows, _) in RUNS.items():
+        write_rows(folder / f"{task}.jsonl", task, rows, 1)
+        write_rows(folder / f"{task}-evaluation.jsonl", task, 19, 2)
+    for rows in EVALUATED_ROWS:
+        write_rows(folder / f"evaluation-{rows}.jsonl", EVALUATED_TASK, rows, 2)
+    config = write_bert(folder / "bert") / "config.json"
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **without}))
+    return folder
+
+
+def fine_tuned(files: Path, task: str, out: Path, threads: int | None = None) -> None:
+    """One run, by as many processes as there are."""
+    changes = {**FINETUNE, **RUNS[task][1], "threads": threads}
+    settings = pipeline_from_mapping({"task": {"name": task, "stride": 4}, "finetune": changes}, "test")
+    rows = FineTuneInput(files / f"{task}.jsonl", files / f"{task}-evaluation.jsonl", files / "bert")
+    finetune(settings, rows, out, reporter=Reporter(quiet=True))
+
+
+def evaluated(model: Path, path: Path, communicator: Communicator, depth: int | str = 2) -> TaskEvaluation:
+    """A model of a task on a file of rows, by as many processes as there are."""
+    folder = read_task_folder(model)
+    task = folder.make_task()
+    settings = TaskSettings(name=folder.task, stride=4)
+    tokenizer = open_tokenizer(model)
+    sequences, rows = tokenized_file(path, folder.task, settings, tokenizer, folder.labels, LENGTH, keep_rows=True)
+    data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
+    bert = open_task_model(folder, task)
+    evaluator = TaskEvaluator(bert, data, communicator, batch_packs=MICRO_BATCH, seed=3, best_metric=task.best_metric)
+    return evaluator.run()
+
+
+def as_json(evaluation: TaskEvaluation) -> dict[str, Any]:
+    """Everything, to the last bit."""
+    logits = evaluation.logits
+    return {**dataclasses.asdict(evaluation), "logits": None if logits is None else logits.tolist()}
+
+
+def main(words: Sequence[str]) -> None:
+    files, out = Path(words[0]), Path(words[1])
+    for task in RUNS:
+        fine_tuned(files, task, out / task, threads=1)
+    communicator = connect(TrainingSettings())
+    found = {
+        str(rows): as_json(evaluated(out / EVALUATED_TASK, files / f"evaluation-{rows}.jsonl", communicator))
+        for rows in EVALUATED_ROWS
+    }
+    (out / f"evaluations-{communicator.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
