@@ -63,18 +63,19 @@ def measure_speed_up(options: argparse.Namespace) -> None:
     depth, micro_batch = options.depth, options.micro_batch
     sides = {name: planned(options.data, options.model, options.rows, d) for name, d in (("packed", depth), ("alone", 1))}
     factor = sides["packed"].packing.packing_factor
-    labels, vocabulary = len(emotion_names(options.data)), 30522
+    labels, vocabulary, steps = len(emotion_names(options.data)), 30522, options.micro_batches
+    unpacked_steps = max(1, round(steps * factor))
     tuners = {
-        "packed": Tuner(sides["packed"], labels, vocabulary, micro_batch),
-        "alone": Tuner(sides["alone"], labels, vocabulary, micro_batch, max(1, round(factor))),
+        "packed": Tuner(sides["packed"], labels, vocabulary, micro_batch, steps),
+        "alone": Tuner(sides["alone"], labels, vocabulary, micro_batch, unpacked_steps),
     }
     print(
         f"\nspeed-up: {len(sides['packed'].sequences):,} comments, rows of 128, depth {depth}: factor {factor:.3f}; "
-        f"{micro_batch} rows a micro-batch, {micro_batch * max(1, round(factor))} sequences an update",
+        f"{micro_batch} rows a micro-batch, {micro_batch * unpacked_steps} sequences an update",
         flush=True,
     )
     for tuner in tuners.values():
-        tuner.run(2)
+        tuner.run(1)
     rates: dict[str, list[np.ndarray]] = {name: [] for name in tuners}
     for number in range(options.rounds):
         for name in list(tuners)[:: 1 if number % 2 else -1]:
@@ -249,6 +250,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=6, help="most sequences of a pack")
     parser.add_argument("--rows", type=int, help="comments of GoEmotions for the speeds; default: all")
     parser.add_argument("--micro-batch", type=int, default=16, help="rows of a micro-batch in `speed-up`")
+    parser.add_argument("--micro-batches", type=int, default=2, help="of them an update, packed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, help="of each side; default: one in `trainer`, all elsewhere")

@@ -132,7 +132,7 @@ class Tuner:
         model = BertForTask(BertConfig(vocab_size=self.vocabulary, **SIZE), task, seed=1, compiled=True)
         self._step = TrainingStep(
             model,
-            Optimizer(model.variables_by_name, settings),
+            Optimizer(model.variables_by_name, settings, compiled=True),
             Communicator(),
             settings,
             accumulation_steps=self.steps,

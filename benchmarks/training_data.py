@@ -87,7 +87,7 @@ class Trainer:
         model = BertForPretraining(self.config, seed=1, compute_dtype=self.precision, compiled=True)
         self._step = TrainingStep(
             model,
-            Optimizer(model.variables_by_name, settings),
+            Optimizer(model.variables_by_name, settings, compiled=True),
             self.communicator,
             settings,
             accumulation_steps=1,

@@ -13,20 +13,26 @@ w <- w - rate * u. LAMB (You et al. 2020, algorithm 2) moves w <- w - rate * |w|
 norm is zero; MLPerf's variant leaves the ratio at 1 for the variables that are not decayed (`layer_adaptation: decayed`).
 
 The two corrections are computed on the host in float64 and handed over, so that no step counter lives in the graph.
+
+What happens to a variable is a chain of elementwise operations. On a CPU each of them would read and write a large variable
+once; `compiled` (XLA) makes one pass of the chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from gaudi_bert.config import TrainingSettings
+from gaudi_bert.model.operations import kernel
 
 __all__ = ["Optimizer", "UpdateScalars", "clip_by_global_norm", "is_decayed"]
 
 NOT_DECAYED = ("layernorm", "layer_norm", "bias")
+# Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
+LEAST_COMPILED = 2**16
 
 
 class UpdateScalars(NamedTuple):
@@ -59,15 +65,21 @@ def clip_by_global_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tup
 class Optimizer:
     """AdamW or LAMB over named variables.
 
+    Args:
+        variables: by name.
+        settings: which of the two, and its numbers.
+        compiled: make one pass over memory for each large variable, by XLA (for CPUs).
+
     Attributes:
         variables: the variables by name, in the order in which `apply` takes gradients.
         first_moments: m of each variable, by the variable's name.
         second_moments: v of each variable, by the variable's name.
     """
 
-    def __init__(self, variables: Mapping[str, tf.Variable], settings: TrainingSettings) -> None:
+    def __init__(self, variables: Mapping[str, tf.Variable], settings: TrainingSettings, *, compiled: bool = False) -> None:
         self.variables = dict(variables)
         self.settings = settings
+        self._compiled = compiled
         self.first_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
         self.second_moments = {name: self._zeros(variable) for name, variable in self.variables.items()}
 
@@ -79,24 +91,20 @@ class Optimizer:
     def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars) -> None:
         """Move every variable by its gradient; `gradients` in the order of `variables`."""
         for (name, variable), gradient in zip(self.variables.items(), gradients, strict=True):
-            direction = self._direction(name, variable, gradient, scalars)
-            step = scalars.learning_rate
-            if self.settings.optimizer == "lamb" and self._is_adapted(name):
-                step = step * _trust_ratio(variable, direction)
-            variable.assign_sub(step * direction)
-
-    def _direction(self, name: str, variable: tf.Variable, gradient: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
-        """Advance the moments of `variable`; return u."""
-        beta_1, beta_2 = self.settings.beta_1, self.settings.beta_2
-        first = beta_1 * self.first_moments[name] + (1.0 - beta_1) * gradient
-        second = beta_2 * self.second_moments[name] + (1.0 - beta_2) * tf.square(gradient)
-        self.first_moments[name].assign(first)
-        self.second_moments[name].assign(second)
-        root = tf.sqrt(second * scalars.second_correction)
-        direction = first * scalars.first_correction / (root + self.settings.epsilon)
-        if self.settings.weight_decay > 0 and is_decayed(name):
-            direction += self.settings.weight_decay * variable
-        return direction
+            rule = _lamb if self.settings.optimizer == "lamb" and self._is_adapted(name) else _adamw
+            changed = kernel(rule, self._compiled and variable.shape.num_elements() >= LEAST_COMPILED)(
+                variable.value(),
+                self.first_moments[name].value(),
+                self.second_moments[name].value(),
+                gradient,
+                *scalars,
+                self.settings.beta_1,
+                self.settings.beta_2,
+                self.settings.epsilon,
+                self.settings.weight_decay if is_decayed(name) else 0.0,
+            )
+            for old, new in zip((variable, self.first_moments[name], self.second_moments[name]), changed, strict=True):
+                old.assign(new)
 
     def _is_adapted(self, name: str) -> bool:
         return self.settings.layer_adaptation == "all" or is_decayed(name)
@@ -106,7 +114,42 @@ class Optimizer:
         return tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
 
 
-def _trust_ratio(variable: tf.Variable, direction: tf.Tensor) -> tf.Tensor:
+def _direction(
+    variable: tf.Tensor,
+    first: tf.Tensor,
+    second: tf.Tensor,
+    gradient: tf.Tensor,
+    first_correction: tf.Tensor,
+    second_correction: tf.Tensor,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    decay: float,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The advanced moments, and u."""
+    first = beta_1 * first + (1.0 - beta_1) * gradient
+    second = beta_2 * second + (1.0 - beta_2) * tf.square(gradient)
+    direction = first * first_correction / (tf.sqrt(second * second_correction) + epsilon)
+    return first, second, direction + decay * variable if decay > 0 else direction
+
+
+def _adamw(
+    variable: tf.Tensor, first: tf.Tensor, second: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor, *more: Any
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The moved variable and its moments; arguments as `UpdateScalars` and `_direction` have them."""
+    first, second, direction = _direction(variable, first, second, gradient, *more)
+    return variable - rate * direction, first, second
+
+
+def _lamb(
+    variable: tf.Tensor, first: tf.Tensor, second: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor, *more: Any
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The same with the trust ratio."""
+    first, second, direction = _direction(variable, first, second, gradient, *more)
+    return variable - rate * _trust_ratio(variable, direction) * direction, first, second
+
+
+def _trust_ratio(variable: tf.Tensor, direction: tf.Tensor) -> tf.Tensor:
     """|w| / |u|, or 1 where either is zero: float32 scalar."""
     variable_norm = tf.norm(variable)
     direction_norm = tf.norm(direction)

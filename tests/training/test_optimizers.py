@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.config import TrainingSettings
+from gaudi_bert.training import optimizers
 from gaudi_bert.training.optimizers import Optimizer, clip_by_global_norm, is_decayed
 from tests.oracles import training as naive
 
@@ -24,24 +25,26 @@ def random_values(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
     return {name: (scale * random.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def run_ours(settings: TrainingSettings, values, gradients_of_updates, rates) -> dict[str, np.ndarray]:
+def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = False) -> dict[str, np.ndarray]:
     variables = {name: tf.Variable(value) for name, value in values.items()}
-    optimizer = Optimizer(variables, settings)
+    optimizer = Optimizer(variables, settings, compiled=compiled)
     apply = tf.function(optimizer.apply)
     for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
         apply([tf.constant(gradients[name]) for name in variables], optimizer.scalars(number, rate))
     return {name: variable.numpy() for name, variable in variables.items()}
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 @pytest.mark.parametrize("changes", [{}, {"layer_adaptation": "decayed"}, {"weight_decay": 0.0, "beta_2": 0.9}])
-def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes: dict) -> None:
+def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes: dict, compiled: bool, monkeypatch) -> None:
+    monkeypatch.setattr(optimizers, "LEAST_COMPILED", 10)  # so that some of these are compiled
     settings = TrainingSettings(optimizer=optimizer, **changes)
     values = random_values(1)
     values["cls/predictions/output_bias"][:] = 0  # LAMB's ratio is then 1
     gradients = [random_values(10 + number, 0.1) for number in range(7)]
     rates = [0.001 * (number + 1) for number in range(7)]
-    ours = run_ours(settings, values, gradients, rates)
+    ours = run_ours(settings, values, gradients, rates, compiled)
     expected = naive.run(optimizer, values, gradients, rates, settings)
     for name, value in expected.items():
         np.testing.assert_allclose(ours[name], value, rtol=0, atol=1e-6, err_msg=name)

@@ -238,7 +238,7 @@ def _training_run(
     return TrainingRun(
         plan=job.plan,
         model=model,
-        optimizer=Optimizer(model.variables_by_name, settings),
+        optimizer=Optimizer(model.variables_by_name, settings, compiled=compiled),
         communicator=communicator,
         objective=TaskObjective(job.task),
         batches=batches,

@@ -163,7 +163,7 @@ def _set_up(job: TrainingJob, device: Device, reporter: Reporter) -> TrainingRun
     return TrainingRun(
         plan=job.plan,
         model=model,
-        optimizer=Optimizer(model.variables_by_name, settings),
+        optimizer=Optimizer(model.variables_by_name, settings, compiled=compiled),
         communicator=job.communicator,
         objective=PretrainingObjective(settings.loss),
         batches=batches,
