@@ -106,16 +106,16 @@ def test_what_transformers_says_of_the_finished_folder_is_what_was_predicted(fil
 
 @pytest.mark.parametrize("task", TASK_NAMES)
 def test_evaluation_is_the_same_packed_or_not(task, files, model, tmp_path) -> None:
-    """The same weights: alone, in packs of few, in packs of any number; what is printed is equal to the last digit."""
+    """The same weights, alone and in packs of any number: what is printed is equal to the last digit."""
     data, evaluation = files[task]
     printed, answers = [], []
-    for depth in (1, 3, "max"):
-        settings = {"epochs": 1, "evaluation_depth": depth}
+    for depth in (1, "max"):
+        settings = {"epochs": 1, "batch_sequences": 60, "evaluation_depth": depth}
         run(task, data, evaluation, model, tmp_path / f"{depth}", finetune=settings)
         printed.append(describe_finetuning(read_json(tmp_path / f"{depth}" / "metrics.json"))[1])
         answers.append(settled_answers(tmp_path / f"{depth}" / "predictions.jsonl"))
-    assert printed[0] == printed[1] == printed[2]
-    assert answers[0] == answers[1] == answers[2]
+    assert printed[0] == printed[1]
+    assert answers[0] == answers[1]
 
 
 def settled_answers(path: Path) -> list[Any]:
