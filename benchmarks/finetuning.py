@@ -258,6 +258,8 @@ def main() -> None:
     parser.add_argument("--theirs", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.data, options.model = options.data.resolve(), (options.model or minilm()).resolve()
+    if not (options.data / "goemotions").is_dir():
+        raise SystemExit(f"{options.data}: holds no goemotions/; name the folder of the labelled data with --data")
     if options.quick:
         options.rows, options.rounds, options.seeds = options.rows or 2000, 1, 1
     if options.theirs:
