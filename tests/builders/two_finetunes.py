@@ -31,7 +31,8 @@ LENGTH, DEPTH, MICRO_BATCH = 61, 3, 2
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
     "classification": (41, {"depth": DEPTH, "batch_sequences": 18, "epochs": 2}),
     "token-classification": (40, {"depth": DEPTH, "batch_sequences": 18, "epochs": 2, "optimizer": "lamb"}),
-    "question-answering": (29, {"depth": 1, "batch_sequences": 6, "epochs": 1}),
+    # The bias of this head shifts all scores alike: its true gradient is 0, and a small epsilon would step by its rounding.
+    "question-answering": (29, {"depth": 1, "batch_sequences": 6, "epochs": 1, "epsilon": 1e-4}),
 }
 FINETUNE = {"max_sequence_length": LENGTH, "learning_rate": 1e-3, "log_every_updates": 1, "micro_batch_packs": MICRO_BATCH}
 EVALUATED_TASK, EVALUATED_ROWS = "token-classification", (1, 2, 3, 19)
