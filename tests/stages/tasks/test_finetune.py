@@ -172,13 +172,13 @@ def google_checkpoint(model: Path, folder: Path) -> Path:
 @pytest.mark.parametrize("start", ["bfloat16", "lamb", "tf1"])
 def test_a_run_may_start_from_and_compute_with_anything(start, files, model, tmp_path) -> None:
     data, evaluation = files["classification"]
-    changes = {"bfloat16": {"precision": "bfloat16"}, "lamb": {"optimizer": "lamb"}, "tf1": {}}[start]
+    changes = {"bfloat16": {"precision": "bfloat16"}, "lamb": {"optimizer": "lamb", "learning_rate": 0.02}, "tf1": {}}[start]
     usual = run("classification", data, evaluation, model, tmp_path / "usual").finetuning
     begun = google_checkpoint(model, tmp_path / "bert") if start == "tf1" else model
     result = run("classification", data, evaluation, begun, tmp_path / "out", finetune=changes).finetuning
     losses = [line["loss"] for line in lines_of(tmp_path / "out") if line["kind"] == "train"]
     assert result.updates == len(losses)
-    assert losses[-1] < losses[0]
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("usual", "out")]
     same = all(np.array_equal(value, weights[1][name]) for name, value in weights[0].items())
     assert same == (start == "tf1"), "another start is the same run, another precision or optimizer is not"
