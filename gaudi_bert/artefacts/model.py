@@ -29,6 +29,7 @@ __all__ = [
     "checked_artefact",
     "read_artefact",
     "read_lines",
+    "whole_lines",
 ]
 
 LARGEST_COUNT = 2**62
@@ -79,10 +80,22 @@ def read_artefact(path: Path, model: type[Content], remedy: str) -> Content:
 
 
 def read_lines(path: Path, model: type[Content], remedy: str) -> tuple[Content, ...]:
-    """Read and check a file with an object a line; a last line cut short, as a killed run leaves it, is left out.
+    """Read and check a file with an object a line.
 
     Raises:
-        InputError: as `read_artefact`, with the line.
+        InputError: as `whole_lines`, or a line is not as this version writes it.
+    """
+    return tuple(
+        checked_artefact(line, model, f"{path}: line {number}", f"remove it, or {remedy} with --overwrite")
+        for number, line in enumerate(whole_lines(path, remedy), start=1)
+    )
+
+
+def whole_lines(path: Path, remedy: str) -> list[bytes]:
+    """The lines of a file with an object a line; a last one cut short, as a killed run leaves it, is left out.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -90,10 +103,7 @@ def read_lines(path: Path, model: type[Content], remedy: str) -> tuple[Content, 
         raise InputError(f"{path}: cannot read: {error.strerror}; {remedy}") from error
     if lines and not lines[-1].endswith(b"}"):
         lines.pop()
-    return tuple(
-        checked_artefact(line, model, f"{path}: line {number}", f"remove it, or {remedy} with --overwrite")
-        for number, line in enumerate(lines, start=1)
-    )
+    return lines
 
 
 def checked_artefact(content: bytes | Mapping[str, Any], model: type[Content], source: str, remedy: str) -> Content:

@@ -11,7 +11,7 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID
 
-__all__ = ["NOT_PREDICTED", "RowLists", "collect_predicted", "first_bad_row"]
+__all__ = ["NOT_PREDICTED", "RowLists", "TokenLists", "collect_predicted", "first_bad_row"]
 
 NOT_PREDICTED = -100
 
@@ -24,6 +24,27 @@ class RowLists(NamedTuple):
 
     values: IntArray
     offsets: IntArray
+
+
+class TokenLists(NamedTuple):
+    """The columns of a table that make sequences.
+
+    Attributes:
+        ids: token ids.
+        mask, segments: as long as `ids`.
+        predicted: the id that was masked, -100 elsewhere; where it is there, the following three are not looked at.
+        positions, masked_ids, weights: the same in the contract's form.
+        labels: next-sentence labels.
+    """
+
+    ids: RowLists
+    mask: RowLists
+    segments: RowLists
+    predicted: RowLists
+    positions: RowLists
+    masked_ids: RowLists
+    weights: RowLists
+    labels: RowLists
 
 
 @inlined_kernel
@@ -60,28 +81,14 @@ def _all_within(values: IntArray, start: int, count: int, most: int) -> bool:
 
 
 @borrowing_kernel
-def first_bad_row(
-    ids: RowLists,
-    mask: RowLists,
-    segments: RowLists,
-    predicted: RowLists,
-    positions: RowLists,
-    masked_ids: RowLists,
-    weights: RowLists,
-    labels: RowLists,
-    lengths: IntArray,
-    masked: IntArray,
-) -> int:
+def first_bad_row(columns: TokenLists, lengths: IntArray, masked: IntArray) -> int:
     """The first row that is no sequence; -1 where all are.
 
     Args:
-        ids: token ids.
-        mask, segments: as long as `ids`.
-        predicted: the id that was masked, -100 elsewhere; then the following three are not looked at.
-        positions, masked_ids, weights: the same in the contract's form.
-        labels: next-sentence labels.
+        columns: those that the table lacks are empty.
         lengths, masked: int64 [rows], set to the tokens and the masked positions of each row before the one returned.
     """
+    ids, mask, segments, predicted, positions, masked_ids, weights, labels = columns
     for row in range(lengths.size):
         size = _size(ids, row)
         length = size

@@ -32,7 +32,7 @@ from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.columns import is_list
 from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.records.tables.rows import list_values
-from gaudi_bert.records.tables.token_check import NOT_PREDICTED, RowLists, collect_predicted, first_bad_row
+from gaudi_bert.records.tables.token_check import NOT_PREDICTED, RowLists, TokenLists, collect_predicted, first_bad_row
 from gaudi_bert.records.write.unpacked import SequenceArrays
 
 __all__ = ["NOT_PREDICTED", "KeptBatch", "TableSizes", "measure_tables", "read_sequences"]
@@ -175,7 +175,8 @@ def _sequences(part: TablePart, columns: Mapping[str, RowLists]) -> SequenceArra
     predicted = columns.get("labels", _ABSENT)
     positions, masked_ids, weights = (columns.get(name, _ABSENT) for name in MASKED_COLUMNS)
     lengths, masked = np.zeros(part.rows, np.int64), np.zeros(part.rows, np.int64)
-    bad = first_bad_row(ids, mask, segments, predicted, positions, masked_ids, weights, labels, lengths, masked)
+    checked = TokenLists(ids, mask, segments, predicted, positions, masked_ids, weights, labels)
+    bad = first_bad_row(checked, lengths, masked)
     if bad >= 0:
         raise InputError(f"{part.path}: row {part.first_row + bad}: {_fault(columns, bad)}")
     masked_starts = positions.offsets[:-1] if positions.offsets.size else np.zeros(part.rows, np.int64)

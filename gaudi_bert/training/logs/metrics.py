@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from gaudi_bert.artefacts.model import whole_lines
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.training.logs.metrics_server import MetricsServer
 
-__all__ = ["Figures", "MetricsWriter", "ReportFigures", "TaskFigures", "figures_from_sums", "progress_line", "read_metrics"]
+__all__ = ["Figures", "MetricsWriter", "ReportFigures", "TaskFigures", "figures_from_sums", "progress_line"]
 
 
 class ReportFigures(Protocol):
@@ -100,7 +101,7 @@ class MetricsWriter:
 
     def __init__(self, folder: Path, last_update: int) -> None:
         self.path = Path(folder) / "metrics.jsonl"
-        kept = [line for line in read_metrics(self.path) if line["update"] <= last_update] if self.path.exists() else []
+        kept = _lines_until(self.path, last_update) if self.path.exists() else []
         self.evaluated_updates = {line["update"] for line in kept if line["kind"] == "evaluation"}
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         with explained_os_errors(self.path, "write"):
@@ -138,22 +139,15 @@ class MetricsWriter:
         self._board.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a last line cut short by a kill is left out.
-
-    Raises:
-        InputError: missing, or a line before the last is not JSON.
-    """
-    with explained_os_errors(Path(path), "read"):
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    values = []
-    for number, line in enumerate(lines, start=1):
+def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` that is there, without those of later updates."""
+    lines = []
+    for number, line in enumerate(whole_lines(path, "train again"), start=1):
         try:
-            values.append(json.loads(line))
+            lines.append(json.loads(line))
         except ValueError as error:
-            if number < len(lines):
-                raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
-    return values
+            raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
+    return [line for line in lines if line["update"] <= last_update]
 
 
 def progress_line(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.logs.interval import Interval
-from gaudi_bert.training.logs.metrics import Figures, MetricsWriter, figures_from_sums, progress_line, read_metrics
+from gaudi_bert.training.logs.metrics import Figures, MetricsWriter, figures_from_sums, progress_line
 
 BATCH = {"next_sentence_weights": np.array([[1, 1], [1, 0]]), "input_mask": np.array([[1, 1, 2], [1, 0, 0]])}
 
@@ -35,7 +35,8 @@ def test_later_lines_and_a_half_line_go_when_a_run_is_resumed(tmp_path) -> None:
         handle.write('{"update": 40, "ki')
     with MetricsWriter(tmp_path, 20) as metrics:
         metrics.write("evaluation", 25, {"loss": 2.0})
-    assert [(line["kind"], line["update"]) for line in read_metrics(tmp_path / "metrics.jsonl")] == [
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(line["kind"], line["update"]) for line in lines] == [
         ("train", 10),
         ("train", 20),
         ("evaluation", 25),
@@ -54,7 +55,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"update": 1}\nnonsense\n' + json.dumps({"update": 2}) + "\n", encoding="utf-8")
     with pytest.raises(InputError, match="line 2 is not JSON"):
-        read_metrics(path)
+        MetricsWriter(tmp_path, 2)
 
 
 def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_speed() -> None:
