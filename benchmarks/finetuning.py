@@ -81,7 +81,7 @@ def measure_speed_up(options: argparse.Namespace) -> None:
         for name in list(tuners)[:: 1 if number % 2 else -1]:
             tuner, updates = tuners[name], 4 if name == "packed" else 1
             before = tuner.sequences
-            seconds = np.array(timed(lambda tuner=tuner, updates=updates: tuner.run(updates)))
+            seconds: np.ndarray = np.array(timed(lambda tuner=tuner, updates=updates: tuner.run(updates)))
             rates[name].append((tuner.sequences - before) / seconds)
     packed, alone = np.array(rates["packed"]), np.array(rates["alone"])
     show("sequences/s, packed (wall)", list(packed[:, 1]), "/s")
