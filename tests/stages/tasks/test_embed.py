@@ -105,7 +105,7 @@ def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkey
         "        self._open().write(data[:11]); self._open().flush(); import os; os._exit(9)\n"
         "    append(self, data, progress)\n"
         "RowStream.append = dying\n"
-        "from tests.stages.test_embed import run\n"
+        "from tests.stages.tasks.test_embed import run\n"
         "run(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))\n"
     )
     out = tmp_path / "v.npy"

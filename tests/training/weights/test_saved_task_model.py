@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.stages.test_predict import TEXTS, logits_alone, write_model
+from tests.stages.tasks.test_predict import TEXTS, logits_alone, write_model
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TaskSettings
