@@ -13,6 +13,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ class Signature:
         return stored
 
 
-_STORED = TypeAdapter(Signature)
+@cache
+def _stored() -> TypeAdapter[Signature]:
+    return TypeAdapter(Signature)
 
 
 def read_signature(path: Path) -> Signature:
@@ -49,7 +52,7 @@ def read_signature(path: Path) -> Signature:
         InputError: it is missing or damaged.
     """
     try:
-        return _STORED.validate_python(read_json(path))
+        return _stored().validate_python(read_json(path))
     except ValidationError as error:
         raise InputError(f"{path}: is no settings file of an artefact; make the artefact again with --overwrite") from error
 

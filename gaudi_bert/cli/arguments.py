@@ -83,7 +83,7 @@ def packing_settings(**given: object) -> PackingSettings:
     Raises:
         InputError: a value is not allowed.
     """
-    from gaudi_bert.config import pipeline_from_mapping
+    from gaudi_bert.config import PackingSettings, section_from_mapping
 
     values = {name: value for name, value in given.items() if value is not None}
-    return pipeline_from_mapping({"packing": values}, "the command line").packing
+    return section_from_mapping(PackingSettings, values, "the command line", "packing")

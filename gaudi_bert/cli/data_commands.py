@@ -47,7 +47,7 @@ def prepare(
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
-    from gaudi_bert.config import pipeline_from_mapping
+    from gaudi_bert.config import PrepareSettings, section_from_mapping
 
     options = {
         "vocab": vocab,
@@ -60,7 +60,7 @@ def prepare(
         "seed": seed,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    settings = pipeline_from_mapping({"prepare": {"text": text, **given}}, "the command line").prepare
+    settings = section_from_mapping(PrepareSettings, {"text": text, **given}, "the command line", "prepare")
     result = run(
         settings,
         out,

@@ -86,7 +86,7 @@ def pack_table(
     Raises:
         InputError: options that do not go together, or what the stage refuses.
     """
-    from gaudi_bert.config import table_settings_from_mapping
+    from gaudi_bert.config import TableSettings, section_from_mapping
     from gaudi_bert.stages.tables.pack_table import pack_table as run
     from gaudi_bert.stages.tables.pack_table import pack_table_shard
 
@@ -96,7 +96,7 @@ def pack_table(
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
     given = {name: value for name, value in options.items() if value is not None}
-    settings = table_settings_from_mapping(given, "the command line")
+    settings = section_from_mapping(TableSettings, given, "the command line")
     if part is not None:
         return pack_table_shard(source, out, settings, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
     return run(

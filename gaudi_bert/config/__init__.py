@@ -18,7 +18,7 @@ from gaudi_bert.config.places import (
     StoreSettings,
     Toleration,
 )
-from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping, table_settings_from_mapping
+from gaudi_bert.config.reading import load_pipeline, pipeline_from_mapping, section_from_mapping
 from gaudi_bert.config.tasks import TASK_NAMES, PredictSettings, TaskName, TaskSettings
 from gaudi_bert.config.training import FineTuneSettings, GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import ALGORITHMS
@@ -48,5 +48,5 @@ __all__ = [
     "TrainingSettings",
     "load_pipeline",
     "pipeline_from_mapping",
-    "table_settings_from_mapping",
+    "section_from_mapping",
 ]

@@ -38,7 +38,7 @@ from gaudi_bert.artefacts.tables import (
 )
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import StoreSettings, TableSettings, table_settings_from_mapping
+from gaudi_bert.config import StoreSettings, TableSettings, section_from_mapping
 from gaudi_bert.stages.results import VerifyTableResult
 from gaudi_bert.stages.tables.pack_table_group import layout_of, sequences_of
 from gaudi_bert.stages.tables.table_groups import GroupedTable, open_table
@@ -123,7 +123,8 @@ def _prove(
 ) -> TableVerification:
     from gaudi_bert.records.tables.sources import file_identity, table_files
 
-    settings = table_settings_from_mapping(read_signature(settings_path(packed)).settings, str(settings_path(packed)))
+    path = settings_path(packed)
+    settings = section_from_mapping(TableSettings, read_signature(path).settings, str(path))
     inputs = {entry.name: {"bytes": entry.bytes, "crc32c": entry.crc32c} for entry in metadata.inputs}
     for file in table_files(source).files:
         if inputs.pop(file.name, None) != file_identity(file):
