@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.config import PipelineSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.config.values import parse_bytes
 
 
@@ -144,3 +144,9 @@ def test_one_resource_of_a_pod_leaves_the_others_as_they_are() -> None:
     assert (asked.data.cpu, asked.data.memory, asked.data.memory_limit) == ("2", "256Mi", "2Gi")
     assert (asked.training.cpu, asked.training.memory, asked.training.memory_limit) == ("200m", "9Gi", "9Gi")
     assert load_pipeline(None, []).resources.training.memory_limit == "4Gi"
+
+
+def test_keys_that_disagree_are_named_without_all_the_others() -> None:
+    with pytest.raises(InputError) as caught:
+        pipeline_from_mapping({"name": "mine", "finetune": {"data": "rows.jsonl"}}, "mine.yaml")
+    assert str(caught.value) == "mine.yaml: finetune.data is set, but no task; set task.name, for example to classification"

@@ -141,6 +141,10 @@ def _first_problem(error: ValidationError, settings: type[Settings], section: st
         choices = [choice.strip("' ") for choice in re.findall(r"'[^']*'", problem["ctx"]["expected"])]
         near = difflib.get_close_matches(problem["input"][:80], choices, n=1, cutoff=0.5)
         message += f"; did you mean `{near[0]}`?" if near else ""
+    if isinstance(
+        problem["input"], Mapping
+    ):  # what goes wrong between keys names them, and is read better without all the rest
+        return f"`{place}`: {message}{more}" if place else f"{message}{more}"
     return f"`{place}` = {shown(problem['input'])}: {message}{more}"
 
 

@@ -28,6 +28,11 @@ model: {hidden_size: 10, num_hidden_layers: 1, num_attention_heads: 2, intermedi
 training: {device: cpu, global_batch_sequences: 12, micro_batch_packs: 2, updates: 6, warmup_updates: 2,
            save_every_updates: 3, evaluate_every_updates: 6, log_every_updates: 1}
 """
+TINY_TASK = """
+task: {name: classification}
+finetune: {data: rows.jsonl, evaluation_data: rows.jsonl, max_sequence_length: 37, depth: 3, epochs: 2, batch_sequences: 5}
+predict: {data: rows.jsonl}
+"""
 SENTENCES = "The river runs under the stone. A quick delta sings. Green alpha is over beta.\nGamma is the river's stone.\n"
 DATA_STAGES = "prepare,histogram,plan,write,verify"
 
@@ -176,3 +181,22 @@ def test_two_containers_train_the_same_model_as_two_processes(docker: Docker, ga
 def losses(metrics: Path) -> list[float]:
     lines = map(json.loads, metrics.read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def test_a_task_is_learnt_and_answered_as_without_containers(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
+    assert gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", f"{DATA_STAGES},train").returncode == 0
+    shutil.copytree(tiny / "work", tiny / "local")
+    words = SENTENCES.replace(".", "").lower().split()
+    rows = [{"text": " ".join(words[first : first + 2 + first % 5]), "label": "ab"[first % 2]} for first in range(13)]
+    (tiny / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tiny / "task.yaml").write_text(TINY + TINY_TASK)
+    threads = ("--set", "training.threads=1")
+    done = gaudi_bert(tiny, "run", "task.yaml", "--on", "docker", "--stages", "finetune,predict", *threads)
+    assert done.returncode == 0, done.stderr
+    local = gaudi_bert(tiny, "run", "task.yaml", "--work", "local", "--stages", "finetune,predict", *threads)
+    assert local.returncode == 0, local.stderr
+    made, alone = (contents(tiny / work / "tiny") for work in ("work", "local"))
+    for name in ("finetune/metrics.json", "finetune/predictions.jsonl", "predict/predictions.jsonl"):
+        assert made[name] == alone[name], name
+    assert [json.loads(line)["label"] in "ab" for line in made["predict/predictions.jsonl"].splitlines()] == [True] * 13
+    assert leftovers(docker, tiny) == ""
