@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.stages.tasks.test_predict import TEXTS, logits_alone, write_model
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import TaskSettings
@@ -15,6 +14,7 @@ from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
 from gaudi_bert.tasks.rows.types import TextRow
+from tests.stages.tasks.test_predict import TEXTS, logits_alone, write_model
 
 pytestmark = pytest.mark.slow
 
