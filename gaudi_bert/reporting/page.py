@@ -272,4 +272,6 @@ def _written(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_written(part)}" for key, part in value.items()) or "none"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)
