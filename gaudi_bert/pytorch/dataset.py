@@ -145,18 +145,18 @@ class PackedDataset(IterableDataset[Row]):
                 "the batch_size of the DataLoader as batch_packs"
             )
         self.begin()
-        epoch = self._epoch
-        rows = self.batches_left * self.batch
+        epoch, batch = self._epoch, self.batch
+        rows = self.batches_left * batch
         numbers = numbers_of_rank(self._done, self.packs, self.rank, self.world_size)[:rows]
         if worker is not None:
-            numbers = numbers.reshape(-1, self.batch)[worker.id :: worker.num_workers].reshape(-1)
+            numbers = numbers.reshape(-1, batch)[worker.id :: worker.num_workers].reshape(-1)
         place = 0
         while place < len(numbers):
             at_once = min(ROWS_AT_ONCE, FIRST_ROWS + 3 * place)  # few at first: who wants few need not wait for many
-            at_once = -(-at_once // self.batch) * self.batch  # whole batches, which are then collated as they lie
+            at_once = -(-at_once // batch) * batch  # whole batches, which are then collated as they lie
             for row in self._source.rows(epoch, numbers[place : place + at_once]):
                 place += 1
-                if worker is None and place % self.batch == 0:  # before the last row of a batch: who stops there has it
+                if worker is None and place % batch == 0:  # before the last row of a batch: who stops there has it
                     self.note_batch(place == rows)
                 yield row
 

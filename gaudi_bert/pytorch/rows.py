@@ -13,7 +13,7 @@ Letters: B packs, L positions, S depth, k sequences of one pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,11 +29,15 @@ Row = Mapping[str, AnyArray]
 
 
 class _Block(NamedTuple):
-    """Packs as columns: of a value a token [B, L], of a value a sequence [B, S], and how many sequences each has."""
+    """Packs as columns: of a value a token [B, L], of a value a sequence [B, S], and how many sequences each has.
+
+    `names` are the keys of both.
+    """
 
     of_tokens: dict[str, AnyArray]
     of_sequences: dict[str, AnyArray]
     counts: AnyArray
+    names: dict[str, None]
 
 
 class _PackRow(Mapping[str, AnyArray]):
@@ -51,11 +55,14 @@ class _PackRow(Mapping[str, AnyArray]):
         return block.of_sequences[name][place, : block.counts[place]]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.block.of_tokens
-        yield from self.block.of_sequences
+        return iter(self.block.names)
+
+    def keys(self) -> KeysView[str]:
+        """The names of the columns, as a dictionary has them: `dict(row)` asks for them."""
+        return self.block.names.keys()
 
     def __len__(self) -> int:
-        return len(self.block.of_tokens) + len(self.block.of_sequences)
+        return len(self.block.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process goes the row alone."""
@@ -80,7 +87,7 @@ def rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
         "labels": made.labels,
     }
     of_sequences = {"seq_lens": made.seq_lens, "next_sentence_labels": packs["next_sentence_labels"]}
-    block = _Block(of_tokens, of_sequences, made.sequences)
+    block = _Block(of_tokens, of_sequences, made.sequences, dict.fromkeys((*of_tokens, *of_sequences)))
     return [_PackRow(block, place) for place in range(len(made.sequences))]
 
 

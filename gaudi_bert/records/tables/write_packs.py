@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.metadata import Shard
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.records.tables.arrow import require_pyarrow
-from gaudi_bert.records.tables.columns import TableColumns
+from gaudi_bert.records.tables.columns import TableColumns, is_list
 from gaudi_bert.records.tables.gather import PackSequences, gather_values, number_tokens
 from gaudi_bert.records.tables.rows import GroupRows
 from gaudi_bert.records.tables.sources import file_identity
@@ -33,6 +33,7 @@ __all__ = ["COMPRESSION", "PackLayout", "pack_bytes", "pad_value", "table_shard_
 COMPRESSION = "zstd"
 SLOTS_PER_ROW_GROUP = 2**21
 INDEX_PACKS_PER_ROW_GROUP = 2**17
+VALUES_AT_ONCE = 2**14
 IGNORED_LABEL = -100
 
 
@@ -128,12 +129,27 @@ def write_table_shard(
 
 
 def _encodings(layout: PackLayout) -> dict[str, Any]:
-    """Positions and numbers of sequences as differences, of which nearly all are equal: a few bytes a row, and fast."""
-    counted = [] if layout.index_only else ["position_ids", "sequence_ids"]
-    others = [name for name in layout.schema().names if name not in counted]
+    """How columns are encoded: numbers of L values a pack byte by byte (all first bytes, then all second ones), which zstd
+    takes in half the time of a dictionary, and to fewer bytes. Nobody looks for a pack by its least token: no statistics."""
+    types = require_pyarrow().types
+    split, others, counted = [], [], []
+    for field in layout.schema():
+        if not is_list(field.type):
+            counted.append(field.name)
+            continue
+        kind, place = field.type.value_type, f"{field.name}.list.element"
+        along = types.is_fixed_size_list(field.type)
+        if along and (types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind)):
+            split.append(place)
+        elif field.name in ("seq_lens", "indices"):
+            counted.append(place)
+        else:
+            others.append(place)
     return {
-        "column_encoding": dict.fromkeys((f"{name}.list.element" for name in counted), "DELTA_BINARY_PACKED"),
-        "use_dictionary": [f"{name}.list.element" for name in others if name not in ("seq_lens", "indices", "row")],
+        "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+        "use_dictionary": others,
+        "write_statistics": [*counted, *others],
+        "write_batch_size": VALUES_AT_ONCE,
     }
 
 

@@ -81,6 +81,33 @@ def test_types_stay_as_they_were(tmp_path: Path) -> None:
     assert [str(moment) for moment in pack["when"]] == [f"1970-01-01 00:00:0{index}" for index in pack["indices"]]
 
 
+def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
+    """Whole numbers and floats of one value a slot, whatever their width; truths and half floats cannot be."""
+    import pyarrow
+
+    kinds = {
+        "input_ids": pyarrow.int32(),
+        "labels": pyarrow.int64(),
+        "token_type_ids": pyarrow.int8(),
+        "weights": pyarrow.float32(),
+        "chances": pyarrow.float64(),
+        "halves": pyarrow.float16(),
+        "loss_mask": pyarrow.bool_(),
+    }
+    columns = {name: pyarrow.array([[1, 0], [1]]).cast(pyarrow.list_(kind)) for name, kind in kinds.items()}
+    table = pyarrow.table({**columns, "name": ["a", "b"]})
+    with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(), reporter=QUIET, verified=True)
+    group = parquet.ParquetFile(tmp_path / "out" / "packed-00000-00000.parquet").metadata.row_group(0)
+    stored = {group.column(number).path_in_schema.split(".")[0]: group.column(number) for number in range(group.num_columns)}
+    split = {name for name, chunk in stored.items() if "BYTE_STREAM_SPLIT" in chunk.encodings}
+    assert split == {*kinds, "position_ids", "sequence_ids"} - {"halves", "loss_mask"}
+    assert {name for name, chunk in stored.items() if chunk.statistics is None} == split
+    (pack,) = packs_of(tmp_path / "out")
+    assert [pack[name][:3] for name in kinds] == [[1, 0, 1] if pack["indices"] == [0, 1] else [1, 1, 0]] * len(kinds)
+
+
 def test_one_scenario_slot_by_slot(tmp_path: Path) -> None:
     rows = [
         {"input_ids": [7, 8, 9], "labels": [7, -100, 9], "name": "a"},
