@@ -47,6 +47,12 @@ LATER_ROUNDS = 0.5
 """For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
 they have few sequences left to place, and cost as much. The published way goes on to its end."""
 
+NEAR = 10_000
+"""For such packs, no round is made to save less than one pack in so many."""
+
+DEEPER = 1
+"""Sequences by which such packs may be deeper than the mean; more of them are hardly ever needed, and cost time."""
+
 
 def residual_weights(max_sequence_length: int) -> FloatArray:
     """float64 [L]: sqrt(8 / (2 L)) for lengths 1 to 8, and 1 for the rest."""
@@ -64,6 +70,8 @@ def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit"
     if leftovers == "complement":
         return Solved(iterative_nnls(counts, depth, leftovers, work=work), "iterative-nnls-complement")
     heuristic = pack_longest_first(counts, depth)
+    if _is_near(heuristic, counts, depth):
+        return Solved(heuristic, "lpfhp")
     loop = iterative_nnls(counts, depth, leftovers, enough=packs_of(heuristic), work=work)
     if packs_of(loop) <= packs_of(heuristic):
         return Solved(loop, "iterative-nnls")
@@ -104,9 +112,23 @@ def iterative_nnls(
             best = finished
             if enough is not None and packs_of(mixture) >= enough:
                 break
+            if _is_near(best, counts, depth):
+                break
     if leftovers == "complement":
         return complete_by_complements(mixture, counts, depth)
     return best_fit_into({}, counts, depth) if best is None else best
+
+
+def _least(counts: IntArray, depth: int) -> int:
+    """Packs that the tokens alone need, or the sequences; at least one."""
+    tokens, sequences = int(counts @ np.arange(1, len(counts) + 1)), int(counts.sum())
+    return max(-(-tokens // len(counts)), -(-sequences // depth), 1)
+
+
+def _is_near(mixture: Mixture, counts: IntArray, depth: int) -> bool:
+    """Whether long packs are so few that the least squares, which cost seconds, could hardly save any."""
+    least = _least(counts, depth)
+    return len(counts) > LONG and packs_of(mixture) <= least + least // NEAR
 
 
 def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
@@ -130,6 +152,8 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
     not cover.
     """
     weights = residual_weights(len(counts))
+    if len(counts) > LONG and leftovers == "best-fit":
+        depth = min(depth, -(-int(counts.sum()) // _least(counts, depth)) + DEEPER)
     mixture: Mixture = {}
     left = counts.copy()
     allowed = work

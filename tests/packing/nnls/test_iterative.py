@@ -9,7 +9,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import check_mixture, packs_of
-from gaudi_bert.packing.nnls.iterative import iterative_nnls, residual_weights
+from gaudi_bert.packing.nnls.iterative import iterative_nnls, pack_by_nnls, residual_weights
+from gaudi_bert.packing.work import Work
+from tests.builders.hard_histograms import lognormal
 from tests.builders.histograms import ADVERSARIAL, expected, published
 
 EXPECTED = expected()["habana_iterative_nnls"]["structured-solver"]
@@ -66,3 +68,24 @@ def test_best_fit_uses_room_first() -> None:
     counts = np.array([1, 0, 2, 0, 0, 0, 0, 0, 0, 0], dtype=np.int64)
     mixture = best_fit_into({(7,): 1, (2, 4): 1}, counts, 3)
     assert mixture == {(2, 3, 4): 1, (3, 7): 1, (1,): 1}
+
+
+def test_long_packs_as_few_as_the_tokens_need_take_no_least_squares() -> None:
+    counts = lognormal(1031, 300_000)
+    work = Work(1e9)
+    solved = pack_by_nnls(counts, 1031, work=work)
+    assert solved.algorithm_used == "lpfhp"
+    least = Histogram(1031, counts).token_bound
+    assert packs_of(solved.mixture) <= least * 1.0001
+    assert work.left == 1e9
+
+
+def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little_above_the_mean() -> None:
+    counts = lognormal(1031, 300_000)
+    mean = counts.sum() / Histogram(1031, counts).token_bound
+    assert 6 < mean < 7
+    shallow, deep = Work(25e9), Work(25e9)
+    iterative_nnls(counts, 8, work=shallow)
+    mixture = iterative_nnls(counts, 1031, work=deep)
+    check_mixture(mixture, Histogram(1031, counts), 1031)
+    assert 0 < 25e9 - deep.left <= 25e9 - shallow.left
