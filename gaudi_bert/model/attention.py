@@ -67,7 +67,7 @@ def self_attention(
     packs, _, length, _ = bias_B1LL.shape
     heads, size = config.num_attention_heads, config.head_size
     kernel_HK, bias_K = _fused_projection(parameters, scope, size)
-    fused_TK = dense(hidden_TH, kernel_HK, bias_K)
+    fused_TK = dense(hidden_TH, kernel_HK, bias_K, forward_pass.compiled)
     fused_3BNLD = tf.transpose(tf.reshape(fused_TK, [packs, length, 3, heads, size]), [2, 0, 3, 1, 4])
     query_BNLD, key_BNLD, value_BNLD = tf.unstack(fused_3BNLD)
     rate = config.attention_probs_dropout_prob

@@ -52,7 +52,8 @@ def _encoder_layer(
     first_site: int,
 ) -> tf.Tensor:
     def project(inputs: tf.Tensor, name: str) -> tf.Tensor:
-        return dense(inputs, parameters[f"{scope}/{name}/kernel"], parameters[f"{scope}/{name}/bias"])
+        kernel_IO, bias_O = parameters[f"{scope}/{name}/kernel"], parameters[f"{scope}/{name}/bias"]
+        return dense(inputs, kernel_IO, bias_O, forward_pass.compiled)
 
     def add_and_normalise(new_TH: tf.Tensor, old_TH: tf.Tensor, name: str, site: int) -> tf.Tensor:
         gamma_H, beta_H = parameters[f"{scope}/{name}/LayerNorm/gamma"], parameters[f"{scope}/{name}/LayerNorm/beta"]

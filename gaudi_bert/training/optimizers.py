@@ -15,7 +15,7 @@ norm is zero; MLPerf's variant leaves the ratio at 1 for the variables that are 
 The two corrections are computed on the host in float64 and handed over, so that no step counter lives in the graph.
 
 What happens to a variable is a chain of elementwise operations. On a CPU each of them would read and write a large variable
-once; `compiled` (XLA) makes one pass of the chain.
+once; `compiled` (XLA) makes one pass of the chain, and writes where it has read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tensorflow as tf
 from gaudi_bert.config import TrainingSettings
 from gaudi_bert.model.operations import kernel
 
-__all__ = ["Optimizer", "UpdateScalars", "clip_by_global_norm", "is_decayed"]
+__all__ = ["Optimizer", "UpdateScalars", "clip_factor", "is_decayed"]
 
 NOT_DECAYED = ("layernorm", "layer_norm", "bias")
 # Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
@@ -48,18 +48,15 @@ def is_decayed(name: str) -> bool:
     return not any(part in name.lower() for part in NOT_DECAYED)
 
 
-def clip_by_global_norm(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Scale all gradients by one factor so that their joint Euclidean norm is at most `clip_norm` (0: leave them).
+def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """What all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
 
     Returns:
-        The gradients and the norm before clipping, a float32 scalar (not finite when a gradient is not).
+        The factor and the norm before, float32 scalars; the norm is not finite when a gradient is not.
     """
     # Not tf.add_n: it adds into whichever input's memory is free just then, so its order, and its last bit, vary.
-    norm = tf.sqrt(tf.reduce_sum(tf.stack([tf.reduce_sum(tf.square(gradient)) for gradient in gradients])))
-    if clip_norm == 0:
-        return list(gradients), norm
-    factor = clip_norm / tf.maximum(norm, clip_norm)
-    return [gradient * factor for gradient in gradients], norm
+    norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
+    return tf.ones([]) if clip_norm == 0 else clip_norm / tf.maximum(norm, clip_norm), norm
 
 
 class Optimizer:
@@ -88,23 +85,22 @@ class Optimizer:
         corrections = (1.0 / (1.0 - beta**update) for beta in (self.settings.beta_1, self.settings.beta_2))
         return UpdateScalars(*(tf.constant(value, tf.float32) for value in (learning_rate, *corrections)))
 
-    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars) -> None:
-        """Move every variable by its gradient; `gradients` in the order of `variables`."""
+    def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
+        """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
         for (name, variable), gradient in zip(self.variables.items(), gradients, strict=True):
             rule = _lamb if self.settings.optimizer == "lamb" and self._is_adapted(name) else _adamw
-            changed = kernel(rule, self._compiled and variable.shape.num_elements() >= LEAST_COMPILED)(
-                variable.value(),
-                self.first_moments[name].value(),
-                self.second_moments[name].value(),
+            kernel(rule, self._compiled and variable.shape.num_elements() >= LEAST_COMPILED)(
+                variable,
+                self.first_moments[name],
+                self.second_moments[name],
                 gradient,
+                factor,
                 *scalars,
                 self.settings.beta_1,
                 self.settings.beta_2,
                 self.settings.epsilon,
                 self.settings.weight_decay if is_decayed(name) else 0.0,
             )
-            for old, new in zip((variable, self.first_moments[name], self.second_moments[name]), changed, strict=True):
-                old.assign(new)
 
     def _is_adapted(self, name: str) -> bool:
         return self.settings.layer_adaptation == "all" or is_decayed(name)
@@ -114,10 +110,37 @@ class Optimizer:
         return tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
 
 
+def _adamw(
+    variable: tf.Variable,
+    first: tf.Variable,
+    second: tf.Variable,
+    gradient: tf.Tensor,
+    factor: tf.Tensor,
+    rate: tf.Tensor,
+    *more: Any,
+) -> None:
+    """Move a variable and its moments; the last arguments as `_direction` has them."""
+    variable.assign_sub(rate * _direction(variable, first, second, gradient * factor, *more))
+
+
+def _lamb(
+    variable: tf.Variable,
+    first: tf.Variable,
+    second: tf.Variable,
+    gradient: tf.Tensor,
+    factor: tf.Tensor,
+    rate: tf.Tensor,
+    *more: Any,
+) -> None:
+    """The same with the trust ratio."""
+    direction = _direction(variable, first, second, gradient * factor, *more)
+    variable.assign_sub(rate * _trust_ratio(variable.value(), direction) * direction)
+
+
 def _direction(
-    variable: tf.Tensor,
-    first: tf.Tensor,
-    second: tf.Tensor,
+    variable: tf.Variable,
+    first: tf.Variable,
+    second: tf.Variable,
     gradient: tf.Tensor,
     first_correction: tf.Tensor,
     second_correction: tf.Tensor,
@@ -125,28 +148,13 @@ def _direction(
     beta_2: float,
     epsilon: float,
     decay: float,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The advanced moments, and u."""
-    first = beta_1 * first + (1.0 - beta_1) * gradient
-    second = beta_2 * second + (1.0 - beta_2) * tf.square(gradient)
-    direction = first * first_correction / (tf.sqrt(second * second_correction) + epsilon)
-    return first, second, direction + decay * variable if decay > 0 else direction
-
-
-def _adamw(
-    variable: tf.Tensor, first: tf.Tensor, second: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor, *more: Any
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The moved variable and its moments; arguments as `UpdateScalars` and `_direction` have them."""
-    first, second, direction = _direction(variable, first, second, gradient, *more)
-    return variable - rate * direction, first, second
-
-
-def _lamb(
-    variable: tf.Tensor, first: tf.Tensor, second: tf.Tensor, gradient: tf.Tensor, rate: tf.Tensor, *more: Any
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The same with the trust ratio."""
-    first, second, direction = _direction(variable, first, second, gradient, *more)
-    return variable - rate * _trust_ratio(variable, direction) * direction, first, second
+) -> tf.Tensor:
+    """Advances the moments, and gives u."""
+    advanced = beta_1 * first + (1.0 - beta_1) * gradient, beta_2 * second + (1.0 - beta_2) * tf.square(gradient)
+    for old, new in zip((first, second), advanced, strict=True):
+        old.assign(new)
+    direction = advanced[0] * first_correction / (tf.sqrt(advanced[1] * second_correction) + epsilon)
+    return direction + decay * variable if decay > 0 else direction
 
 
 def _trust_ratio(variable: tf.Tensor, direction: tf.Tensor) -> tf.Tensor:

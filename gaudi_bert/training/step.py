@@ -26,7 +26,7 @@ from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loss_denominators import GLOBAL, LossDenominators
 from gaudi_bert.training.objective import Objective, PretrainingObjective
-from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_by_global_norm
+from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_factor
 
 __all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed"]
 
@@ -166,8 +166,8 @@ class TrainingStep:
     def _update(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, scalars: UpdateScalars) -> tf.Tensor:
         """Sum over processes, clip, move the variables."""
         gradients = self._communicator.sum_tensors(gradients)
-        gradients, norm = clip_by_global_norm(gradients, self._settings.clip_norm)
-        self._optimizer.apply(gradients, scalars)
+        factor, norm = clip_factor(gradients, self._settings.clip_norm)
+        self._optimizer.apply(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)
 
     def _trace_whole_update(

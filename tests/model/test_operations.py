@@ -12,6 +12,7 @@ from gaudi_bert.model.forward_pass import ForwardPass
 from gaudi_bert.model.losses import cross_entropy
 from gaudi_bert.model.operations import (
     activation,
+    dense,
     dropout,
     gather_rows,
     layer_norm,
@@ -68,6 +69,16 @@ def test_residual_layer_norm(compiled, rate):
         lambda new, old, gamma, beta: residual_layer_norm(new, old, gamma, beta, drawn, rate, 1e-12, compiled),
         lambda new, old, gamma, beta: plain_layer_norm(new * factors + old, gamma, beta),
         *inputs,
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 7), (5, 512), (1024, 3), (512, 512)])  # 4 KiB are 512 of float64
+def test_dense(inputs, outputs, compiled):
+    check_same(
+        lambda x, kernel, bias: dense(x, kernel, bias, compiled),
+        lambda x, kernel, bias: x @ kernel + bias,
+        *(normal(11, inputs), normal(inputs, outputs), normal(outputs)),
     )
 
 

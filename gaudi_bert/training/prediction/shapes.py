@@ -3,8 +3,8 @@
 Training is bound to its batch; reading is not, so any number of sequences may share a row, and the rows may be of any length
 that holds the longest sequence. Short rows cost less each token (attention goes over a whole row), long rows are filled
 better. So for each window a few choices are packed by best fit and the cheapest is taken: one length for all, or a long one
-for the sequences that need it, filled up with others, and a short one for the rest. The choice depends on the window's
-lengths alone, so that a run that was killed makes the same one again.
+for the sequences that need it, filled up with others, and a short one for the rest; or a row for each sequence, in a few
+lengths. The choice depends on the window's lengths alone, so that a run that was killed makes the same one again.
 
 Letters: N sequences of a window.
 """
@@ -23,11 +23,13 @@ from gaudi_bert.packing.heuristics.open_packs import OpenPacks
 from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
 from gaudi_bert.records.assign import assign_sequences
 from gaudi_bert.tasks.packs import Packs
+from gaudi_bert.training.prediction.row_lengths import best_row_lengths
 
 __all__ = ["LEAST_GAIN", "Part", "WindowPlan", "deepest", "plan_window", "row_cost"]
 
 LEAST_GAIN = 1.02
-"""What packing must save at least, unpacked cost / packed cost; below it every sequence gets a row of its own."""
+"""What packing must save at least, unpacked cost / packed cost; below it every sequence gets a row of its own, in one of a
+few lengths."""
 
 USUAL_LENGTHS = (64, 128, 256, 512)
 LENGTH_STEP = 16
@@ -54,7 +56,7 @@ class WindowPlan:
         parts: one for each length of a row.
         tokens: of all sequences.
         slots: of all rows.
-        gain: estimated cost of one sequence a row, padded to the longest / cost of this plan.
+        gain: estimated cost of one sequence a row, padded to the longest / cost of this plan; 1 where nothing is packed.
     """
 
     parts: tuple[Part, ...]
@@ -81,13 +83,16 @@ def plan_window(
     Args:
         lengths: int64 [N], tokens of each sequence, at least 1.
         hidden_size: of the model.
-        packed: False gives each sequence a row of its own.
+        packed: False gives each sequence a row of its own, all of one length.
         algorithm: that packs; `lpfhp` is best fit, `optimal` a few packs better and slower.
         one_length: use rows of this length and no other, as accelerators want that compile for one shape.
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
-    alone = one_length or _rounded(longest)
-    unpacked_cost = len(lengths) * row_cost(alone, hidden_size)
+    rounded = one_length or _rounded(longest)
+    unpacked_cost = len(lengths) * row_cost(rounded, hidden_size)
+    alone, alone_cost = [rounded], unpacked_cost
+    if packed and one_length is None:
+        alone, alone_cost = best_row_lengths(_counts(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size))
     choices = _choices(longest, one_length) if packed else ()
     solved = [_solve(lengths, choice, algorithm) for choice in choices]
 
@@ -95,13 +100,24 @@ def plan_window(
         return sum(packs_of(mixture) * row_cost(length, hidden_size) for length, mixture in mixtures)
 
     best = min(solved, key=cost, default=None)
-    gain = unpacked_cost / cost(best) if best else 1.0
-    if best is None or gain < LEAST_GAIN:
-        members = np.arange(len(lengths), dtype=np.int64)
-        alone_packs = Packs(members, np.arange(len(lengths) + 1, dtype=np.int64))
-        return WindowPlan((Part(alone, 1, alone_packs),), tokens, len(lengths) * alone, 1.0)
-    parts = tuple(_assigned(lengths, best))
+    is_packed = best is not None and alone_cost >= LEAST_GAIN * cost(best)
+    parts = tuple(_assigned(lengths, best) if best is not None and is_packed else _alone(lengths, alone))
+    gain = unpacked_cost / cost(best) if best is not None and is_packed else 1.0
     return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
+
+
+def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
+    """Every sequence by itself, in the shortest of the rows that hold it."""
+    which = np.searchsorted(rows, lengths)
+    for number, length in enumerate(rows):
+        members = np.flatnonzero(which == number)
+        yield Part(length, 1, Packs(members, np.arange(len(members) + 1, dtype=np.int64)))
+
+
+def _counts(lengths: IntArray, longest: int) -> IntArray:
+    """Sequences of each length from 1."""
+    counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
+    return counts
 
 
 def _rounded(longest: int) -> int:
@@ -128,7 +144,7 @@ def _solve(lengths: IntArray, choice: tuple[int, ...], algorithm: str) -> list[t
     with others, best fit first, and short rows take the rest.
     """
     long, *short = choice
-    counts: IntArray = np.bincount(lengths, minlength=long + 1)[1:]
+    counts = _counts(lengths, long)
     if not short:
         return [(long, solve(counts, algorithm, deepest(long)).mixture)]
     must = counts.copy()

@@ -59,10 +59,12 @@ def test_a_few_long_rows_do_not_lengthen_all() -> None:
     assert {part.length for part in plan.parts} == {64, 496} or {part.length for part in plan.parts} == {128, 496}
 
 
-def test_long_rows_stay_alone() -> None:
+def test_long_rows_stay_alone_in_a_few_lengths() -> None:
     lengths = np.random.default_rng(1).integers(384, 513, 512)
     plan = plan_window(lengths, hidden_size=384)
-    assert (plan.gain, [part.length for part in plan.parts]) == (1.0, [512])
+    check(plan, lengths)
+    assert (plan.gain, [(part.length, part.depth) for part in plan.parts]) == (1.0, [(n, 1) for n in (416, 448, 480, 512)])
+    assert plan_window(lengths, hidden_size=384, packed=False).slots == 512 * 512
 
 
 def test_rows_are_no_longer_than_needed() -> None:
