@@ -9,7 +9,8 @@
 that run in turn: TensorFlow and PyTorch would disturb each other's threads in one. The peer is the `encode` of
 sentence-transformers where that is installed, else its loop on transformers: texts sorted by length, batches of 32 padded
 to their longest. Tokenizing is part of both. `mixes`: 512 rows of four kinds of lengths in batches of 64, the same model
-(2 layers of 256) packed, and unpacked with each batch padded to its longest in order of arrival.
+(2 layers of 256) packed, and unpacked with each batch padded to its longest in order of arrival. The goals of the first,
+second and fourth mix are what another packer reached on mixes of its own (GLiNER#292).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ SHARED = Path(os.environ.get("GAUDI_BERT_SHARED", "../shared"))
 SECTIONS = ("embed", "mixes")
 PEER_BATCH = 32
 MIX_ROWS, MIX_BATCH = 512, 64
+MIX_GOALS = (">= 1.94", ">= 5.55", ">= 0.98", ">= 1.42")
 
 
 def one_thread() -> None:
@@ -234,7 +236,7 @@ def compare_mixes(rounds: int) -> None:
         given = {} if batch_tokens is None else {"batch_tokens": batch_tokens}
         return PackRunner(embedder, per="sequence", width=config.hidden_size, **given)
 
-    for name, lengths in mixes().items():
+    for goal, (name, lengths) in zip(MIX_GOALS, mixes().items(), strict=True):
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = random.integers(5, 1000, offsets[-1]).astype(np.int32)
         sequences = Sequences(np.arange(MIX_ROWS), offsets, ids, np.zeros(len(ids), np.int8))
@@ -248,7 +250,7 @@ def compare_mixes(rounds: int) -> None:
         rows = ", ".join(f"{len(part.packs)} x {part.length}" for part in plan.parts)
         padding = 100 * (1 - len(ids) / sum(batch.slots for _, batch in batches))
         print(f"mixes: {name}; rows {rows}; padding {100 * plan.padding:.1f} %, unpacked {padding:.1f} %")
-        show("speed beside unpacked (CPU time)", ratios, "times", ">= 0.98")
+        show("speed beside unpacked (CPU time)", ratios, "times", goal)
         show("largest difference of a vector's value", [difference], "", "1e-5")
 
 
@@ -287,7 +289,9 @@ def main() -> None:
         return
     show_processor()
     started = time.perf_counter()
-    if options.only in (None, "embed"):
+    if options.only in (None, "embed") and options.data is None and not (SHARED / "data/tasks").is_dir():
+        print(f"{SHARED / 'data/tasks'}: is not there: `embed` is not measured; name a file of texts with --data")
+    elif options.only in (None, "embed"):
         corpora = [options.data] if options.data else ["goemotions", "xquad"]
         compare_embed(options.model or minilm(), corpora, options.rows, options.rounds)
     if options.only in (None, "mixes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,8 @@ def open_tokenizer(folder: Path, *, lower_case: bool | None = None) -> RowTokeni
     Raises:
         InputError: there is none, or it is damaged.
     """
+    if not folder.exists() and not any(folder.parent.glob(f"{escape(folder.name)}.*")):  # a TF1 checkpoint is a prefix
+        raise InputError(f"{folder}: there is no such folder; check the path")
     folder = folder if folder.is_dir() else folder.parent
     if (folder / WHOLE).is_file():
         return RowTokenizer(_whole(folder / WHOLE), folder / WHOLE, _sha256(folder / WHOLE))

@@ -195,6 +195,14 @@ def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match="not a tokenizer"):
         open_tokenizer(tmp_path)
+    with pytest.raises(InputError, match=r"nowhere: there is no such folder; check the path"):
+        open_tokenizer(tmp_path / "nowhere")
+
+
+def test_the_tokenizer_beside_the_prefix_of_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", encoding="utf-8")
+    (tmp_path / "model.ckpt.index").touch()
+    assert open_tokenizer(tmp_path / "model.ckpt").vocabulary_size == 5
 
 
 def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
