@@ -21,7 +21,7 @@ once; `compiled` (XLA) makes one pass of the chain, and writes where it has read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -41,6 +41,23 @@ class UpdateScalars(NamedTuple):
     learning_rate: tf.Tensor
     first_correction: tf.Tensor
     second_correction: tf.Tensor
+
+
+class State(NamedTuple):
+    """A variable and its moments, float32 of one shape."""
+
+    variable: tf.Variable
+    first_moment: tf.Variable
+    second_moment: tf.Variable
+
+
+class Constants(NamedTuple):
+    """The numbers of the rule that stay as they are for a variable."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float
 
 
 def is_decayed(name: str) -> bool:
@@ -88,19 +105,14 @@ class Optimizer:
     def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
         """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
         for (name, variable), gradient in zip(self.variables.items(), gradients, strict=True):
-            rule = _lamb if self.settings.optimizer == "lamb" and self._is_adapted(name) else _adamw
-            kernel(rule, self._compiled and variable.shape.num_elements() >= LEAST_COMPILED)(
-                variable,
-                self.first_moments[name],
-                self.second_moments[name],
-                gradient,
-                factor,
-                *scalars,
-                self.settings.beta_1,
-                self.settings.beta_2,
-                self.settings.epsilon,
-                self.settings.weight_decay if is_decayed(name) else 0.0,
-            )
+            move = _lamb if self.settings.optimizer == "lamb" and self._is_adapted(name) else _adamw
+            state = State(variable, self.first_moments[name], self.second_moments[name])
+            is_compiled = self._compiled and variable.shape.num_elements() >= LEAST_COMPILED
+            kernel(move, is_compiled)(state, gradient, factor, scalars, self._constants(name))
+
+    def _constants(self, name: str) -> Constants:
+        decay = self.settings.weight_decay if is_decayed(name) else 0.0
+        return Constants(self.settings.beta_1, self.settings.beta_2, self.settings.epsilon, decay)
 
     def _is_adapted(self, name: str) -> bool:
         return self.settings.layer_adaptation == "all" or is_decayed(name)
@@ -110,51 +122,26 @@ class Optimizer:
         return tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
 
 
-def _adamw(
-    variable: tf.Variable,
-    first: tf.Variable,
-    second: tf.Variable,
-    gradient: tf.Tensor,
-    factor: tf.Tensor,
-    rate: tf.Tensor,
-    *more: Any,
-) -> None:
-    """Move a variable and its moments; the last arguments as `_direction` has them."""
-    variable.assign_sub(rate * _direction(variable, first, second, gradient * factor, *more))
+def _adamw(state: State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: Constants) -> None:
+    """Move a variable and its moments by its gradient times `factor`."""
+    direction = _direction(state, gradient * factor, scalars, constants)
+    state.variable.assign_sub(scalars.learning_rate * direction)
 
 
-def _lamb(
-    variable: tf.Variable,
-    first: tf.Variable,
-    second: tf.Variable,
-    gradient: tf.Tensor,
-    factor: tf.Tensor,
-    rate: tf.Tensor,
-    *more: Any,
-) -> None:
+def _lamb(state: State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: Constants) -> None:
     """The same with the trust ratio."""
-    direction = _direction(variable, first, second, gradient * factor, *more)
-    variable.assign_sub(rate * _trust_ratio(variable.value(), direction) * direction)
+    direction = _direction(state, gradient * factor, scalars, constants)
+    state.variable.assign_sub(scalars.learning_rate * _trust_ratio(state.variable.value(), direction) * direction)
 
 
-def _direction(
-    variable: tf.Variable,
-    first: tf.Variable,
-    second: tf.Variable,
-    gradient: tf.Tensor,
-    first_correction: tf.Tensor,
-    second_correction: tf.Tensor,
-    beta_1: float,
-    beta_2: float,
-    epsilon: float,
-    decay: float,
-) -> tf.Tensor:
+def _direction(state: State, gradient: tf.Tensor, scalars: UpdateScalars, constants: Constants) -> tf.Tensor:
     """Advances the moments, and gives u."""
-    advanced = beta_1 * first + (1.0 - beta_1) * gradient, beta_2 * second + (1.0 - beta_2) * tf.square(gradient)
-    for old, new in zip((first, second), advanced, strict=True):
-        old.assign(new)
-    direction = advanced[0] * first_correction / (tf.sqrt(advanced[1] * second_correction) + epsilon)
-    return direction + decay * variable if decay > 0 else direction
+    first = constants.beta_1 * state.first_moment + (1.0 - constants.beta_1) * gradient
+    second = constants.beta_2 * state.second_moment + (1.0 - constants.beta_2) * tf.square(gradient)
+    state.first_moment.assign(first)
+    state.second_moment.assign(second)
+    direction = first * scalars.first_correction / (tf.sqrt(second * scalars.second_correction) + constants.epsilon)
+    return direction + constants.weight_decay * state.variable if constants.weight_decay > 0 else direction
 
 
 def _trust_ratio(variable: tf.Tensor, direction: tf.Tensor) -> tf.Tensor:
