@@ -7,11 +7,13 @@ took. A field with a default is one that is not always known: it is left out of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.examples import PreparedExamples
-from gaudi_bert.artefacts.plan import PlanTotals
-from gaudi_bert.artefacts.tables import TableMetadata, TableVerification
-from gaudi_bert.artefacts.verification import Verification
+if TYPE_CHECKING:
+    from gaudi_bert.artefacts.examples import PreparedExamples
+    from gaudi_bert.artefacts.plan import PlanTotals
+    from gaudi_bert.artefacts.tables import TableMetadata, TableVerification
+    from gaudi_bert.artefacts.verification import Verification
 
 __all__ = [
     "CopiesResult",

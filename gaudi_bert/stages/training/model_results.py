@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.finetuning import FineTuning
-from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
-
 if TYPE_CHECKING:
+    from gaudi_bert.artefacts.finetuning import FineTuning
+    from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
     from gaudi_bert.training.graph.report import GraphReport
     from gaudi_bert.training.run_plan import RunPlan
 
