@@ -191,41 +191,48 @@ except ModuleNotFoundError:  # where it was before it had a folder
     from gaudi_bert.stages.import_tables import import_tables
 folder = Path(sys.argv[1])
 sizes = {"max_sequence_length": 512, "max_predictions": 128} if sys.argv[4] == "given" else {}
-import_tables(folder / "warm.parquet", folder / f"warm-{sys.argv[2]}", reporter=Reporter(quiet=True), **sizes)
+import_tables(folder / f"warm.{sys.argv[3]}", folder / f"warm-{sys.argv[2]}", reporter=Reporter(quiet=True), **sizes)
 started = time.process_time()
-import_tables(folder / sys.argv[3], folder / sys.argv[2], reporter=Reporter(quiet=True), **sizes)
+import_tables(folder / f"examples.{sys.argv[3]}", folder / sys.argv[2], reporter=Reporter(quiet=True), **sizes)
 print(time.process_time() - started)
 """
 
 
 def imports(folder: Path, rows: int, rounds: int, base: Path) -> None:
     """`import` beside that of another commit: seconds, and the same bytes."""
-    parquet.write_table(make_table(rows, 180, 512, seed=3, labelled=0.15), folder / "examples.parquet")
-    parquet.write_table(make_table(5000, 180, 512, seed=4, labelled=0.15), folder / "warm.parquet")
-    for sizes in ("given", "measured"):
+    for name, count, seed in (("examples", rows, 3), ("warm", 5000, 4)):
+        table = make_table(count, 180, 512, seed=seed, labelled=0.15)
+        parquet.write_table(table, folder / f"{name}.parquet")
+        with pyarrow.OSFile(str(folder / f"{name}.arrow"), "wb") as sink:
+            with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table, max_chunksize=MAP_ROWS)
+    trees = {"old": base, "new": Path(__file__).resolve().parents[1]}
+    for form, sizes in (("parquet", "given"), ("parquet", "measured"), ("arrow", "given"), ("arrow", "measured")):
         ratios, rates = [], []
         for _ in range(rounds):
-            seconds = {}
-            for name, tree in (("old", base), ("new", Path(__file__).resolve().parents[1])):
-                for made in (name, f"warm-{name}"):
-                    shutil.rmtree(folder / made, ignore_errors=True)
-                arguments = [str(folder), name, "examples.parquet", sizes]
-                done = subprocess.run(
-                    [sys.executable, "-c", IMPORT, *arguments],
-                    cwd=tree,
-                    env={"PYTHONPATH": str(tree)},
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-                seconds[name] = float(done.stdout)
+            seconds = {name: import_seconds(folder, name, tree, form, sizes) for name, tree in trees.items()}
             ratios.append(seconds["old"] / seconds["new"])
             rates.append(rows / seconds["new"])
             for path in sorted((folder / "old").iterdir()):
                 same = path.name.startswith(".") or path.read_bytes() == (folder / "new" / path.name).read_bytes()
                 assert same, f"{path.name} differs"
-        show(f"import, sizes {sizes}: rows a CPU second", rates, "rows/s")
-        show(f"import, sizes {sizes}: beside the old commit, same bytes", ratios, "x", "20")
+        show(f"import of {rows:,} rows of {form}, sizes {sizes}", rates, "rows/s")
+        show("beside the old commit, both warm, same bytes", ratios, "x", "20")
+
+
+def import_seconds(folder: Path, name: str, tree: Path, form: str, sizes: str) -> float:
+    """CPU seconds that the commit in `tree` takes, after a smaller import in the same process."""
+    for made in (name, f"warm-{name}"):
+        shutil.rmtree(folder / made, ignore_errors=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, str(folder), name, form, sizes],
+        cwd=tree,
+        env={"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
 
 
 def main() -> None:

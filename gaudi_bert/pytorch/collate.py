@@ -80,8 +80,13 @@ class PackCollator:
         """A batch of rows, whole numbers int64.
 
         Raises:
-            InputError: rows of unequal lengths, or with more masked positions or sequences than there are slots.
+            InputError: rows of unequal lengths, with more masked positions or sequences than there are slots, or without the
+                labels of gathered heads.
         """
+        if self.gather_heads and "labels" not in rows[0]:
+            raise InputError(
+                f"gather_heads: the packs have no column labels, but {', '.join(rows[0])}; leave gather_heads out"
+            )
         arrays = self._joined(rows)
         if self.target == "flash":
             return self._flattened(arrays, rows)

@@ -43,7 +43,7 @@ class PackedDataset(IterableDataset[Row]):
         update_batches: an epoch ends with a whole number of so many batches (those that are accumulated to one update).
 
     Raises:
-        InputError: the folder cannot be read, or `rank` is out of its range.
+        InputError: the folder cannot be read, or `rank` or `batch_packs` is out of its range.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class PackedDataset(IterableDataset[Row]):
         plan: str | Path | None = None,
     ) -> None:
         check_rank(rank, world_size)
+        if batch_packs is not None and batch_packs < 1:
+            raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
         self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
         self.batch_packs = batch_packs
         self._source = open_packs(folder, seed, Path(plan) if plan is not None else None)
@@ -179,6 +181,8 @@ class PackedLoader(DataLoader[Any]):
     ) -> None:
         if options.get("persistent_workers"):
             raise InputError("persistent_workers: they would read the first epoch again and again; leave it out")
+        if batch_packs < 1:
+            raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
         dataset.batch_packs = batch_packs
         if len(dataset) == 0:
             raise InputError(

@@ -147,6 +147,32 @@ def test_whatever_is_wrong_is_one_line(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("when", pyarrow.nulls(2, pyarrow.month_day_nano_interval()), "month_day_nano_interval, which cannot be packed"),
+        ("nothing", pyarrow.array([{}, {}], pyarrow.struct([])), "holds struct<>, which cannot be packed"),
+        ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint32())), "lists of uint32, which cannot be -100"),
+        ("labels", pyarrow.array([[True, False], [True]]), "lists of bool, which cannot be -100, and padding must be; cast"),
+        ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_view(pyarrow.int32())), "whose lists are not packed; cast"),
+    ],
+)
+def test_columns_that_cannot_be_packed_are_refused_before_anything_is_written(
+    tmp_path: Path, column: str, values: Any, reason: str
+) -> None:
+    table = pyarrow.table({"input_ids": [[1, 2], [3]], column: values})
+    with pyarrow.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    command = ("pack", tmp_path / "t.arrow", "--out", tmp_path / "out", *PACK)
+    done = run_command(*command)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"t.arrow: column {column} " in line
+    assert reason in line
+    assert not (tmp_path / "out").exists()
+    assert run_command(*command, "--columns", "input_ids").returncode == 0
+
+
 def test_tables_that_do_not_go_together(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"input_ids": [[1]]}), tmp_path / "a.parquet")
     parquet.write_table(

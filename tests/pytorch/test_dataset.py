@@ -216,6 +216,14 @@ def test_what_pack_makes_of_a_table_is_read(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
     settings = TableSettings(max_sequence_length=32)
     pack_table(tmp_path / "rows.parquet", tmp_path / "packed", settings, reporter=Reporter(quiet=True))
+    pack_table(
+        tmp_path / "rows.parquet",
+        tmp_path / "index",
+        settings.model_copy(update={"index_only": True}),
+        reporter=Reporter(quiet=True),
+    )
+    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; pack the table"):
+        PackedDataset(tmp_path / "index")
     seen = []
     for row in PackedDataset(tmp_path / "packed"):
         ends = np.cumsum(row["seq_lens"])
@@ -252,6 +260,9 @@ def test_unpacked_records_are_packed_while_they_are_read(case: PackingCase, epoc
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
     refusals = {
         "rank = 2: 0 to 1 is allowed": lambda: PackedDataset(case.packed, 2, 2),
+        "world_size = 0: at least 1 is needed": lambda: PackedDataset(case.packed, 0, 0),
+        "batch_packs = 0: at least 1 is needed": lambda: PackedDataset(case.packed, batch_packs=0),
+        "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
         "packs are not a batch of 999 for each of 1 processes": lambda: PackedDataset(case.packed, batch_packs=999),

@@ -30,8 +30,10 @@ def check_rank(rank: int, world_size: int) -> None:
     """Refuse a number that no process has.
 
     Raises:
-        InputError: `rank` is not in 0 .. world_size - 1.
+        InputError: `rank` is not in 0 .. world_size - 1, or there is no process.
     """
+    if world_size < 1:
+        raise InputError(f"world_size = {world_size}: at least 1 is needed")
     if not 0 <= rank < world_size:
         raise InputError(f"rank = {rank}: 0 to {world_size - 1} is allowed")
 

@@ -11,14 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.parts import table_schema
 
-__all__ = ["MADE_COLUMNS", "MASK_COLUMN", "TOKENS_COLUMN", "TableColumns", "check_same_columns", "columns_of", "is_list"]
+__all__ = [
+    "LABELS_COLUMN",
+    "MADE_COLUMNS",
+    "MASK_COLUMN",
+    "TOKENS_COLUMN",
+    "TableColumns",
+    "check_same_columns",
+    "check_storable",
+    "columns_of",
+    "is_list",
+]
 
 TOKENS_COLUMN = "input_ids"
 MASK_COLUMN = "attention_mask"
+LABELS_COLUMN = "labels"
 MADE_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts", "row")
 """What packing adds; a table may not bring its own."""
 
@@ -84,6 +95,8 @@ def columns_of(path: Path, chosen: Sequence[str] | None = None) -> TableColumns:
             aligned[name] = _value_type(path, name, kind)
         elif name == TOKENS_COLUMN:
             raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+        elif "list_view" in str(kind):
+            raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
         else:
             scalars[name] = kind
     return TableColumns(schema, aligned, scalars)
@@ -97,6 +110,36 @@ def _value_type(path: Path, name: str, kind: Any) -> Any:
     if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
         raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
     return value
+
+
+def check_storable(path: Path, columns: TableColumns) -> None:
+    """What packing does with columns must be possible with their types: padding of labels, and scalars as lists in Parquet.
+
+    Raises:
+        InputError: it is not; before anything is written.
+    """
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    labels = columns.aligned.get(LABELS_COLUMN)
+    if labels is not None and (pyarrow.types.is_unsigned_integer(labels) or pyarrow.types.is_boolean(labels)):
+        raise InputError(
+            f"{path}: column {LABELS_COLUMN} holds lists of {labels}, which cannot be -100, and padding must be; cast it to "
+            "int32, or leave it out with --columns"
+        )
+    for name, kind in columns.scalars.items():
+        try:
+            values = pyarrow.nulls(1, kind).take(pyarrow.array([0]))
+            parquet.write_table(
+                pyarrow.table({name: pyarrow.ListArray.from_arrays(pyarrow.array([0, 1], pyarrow.int32()), values)}),
+                pyarrow.BufferOutputStream(),
+            )
+        except pyarrow.ArrowException as error:
+            reason = shortened(str(error), 120)
+            raise InputError(
+                f"{path}: column {name} holds {kind}, which cannot be packed ({reason}); cast it, or leave it out with "
+                "--columns"
+            ) from error
 
 
 def _leave_out(name: str) -> str:

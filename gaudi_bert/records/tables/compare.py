@@ -123,8 +123,7 @@ def check_tokens(packs: StoredPacks, layout: PackLayout, rows: GroupRows, of_row
         _refuse(packs, name, _values(packs, name, count, slots) != expected)
     for name in layout.columns.aligned:
         stored = _values(packs, name, count, slots)
-        filler = pad_value(name) if stored.dtype.kind != "u" else 0
-        _refuse(packs, name, padding & (stored != filler))
+        _refuse(packs, name, padding & (stored != pad_value(name)))
         flat = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
         size = stored.itemsize
         different = _first_difference(

@@ -18,6 +18,7 @@ from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyar
 __all__ = ["TableFiles"]
 
 NEEDED = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
+TOKENLESS = {"row", "indices", "seq_lens"}
 
 
 class _Column(NamedTuple):
@@ -49,6 +50,10 @@ class TableFiles:
         for number, path in enumerate(self.paths):
             file = self._open(number)
             names = file.schema_arrow.names
+            if TOKENLESS.issubset(names) and "input_ids" not in names:
+                raise InputError(
+                    f"{path}: is an index, which holds no tokens; pack the table again without --index-only to read packs"
+                )
             for name in NEEDED:
                 if name not in names:
                     raise InputError(

@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.metadata import Shard
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.records.tables.arrow import require_pyarrow
-from gaudi_bert.records.tables.columns import TableColumns, is_list
+from gaudi_bert.records.tables.columns import LABELS_COLUMN, TableColumns, is_list
 from gaudi_bert.records.tables.gather import PackSequences, gather_values, number_tokens
 from gaudi_bert.records.tables.rows import GroupRows
 from gaudi_bert.records.tables.sources import file_identity
@@ -85,7 +85,7 @@ def pack_bytes(layout: PackLayout) -> int:
 
 def pad_value(name: str) -> int:
     """What fills the slots behind the last sequence in an aligned column."""
-    return IGNORED_LABEL if name == "labels" else 0
+    return IGNORED_LABEL if name == LABELS_COLUMN else 0
 
 
 def table_shard_name(group: int, shard: int) -> str:
@@ -177,7 +177,7 @@ def _token_columns(layout: PackLayout, rows: GroupRows, packs: PackSequences, fi
     for name, kind in layout.columns.aligned.items():
         # (`to_pandas_dtype` would say the same, and needs pandas.)
         stored = np.dtype(np.uint8) if pyarrow.types.is_boolean(kind) else pyarrow.array([], kind).to_numpy().dtype
-        padding = np.full(slots, pad_value(name) if stored.kind != "u" else 0, stored)
+        padding = np.full(slots, pad_value(name), stored)
         values = pyarrow.array(gather_values(packs, first, last, rows.addresses[name], padding))
         columns[name] = _rows(values.cast(kind), slots)
     return columns

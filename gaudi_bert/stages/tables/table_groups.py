@@ -74,9 +74,10 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
         reporter: what is unusual is said.
 
     Raises:
-        InputError: there is no table, it holds no row, its files differ in their columns, or a column is missing.
+        InputError: there is no table, it holds no row, its files differ in their columns, or a column is missing or cannot
+            be packed.
     """
-    from gaudi_bert.records.tables.columns import check_same_columns, columns_of
+    from gaudi_bert.records.tables.columns import check_same_columns, check_storable, columns_of
     from gaudi_bert.records.tables.parts import list_parts
     from gaudi_bert.records.tables.sources import table_files
 
@@ -85,6 +86,8 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
         reporter.say(f"{source}: state.json does not name {', '.join(left_out)}; left out, as of an earlier save")
     columns = columns_of(files[0], settings.columns)
     check_same_columns(files, columns)
+    if not settings.index_only:
+        check_storable(files[0], columns)
     together = settings.keep_together
     if together is not None and together not in columns.scalars:
         raise InputError(
