@@ -1,6 +1,6 @@
 """Packing tables and importing them, beside what others need for the same rows; CPU seconds of all threads, alternating.
 
-    python benchmarks/tables.py [--rows N] [--rounds N] [--base WORKTREE] [--peer PYTHON]
+    python benchmarks/tables.py [--only PART] [--rows N] [--rounds N] [--algorithms A,B] [--base WORKTREE] [--peer PYTHON]
 
 `--peer` is a Python that has trl and datasets; without it, TRL's `pack_dataset` is re-implemented here from its documented
 algorithm (best fit decreasing over batches of 1,000 rows, as `Dataset.map` hands them to it), and that is said.
@@ -161,12 +161,12 @@ def index_only(folder: Path, rows: int, rounds: int, peer: str | None) -> None:
         shutil.rmtree(folder / "saved")
 
 
-def full_output(folder: Path, rows: int, rounds: int) -> None:
+def full_output(folder: Path, rows: int, rounds: int, algorithms: list[str]) -> None:
     """Rows a CPU second of the full output, beside pyarrow reading and writing the same rows."""
     source, copy = folder / "rows.parquet", folder / "copy.parquet"
     parquet.write_table(make_table(rows, 300, SLOTS, seed=2), source, compression=COMPRESSION, row_group_size=20_000)
     pack(source, folder / "packed")
-    ratios: dict[str, list[float]] = {"lpfhp": [], "optimal": []}
+    ratios: dict[str, list[float]] = {algorithm: [] for algorithm in algorithms}
     copies = []
     for _ in range(rounds):
         for algorithm, of_algorithm in ratios.items():
@@ -203,9 +203,9 @@ def imports(folder: Path, rows: int, rounds: int, base: Path) -> None:
     for name, count, seed in (("examples", rows, 3), ("warm", 5000, 4)):
         table = make_table(count, 180, 512, seed=seed, labelled=0.15)
         parquet.write_table(table, folder / f"{name}.parquet")
-        with pyarrow.OSFile(str(folder / f"{name}.arrow"), "wb") as sink:
-            with pyarrow.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(table, max_chunksize=MAP_ROWS)
+        arrow = folder / f"{name}.arrow"
+        with pyarrow.OSFile(str(arrow), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=MAP_ROWS)
     trees = {"old": base, "new": Path(__file__).resolve().parents[1]}
     for form, sizes in (("parquet", "given"), ("parquet", "measured"), ("arrow", "given"), ("arrow", "measured")):
         ratios, rates = [], []
@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--peer")
+    parser.add_argument("--algorithms", default="lpfhp,optimal", help="of the full output")
     parser.add_argument("--only", choices=["index", "full", "import"])
     given = parser.parse_args()
     show_processor()
@@ -250,7 +251,7 @@ def main() -> None:
         if given.only in (None, "index"):
             index_only(folder, given.rows, given.rounds, given.peer)
         if given.only in (None, "full"):
-            full_output(folder, given.rows, given.rounds)
+            full_output(folder, given.rows, given.rounds, given.algorithms.split(","))
         if given.only in (None, "import") and given.base is not None:
             imports(folder, given.rows // 2, given.rounds, given.base.resolve())
 

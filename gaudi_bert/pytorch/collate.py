@@ -84,9 +84,7 @@ class PackCollator:
                 labels of gathered heads.
         """
         if self.gather_heads and "labels" not in rows[0]:
-            raise InputError(
-                f"gather_heads: the packs have no column labels, but {', '.join(rows[0])}; leave gather_heads out"
-            )
+            raise InputError(f"gather_heads: the packs have no labels, but {', '.join(rows[0])}; leave gather_heads out")
         arrays = self._joined(rows)
         if self.target == "flash":
             return self._flattened(arrays, rows)

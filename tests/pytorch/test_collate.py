@@ -130,7 +130,9 @@ def test_heads_gather_in_static_shapes() -> None:
 
 def test_what_cannot_work_is_refused_in_one_line() -> None:
     short = {**ROWS[0], "input_ids": ROWS[0]["input_ids"][:5]}
+    unlabelled = [{name: values for name, values in row.items() if name != "labels"} for row in ROWS]
     refusals = {
+        "gather_heads: the packs have no labels, but input_ids": lambda: PackCollator(gather_heads=True)(unlabelled),
         "target = 'flush': one of transformers-5": lambda: PackCollator("flush"),
         "model type 'bort': known are": lambda: PackCollator(model="bort"),
         "one 3-D mask cannot serve layers with a window": lambda: PackCollator("optimum-habana", "modernbert"),
