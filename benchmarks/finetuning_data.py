@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +45,9 @@ def emotion_names(data: Path) -> list[str]:
 def entities(data: Path, part: str, most: int | None = None) -> list[tuple[list[str], list[str]]]:
     """Sentences of WNUT17, as words and tags; the first `most`."""
     text = (data / "wnut17" / f"{part}.conll").read_text(encoding="utf-8")
-    blocks = [block for block in text.replace("\r\n", "\n").split("\n\n") if block.strip()][:most]
-    pairs = [[line.split("\t") for line in block.split("\n") if line] for block in blocks]
-    return [([word for word, _ in lines], [tag for _, tag in lines]) for lines in pairs]
+    lines = [line.split("\t") if line.strip() else [] for line in text.replace("\r\n", "\n").split("\n")]
+    blocks = [list(block) for is_full, block in groupby(lines, bool) if is_full][:most]
+    return [([word for word, _ in block], [tag for _, tag in block]) for block in blocks]
 
 
 def write_emotions(data: Path, part: str, most: int, path: Path) -> Path:

@@ -33,6 +33,7 @@ class RowReader:
         settings: names of columns.
         label_names: names of labels that stand in the records as numbers; None if they stand as names.
         labelled: read labels, and refuse a record without one; else labels are passed over.
+        named_by_header: the columns are called what the first line of the file says.
     """
 
     source: str
@@ -40,6 +41,7 @@ class RowReader:
     settings: TaskSettings
     label_names: tuple[str, ...] | None = None
     labelled: bool = False
+    named_by_header: bool = False
 
     def row(self, number: int, record: Record) -> Row:
         """The row that `record` holds.
@@ -57,6 +59,10 @@ class RowReader:
         """One line that names file and row."""
         return InputError(f"{self.source}: row {number}: {problem}; {remedy}")
 
+    def _column_remedy(self, setting: str, column: str) -> str:
+        remedy = f"name the column with --set task.{setting}=NAME (now {column})"
+        return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
+
     def _text_row(self, number: int, record: Record) -> TextRow:
         settings = self.settings
         text = self._text(number, record, settings.text)
@@ -68,7 +74,7 @@ class RowReader:
 
     def _text(self, number: int, record: Record, column: str) -> str:
         if column not in record:
-            raise self.error(number, f"has no {column!r}, only {_names(record)}", _column_remedy("text", column))
+            raise self.error(number, f"has no {column!r}, only {_names(record)}", self._column_remedy("text", column))
         value = record[column]
         if not isinstance(value, str):
             raise self.error(number, f"{column} is {shown(value)}", "it must be a text")
@@ -81,7 +87,7 @@ class RowReader:
         value = record.get(column)
         if value is None:
             problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
-            raise self.error(number, problem, _column_remedy("label", column))
+            raise self.error(number, problem, self._column_remedy("label", column))
         if self.task == "regression":
             return self._number(number, value)
         if self.task == "multi-label":
@@ -134,7 +140,7 @@ class RowReader:
         value = record.get(settings.tags)
         if value is None:
             problem = f"has no {settings.tags!r}, only {_names(record)}"
-            raise self.error(number, problem, _column_remedy("tags", settings.tags))
+            raise self.error(number, problem, self._column_remedy("tags", settings.tags))
         if not isinstance(value, list | tuple):
             raise self.error(number, f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
         tags = tuple(self._name(number, settings.tags, tag) for tag in value)
@@ -146,7 +152,7 @@ class RowReader:
         settings = self.settings
         if self.labelled or settings.text not in record:
             raise self.error(
-                number, f"has no {settings.tokens!r}, only {_names(record)}", _column_remedy("tokens", settings.tokens)
+                number, f"has no {settings.tokens!r}, only {_names(record)}", self._column_remedy("tokens", settings.tokens)
             )
         text = self._text(number, record, settings.text)
         found = list(WORD.finditer(text))
@@ -170,7 +176,3 @@ class RowReader:
 
 def _names(record: Record) -> str:
     return ", ".join(repr(str(name)) for name in list(record)[:8]) or "nothing"
-
-
-def _column_remedy(setting: str, column: str) -> str:
-    return f"name the column with --set task.{setting}=NAME (now {column})"

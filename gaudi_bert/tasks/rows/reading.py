@@ -43,7 +43,8 @@ def read_rows(path: str | Path, task: TaskName | None, settings: TaskSettings, *
     if kind == "conll" and task != "token-classification":
         raise InputError(f"{name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
-    reader = RowReader(name, task, settings, label_names, labelled)
+    named_by_header = kind in ("csv", "tsv") and settings.columns is None
+    reader = RowReader(name, task, settings, label_names, labelled, named_by_header)
     if kind == "conll":
         records = read_conll(path, settings.tokens, settings.tags, labelled)
     else:

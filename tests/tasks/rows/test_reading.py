@@ -150,6 +150,8 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.conll", "a O\n", "classification", {}, "CoNLL is for token-classification"),
     ("x.tsv", "a\t0\n", "classification", {"columns": ("text", "label", "id")}, "row 1: has 2 cells, the columns are 3"),
     ("x.tsv", "text\ttext\n", "classification", {}, "two columns are called 'text'"),
+    ("x.tsv", "good\tjoy\nbad\tfear\n", "classification", {}, "row 2: has no 'text', only 'good', 'joy'; name the column"),
+    ("x.csv", "good,joy\nbad,fear\n", "classification", {}, "without a header line, name all: --columns text,label,id"),
     ("x.csv", 'text,label\n"a,b\n', "classification", {}, "row 2: not CSV"),
     ("x.jsonl", b'{"text": "\xff"}', "classification", {}, "row 1: not UTF-8 at its byte 10"),
     ("x.xyz", "a", "classification", {}, "its ending says no format"),
