@@ -9,7 +9,7 @@
 that run in turn: TensorFlow and PyTorch would disturb each other's threads in one. The peer is the `encode` of
 sentence-transformers where that is installed, else its loop on transformers: texts sorted by length, batches of 32 padded
 to their longest. Tokenizing is part of both. `mixes`: 512 rows of four kinds of lengths in batches of 64, the same model
-(2 layers of 256) packed, and unpacked with each batch padded to its longest in order of arrival. The goals of the first,
+(layers of 256) packed, and unpacked with each batch padded to its longest in order of arrival. The goals of the first,
 second and fourth mix are what another packer reached on mixes of its own (GLiNER#292).
 """
 
@@ -214,7 +214,7 @@ def mixes(seed: int = 1) -> dict[str, np.ndarray]:
     return {name: np.clip(lengths, 4, 512).astype(np.int64) for name, lengths in found.items()}
 
 
-def compare_mixes(rounds: int) -> None:
+def compare_mixes(rounds: int, layers: int) -> None:
     """Packed beside unpacked, each batch of the latter padded to its longest, in order of arrival."""
     from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 
@@ -227,7 +227,9 @@ def compare_mixes(rounds: int) -> None:
     from gaudi_bert.training.prediction.runner import PackRunner
     from gaudi_bert.training.prediction.shapes import Part, WindowPlan, plan_window
 
-    config = BertConfig(vocab_size=1000, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024)
+    config = BertConfig(
+        vocab_size=1000, hidden_size=256, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=1024
+    )
     random = np.random.default_rng(1)
     weights = {name: random.normal(0, 0.05, spec.shape).astype(np.float32) for name, spec in parameter_specs(config).items()}
     embedder = Embedder(config, weights, pooling="mean", normalize=True)
@@ -278,6 +280,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=2, help="of the model of `mixes`")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
@@ -295,7 +298,7 @@ def main() -> None:
         corpora = [options.data] if options.data else ["goemotions", "xquad"]
         compare_embed(options.model or minilm(), corpora, options.rows, options.rounds)
     if options.only in (None, "mixes"):
-        compare_mixes(options.rounds)
+        compare_mixes(options.rounds, options.layers)
     print(f"took {time.perf_counter() - started:.0f} s")
 
 
