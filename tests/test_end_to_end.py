@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.command_line import Done, run_command
+
 STAGES = ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
 
 PIPELINE = """
@@ -41,18 +43,18 @@ def write_text(folder: Path) -> None:
     (folder / "some.txt").write_text("\n\n".join(documents) + "\n")
 
 
-def gaudi_bert(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gaudi_bert", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+def gaudi_bert(folder: Path, *arguments: object) -> Done:
+    return run_command(*arguments, folder=folder)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the whole pipeline has run once."""
+    """A folder in which the whole pipeline has run once, in a process of its own."""
     folder = tmp_path_factory.mktemp("pipeline")
     write_text(folder / "text")
     (folder / "tiny.yaml").write_text(PIPELINE)
-    done = gaudi_bert(folder, "run", "tiny.yaml", "--json")
+    command = [sys.executable, "-m", "gaudi_bert", "run", "tiny.yaml", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert tuple(json.loads(done.stdout)) == STAGES
     return folder

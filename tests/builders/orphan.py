@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+from gaudi_bert.training.distributed import watchdog
 from gaudi_bert.training.distributed.watch_server import WatchServer
 from gaudi_bert.training.distributed.watchdog import Watchdog, connect_to_server
 
@@ -20,6 +21,8 @@ def launch(kind: str) -> None:
 
 
 def be_watched(kind: str) -> None:
+    watchdog.ORPHAN_SECONDS = 2.0
+
     def stop(number: int, frame: object) -> None:
         print("asked to stop", flush=True)
         if kind == "stops":

@@ -40,7 +40,7 @@ def make_model() -> BertForPretraining:
     config = BertConfig(
         vocab_size=data.VOCABULARY,
         hidden_size=12,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=3,
         intermediate_size=20,
         max_position_embeddings=data.LENGTH,

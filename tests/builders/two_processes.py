@@ -103,13 +103,11 @@ def main() -> None:
         taken.listen()
         port = communicator.sum_array(np.array([taken.getsockname()[1] * (communicator.rank == 0)]))[0]
         facts["port"] = error_of(data / "train", None, out / "port", watch_port=int(port))
-    three = train(settings(), data / "three", None, out / "shards", reporter=Reporter(quiet=True))
-    facts["shards"] = to_json(three)
     facts["stopped"] = stopped(data, out / "stopped", connected.rank)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     trained = train(
         settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=4),
-        data / "train",
+        data / "three",
         data / "evaluation",
         out / "trained",
         reporter=Reporter(quiet=True),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.command_line import run_command
 from tests.builders.packing_case import PackingCase, make_case
 
 COMMAND = [sys.executable, "-m", "gaudi_bert"]
@@ -20,10 +21,6 @@ COMMAND = [sys.executable, "-m", "gaudi_bert"]
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     return make_case(tmp_path_factory.mktemp("endings"), files=3)
-
-
-def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=folder, check=False)
 
 
 def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -52,7 +49,7 @@ def test_both_signals_end_a_command_with_75_and_the_same_command_goes_on(
     assert process.stderr.read() == "error: stopped; the same command goes on from what is finished\n"
     assert process.wait() == 75
     assert not (tmp_path / "histogram.json").exists()
-    done = run(tmp_path, "histogram", records, "--out", "histogram.json", "--json")
+    done = run_command("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["files"] == 1500
 
@@ -91,7 +88,7 @@ def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -
 )
 def test_paths_that_cannot_be_are_one_line(case: PackingCase, tmp_path: Path, arguments: list[str], reason: str) -> None:
     places = {"records": str(case.records), "histogram": str(case.plan.with_name("histogram.json"))}
-    done = run(tmp_path, *(argument.format(**places) for argument in arguments))
+    done = run_command(*(argument.format(**places) for argument in arguments), folder=tmp_path)
     assert done.returncode == 2, done.stderr
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1

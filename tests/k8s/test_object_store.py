@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,13 @@ from gaudi_bert.config import load_pipeline
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import render
 from gaudi_bert.runners.kubernetes.pods import pod_specs
+from tests.builders.command_line import run_command
 from tests.builders.s3_server import S3Server, contents, quick
 from tests.k8s.test_commands import TEXT
 
 STORE = ["kubernetes.store=s3://bucket/prefix", "kubernetes.store_secret=mine"]
 STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
+LOCAL_STAGES = ("prepare", "histogram", "plan", "write", "verify")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -81,9 +81,7 @@ def run_container(command: list[str], pipeline: Path) -> None:
     words = [str(word).replace("$(JOB_COMPLETION_INDEX)", "0") for word in command[1:]]
     words = [str(pipeline) if word == "/etc/gaudi-bert/pipeline.yaml" else word for word in words]
     environment = {**os.environ, "NUMBA_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "gaudi_bert", *words], capture_output=True, text=True, check=False, env=environment
-    )
+    done = run_command(*words, environment=environment)
     assert done.returncode == 0, done.stderr
 
 
@@ -111,9 +109,8 @@ def test_the_commands_of_the_pods_make_in_the_bucket_what_a_disk_would_have(s3: 
     for step in STEPS:
         for command in containers_of(steps[step]):
             run_container(command, tmp_path / "pipeline.yaml")
-    local = [sys.executable, "-m", "gaudi_bert", "run", str(tmp_path / "pipeline.yaml"), "--work", str(tmp_path / "work")]
-    local += ["--set", f"prepare.text={tmp_path / 'text.txt'}", "--stages", "prepare,histogram,plan,write,verify"]
-    subprocess.run(local, check=True, capture_output=True)
+    local = ["run", tmp_path / "pipeline.yaml", "--work", tmp_path / "work", "--stages", ",".join(LOCAL_STAGES)]
+    assert run_command(*local, "--set", f"prepare.text={tmp_path / 'text.txt'}").returncode == 0
     made, folder = contents("s3://bucket/prefix/tiny", objects), tmp_path / "work" / "tiny"
     wanted = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     # Pods count parts of the histogram; and hidden files are locks.

@@ -81,6 +81,7 @@ def ranks() -> list[str]:
     return training_command(settings, [sys.executable, "-c"], over_ssh=False, python=sys.executable)
 
 
+@pytest.mark.slow
 def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[str], tmp_path: Path) -> None:
     rank = f"""
 import os, signal, sys, time
@@ -101,6 +102,7 @@ time.sleep(60)
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
+@pytest.mark.slow
 def test_a_lost_rank_ends_the_others_within_ten_seconds(ranks: list[str], tmp_path: Path) -> None:
     rank = f"""
 import os, signal, time

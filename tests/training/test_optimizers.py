@@ -29,7 +29,7 @@ def random_values(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
 def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = False) -> dict[str, np.ndarray]:
     variables = {name: tf.Variable(value) for name, value in values.items()}
     optimizer = Optimizer(variables, settings, compiled=compiled)
-    apply = tf.function(optimizer.apply)
+    apply = tf.function(optimizer.apply, autograph=False)
     for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
         given = [tf.constant(gradients[name] / FACTOR) for name in variables]
         apply(given, optimizer.scalars(number, rate), tf.constant(FACTOR))

@@ -70,8 +70,7 @@ def big_batch(loss: str):
     return one_update([packed_batch(PACKS)], loss)
 
 
-@pytest.mark.parametrize("loss", ["token", "sequence"])
-@pytest.mark.parametrize("parts", [3, 12])
+@pytest.mark.parametrize(("loss", "parts"), [("token", 3), ("sequence", 12)])
 def test_micro_batches_are_one_big_batch(loss, parts) -> None:
     big, big_sums = big_batch(loss)
     small, small_sums = one_update([packed_batch(PACKS[part::parts]) for part in range(parts)], loss)
@@ -107,10 +106,7 @@ def test_clipping_comes_after_accumulation() -> None:
 
 
 def test_dropout_is_a_function_of_the_update() -> None:
-    batches = [packed_batch(PACKS[:6]), packed_batch(PACKS[6:])]
-    one, _ = one_update(batches, dropout=0.2, update=7)
-    again, _ = one_update(batches, dropout=0.2, update=7)
-    later, _ = one_update(batches, dropout=0.2, update=8)
+    one, again, later = (one_update([packed_batch(PACKS)], dropout=0.2, update=update)[0] for update in (7, 7, 8))
     name = "bert/embeddings/word_embeddings"
     assert all((one[each] == again[each]).all() for each in one)
     assert not np.allclose(one[name], later[name])

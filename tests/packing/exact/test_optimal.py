@@ -29,10 +29,11 @@ PROVEN = {
     "wikipedia-1024": {2: 35_886_963, 3: 26_348_556, 4: 21_697_115},
     "wikipedia-2048": {2: 13_092_039, 3: 9_236_660, 4: 7_319_086, 5: 6_294_495},
 }
-QUICK = [
-    (name, depth) for name in PROVEN for depth in (2, 3, 4, 5, 8, 16, 2048) if "2048" not in name or depth in (2, 3, 4, 2048)
-]
-SLOW = [("wikipedia-2048", depth) for depth in ((5, 8, 16) if LONG else (5,))]
+DEPTHS = (2, 3, 4, 5, 8, 16, 2048)
+# Many lengths at middling depths take longest.
+LONGEST = [("wikipedia-2048", 5), *((f"wikipedia-{slots}", depth) for slots in (1024, 2048) for depth in (8, 16))]
+QUICK = [(name, depth) for name in PROVEN for depth in DEPTHS if (name, depth) not in LONGEST]
+SLOW = [pytest.param(*case, marks=pytest.mark.repeated) for case in LONGEST if LONG]
 
 
 def checked(counts: np.ndarray, depth: int) -> Optimum:
@@ -43,22 +44,11 @@ def checked(counts: np.ndarray, depth: int) -> Optimum:
     return optimum
 
 
-def proven_optimal(name: str, depth: int) -> None:
+@pytest.mark.parametrize(("name", "depth"), [*QUICK, *SLOW])
+def test_gap_0(name: str, depth: int) -> None:
     optimum = checked(published(name).counts, depth)
     packs = PROVEN[name][min(depth, max(PROVEN[name]))]
     assert (packs_of(optimum.mixture), optimum.certificate.bound, optimum.gap) == (packs, packs, 0)
-
-
-@pytest.mark.parametrize(("name", "depth"), QUICK)
-def test_gap_0(name: str, depth: int) -> None:
-    proven_optimal(name, depth)
-
-
-@pytest.mark.slow
-@pytest.mark.repeated
-@pytest.mark.parametrize(("name", "depth"), SLOW)
-def test_gap_0_at_length_2048(name: str, depth: int) -> None:
-    proven_optimal(name, depth)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 9))

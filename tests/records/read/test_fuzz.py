@@ -12,7 +12,7 @@ import pytest
 from tests.builders.effort import tries
 from tests.builders.record_mutations import FILE_DAMAGE, mutants
 
-SEED, COUNT = 20, tries(1_200, 20_000)
+SEED, COUNT = 20, tries(500, 20_000)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.builders.effort import tries
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
-SEED, MOMENTS, TABLE_MOMENTS = 11, tries(8, 40), tries(5, 20)
+SEED, MOMENTS, TABLE_MOMENTS = 11, tries(6, 40), tries(4, 20)
 
 
 @pytest.mark.repeated

@@ -14,8 +14,9 @@ import pytest
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config import PrepareSettings
 from gaudi_bert.stages.data.prepare import prepare
+from tests.builders.effort import tries
 
-SEED, KILLS = 5, 6
+SEED, KILLS = 5, tries(4, 20)
 
 
 def write_text(path: Path) -> None:
@@ -72,6 +73,7 @@ def test_examples_of_wikipedia_stay_as_they_were(tmp_path: Path, shared_data: Pa
     )
 
 
+@pytest.mark.repeated
 def test_prepare_killed_at_random_moments_gives_the_same_bytes(tmp_path: Path, repository: Path) -> None:
     write_text(tmp_path / "text.txt")
     command = [sys.executable, "-m", "tests.builders.kill_prepare", str(tmp_path / "text.txt"), str(tmp_path)]

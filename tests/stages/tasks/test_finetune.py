@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from gaudi_bert.artefacts.finetuning import read_finetuning
+from gaudi_bert.artefacts.finetuning import FineTuning, read_finetuning
 from gaudi_bert.cli.output import describe_finetuning
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.common.files import read_json
@@ -23,6 +26,7 @@ from gaudi_bert.stages.training.model_results import FineTuneDryRun
 from gaudi_bert.training.weights.google_checkpoint import write_google_checkpoint
 from gaudi_bert.training.weights.sources import read_weights
 from tests.builders.bert_folder import write_bert
+from tests.builders.effort import LONG
 from tests.builders.stop_after import StopAfter
 from tests.builders.task_files import write_rows
 
@@ -61,6 +65,26 @@ def run(task: str, data: Path, evaluation: Path | None, model: Path, out: Path, 
     return finetune(settings, FineTuneInput(data, evaluation, model), out, reporter=reporter, **options)
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A run with the usual settings: its folder, which no test changes, and what it returned."""
+
+    out: Path
+    result: FineTuning
+
+
+@pytest.fixture(scope="module")
+def finished(files, model, tmp_path_factory) -> Callable[[str], Finished]:
+    """Makes the usual run of a task, once."""
+
+    @functools.cache
+    def of(task: str) -> Finished:
+        out = tmp_path_factory.mktemp(task) / "out"
+        return Finished(out, run(task, *files[task], model, out).finetuning)
+
+    return of
+
+
 def content(out: Path) -> dict[str, bytes]:
     """All that a run leaves for others."""
     names = ("config.json", "model.safetensors", "metrics.json", "predictions.jsonl", "tokenizer.json", "settings.json")
@@ -68,52 +92,53 @@ def content(out: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
-def test_what_a_run_leaves_is_what_transformers_opens(task, files, model, tmp_path) -> None:
+def test_what_a_run_leaves_is_what_transformers_opens(task, finished) -> None:
     transformers = pytest.importorskip("transformers")
-    data, evaluation = files[task]
-    result = run(task, data, evaluation, model, tmp_path / "out").finetuning
-    assert result == read_finetuning(tmp_path / "out" / "metrics.json")
+    out, result = finished(task).out, finished(task).result
+    assert result == read_finetuning(out / "metrics.json")
     assert result.sequences >= 53
     assert result.packs >= result.lower_bound
     assert result.evaluated_rows == 19
     assert set(result.metrics) > {"loss"}
-    kind = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0]
-    opened, report = getattr(transformers, kind).from_pretrained(tmp_path / "out", output_loading_info=True)
+    kind = json.loads((out / "config.json").read_text())["architectures"][0]
+    opened, report = getattr(transformers, kind).from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     if result.labels:
         assert tuple(opened.config.id2label.values()) == result.labels
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     assert tokenizer("The cat.")["input_ids"][0] == tokenizer.cls_token_id
     if not task.endswith("language-modelling"):
-        answers = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+        answers = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
         assert len(answers) == 19
 
 
-def test_what_transformers_says_of_the_finished_folder_is_what_was_predicted(files, model, tmp_path) -> None:
+def test_what_transformers_says_of_the_finished_folder_is_what_was_predicted(files, finished) -> None:
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    data, evaluation = files["classification"]
-    run("classification", data, evaluation, model, tmp_path / "out")
-    opened = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "out").eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    _, evaluation = files["classification"]
+    out = finished("classification").out
+    opened = transformers.BertForSequenceClassification.from_pretrained(out).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     rows = [json.loads(line) for line in evaluation.read_text().splitlines()]
-    answers = [json.loads(line) for line in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()]
+    answers = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     for row, answer in zip(rows, answers, strict=True):
         inputs = tokenizer(row["text"], row["text_pair"], return_tensors="pt")
         shares = torch.softmax(opened(**inputs).logits[0], dim=-1).tolist()
         assert list(answer["probabilities"].values()) == pytest.approx(shares, abs=1e-5)
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
-def test_evaluation_is_the_same_packed_or_not(task, files, model, tmp_path) -> None:
-    """The same weights, alone and in packs of any number: what is printed is equal to the last digit."""
-    data, evaluation = files[task]
-    printed, answers = [], []
-    for depth in (1, "max"):
-        settings = {"epochs": 1, "batch_sequences": 60, "evaluation_depth": depth}
-        run(task, data, evaluation, model, tmp_path / f"{depth}", finetune=settings)
-        printed.append(describe_finetuning(read_json(tmp_path / f"{depth}" / "metrics.json"))[1])
-        answers.append(settled_answers(tmp_path / f"{depth}" / "predictions.jsonl"))
+# One of each kind of answer: a row's, its tokens', a span, words.
+KINDS = ("classification", "token-classification", "question-answering", "masked-language-modelling")
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("task", TASK_NAMES if LONG else KINDS)
+def test_evaluation_is_the_same_packed_or_not(task, files, model, finished, tmp_path) -> None:
+    """The same weights, alone and in packs of any number, as is usual: what is printed is equal to the last digit."""
+    run(task, *files[task], model, tmp_path / "alone", finetune={"evaluation_depth": 1})
+    folders = (tmp_path / "alone", finished(task).out)
+    printed = [describe_finetuning(read_json(folder / "metrics.json"))[1] for folder in folders]
+    answers = [settled_answers(folder / "predictions.jsonl") for folder in folders]
     assert printed[0] == printed[1]
     assert answers[0] == answers[1]
 
@@ -130,20 +155,20 @@ def settled_answers(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("stop", [1, 4])
-def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, tmp_path, stop) -> None:
+def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished, tmp_path, stop) -> None:
     data, evaluation = files["multi-label"]
-    run("multi-label", data, evaluation, model, tmp_path / "whole")
+    whole = finished("multi-label").out
     with pytest.raises(StoppedError):
         run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=StopAfter(stop))
     assert not (tmp_path / "stopped" / "metrics.json").exists()
     run("multi-label", data, evaluation, model, tmp_path / "stopped")
-    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    assert content(tmp_path / "stopped") == content(whole)
     # As a kill leaves it that comes when the last checkpoint is written and the model is not.
     for name in ("metrics.json", "model.safetensors", "predictions.jsonl"):
         (tmp_path / "stopped" / name).unlink()
     shutil.rmtree(tmp_path / "stopped" / "tensorboard")
     run("multi-label", data, evaluation, model, tmp_path / "stopped")
-    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    assert content(tmp_path / "stopped") == content(whole)
 
 
 def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp_path) -> None:
@@ -170,20 +195,20 @@ def google_checkpoint(model: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("start", ["bfloat16", "lamb", "tf1"])
-def test_a_run_may_start_from_and_compute_with_anything(start, files, model, tmp_path) -> None:
+def test_a_run_may_start_from_and_compute_with_anything(start, files, model, finished, tmp_path) -> None:
     data, evaluation = files["classification"]
     changes = {"bfloat16": {"precision": "bfloat16"}, "lamb": {"optimizer": "lamb", "learning_rate": 0.02}, "tf1": {}}[start]
-    usual = run("classification", data, evaluation, model, tmp_path / "usual").finetuning
+    usual = finished("classification")
     begun = google_checkpoint(model, tmp_path / "bert") if start == "tf1" else model
     result = run("classification", data, evaluation, begun, tmp_path / "out", finetune=changes).finetuning
     losses = [line["loss"] for line in lines_of(tmp_path / "out") if line["kind"] == "train"]
     assert result.updates == len(losses)
     assert np.isfinite(losses).all()
-    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("usual", "out")]
+    weights = [load_file(folder / "model.safetensors") for folder in (usual.out, tmp_path / "out")]
     same = all(np.array_equal(value, weights[1][name]) for name, value in weights[0].items())
     assert same == (start == "tf1"), "another start is the same run, another precision or optimizer is not"
     near = {"bfloat16": 0.05, "lamb": 0.5, "tf1": 0}[start]
-    assert result.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=near)
+    assert result.metrics["loss"] == pytest.approx(usual.result.metrics["loss"], rel=near)
     assert {value.dtype for value in weights[1].values()} == {np.dtype(np.float32)}
 
 
@@ -223,16 +248,23 @@ def test_a_dry_run_says_packs_and_writes_nothing(files, model, tmp_path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_a_finished_model_is_fine_tuned_further(files, model, tmp_path) -> None:
+def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> None:
     data, evaluation = files["classification"]
-    run("classification", data, evaluation, model, tmp_path / "first", finetune={"epochs": 1})
     said: list[str] = []
 
     class Heard(Reporter):
         def say(self, text: str) -> None:
             said.append(text)
 
-    run("classification", data, evaluation, tmp_path / "first", tmp_path / "second", Heard(quiet=True), dry_run=True)
+    run(
+        "classification",
+        data,
+        evaluation,
+        finished("classification").out,
+        tmp_path / "second",
+        Heard(quiet=True),
+        dry_run=True,
+    )
     assert any("0 variables start from random numbers" in line for line in said)
 
 

@@ -24,7 +24,7 @@ from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from tests.builders import training_data as data
 
 MODEL = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 5}
-TRAINING = {"updates": 3, "warmup_updates": 0, "global_batch_sequences": 16, "micro_batch_packs": 2, "log_every_updates": 1}
+TRAINING = {"updates": 3, "warmup_updates": 0, "global_batch_sequences": 16, "micro_batch_packs": 8, "log_every_updates": 1}
 
 
 def settings(device: str) -> PipelineSettings:
