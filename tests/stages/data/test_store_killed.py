@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.effort import LONG
 from tests.builders.s3_server import S3Server
+
+# Three kills of `write`, one of each of the others.
+STAGES = ["prepare", "histogram", "plan", "write", "verify", *(["train", "evaluate", "report"] if LONG else [])]
 
 
 @pytest.mark.slow
+@pytest.mark.repeated
 def test_killed_in_a_bucket(repository: Path, tmp_path: Path, s3: S3Server) -> None:
     command = [
         sys.executable,
@@ -22,9 +27,9 @@ def test_killed_in_a_bucket(repository: Path, tmp_path: Path, s3: S3Server) -> N
         "tests.builders.kill_in_store",
         str(tmp_path),
         "3",
-        "prepare,histogram,plan,write,verify,train,evaluate,report",
+        ",".join(STAGES),
         "5",
     ]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("10 killed; faults of the server: "), done.stdout
+    assert done.stdout.startswith(f"{2 + len(STAGES)} killed; faults of the server: "), done.stdout
