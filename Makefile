@@ -24,7 +24,7 @@ SETTINGS := $(foreach setting,$(SET),--set '$(setting)')
 RUN = $(BIN)/gaudi-bert run $(1) --work $(WORK) $(SETTINGS)
 # Benchmarks are held to what they call, not to the types of their figures.
 FIGURES := arg-type assignment call-overload dict-item index misc no-untyped-def operator union-attr unused-ignore
-FAST := artefacts cli common corpus packing records reporting runners
+FAST := artefacts common corpus packing records
 PYTEST := $(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 # Hundreds of processes are started by the tests: none compiles the sources again.
@@ -72,9 +72,9 @@ finetune: $(if $(findstring resources.workers,$(SET)),setup-horovod,setup)
 test: setup-test
 	$(PYTEST)
 
-# The rooms that need neither TensorFlow nor Horovod, without what takes long.
+# The rooms of the data, without TensorFlow and Horovod, without what takes long or tries at random.
 test-fast: $(TEST)
-	$(PYTEST) -m 'not slow' $(wildcard tests/test_[!e]*.py) $(addprefix tests/,$(FAST))
+	$(PYTEST) -m 'not slow and not hypothesis and not repeated' $(wildcard tests/test_[!e]*.py) $(addprefix tests/,$(FAST))
 
 # What tries at random alone: properties with 20 times as many examples, and others each time; more kills, damage, schedules.
 test-long: setup-test

@@ -74,6 +74,7 @@ def test_any_number_of_parts_gives_the_same_packs(parts: int, case: PackingCase,
     assert contents(tmp_path / "packed") == contents(case.packed)
 
 
+@pytest.mark.slow
 def test_the_plan_of_any_number_of_parts_is_the_same(case: PackingCase, tmp_path: Path) -> None:
     plans = []
     for parts in (1, 3, 16):
@@ -146,6 +147,7 @@ echo 4711
 
 
 @pytest.mark.parametrize("example", ["xargs", "Slurm"])
+@pytest.mark.slow
 def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case: PackingCase, tmp_path: Path) -> None:
     (tmp_path / "records").symlink_to(case.records)
     (tmp_path / "bin").mkdir()

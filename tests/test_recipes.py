@@ -198,6 +198,7 @@ def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("cards", CARDS)
 @pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.slow
 def test_a_dry_run_plans_the_published_update(
     repository: Path, tmp_path: Path, packed: tuple[float, dict[str, Path]], name: str, cards: int
 ) -> None:

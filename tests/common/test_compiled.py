@@ -65,6 +65,7 @@ def run(package: Path, **environment: str) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_once_and_again_when_what_it_uses_has_changed(package: Path) -> None:
     assert run(package) == ("16 0", "")
     (package / "unrelated.py").write_text("NEW = 1\n")
@@ -74,6 +75,7 @@ def test_a_kernel_is_compiled_once_and_again_when_what_it_uses_has_changed(packa
     assert run(package) == ("21 1", "")
 
 
+@pytest.mark.slow
 def test_kernels_go_to_the_users_cache_where_the_package_cannot_be_written(package: Path) -> None:
     (package / "__pycache__").write_text("a file in the place of the folder")
     assert run(package) == ("16 0", "")
@@ -81,12 +83,14 @@ def test_kernels_go_to_the_users_cache_where_the_package_cannot_be_written(packa
     assert list((package.parents[1] / "cache").rglob("program.run-*.nbi"))
 
 
+@pytest.mark.slow
 def test_kernels_go_to_the_temporary_folder_where_there_is_no_home(package: Path) -> None:
     (package / "__pycache__").write_text("a file in the place of the folder")
     assert run(package, XDG_CACHE_HOME="/dev/null") == ("16 0", "")
     assert run(package, XDG_CACHE_HOME="/dev/null") == ("16 1", "")
 
 
+@pytest.mark.slow
 def test_without_any_place_one_line_says_so(package: Path) -> None:
     printed, complaint = run(package, NUMBA_CACHE_DIR="/dev/null/kernels")
     assert printed == "16 0"
@@ -95,6 +99,7 @@ def test_without_any_place_one_line_says_so(package: Path) -> None:
     assert complaint.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_named_folder_is_the_only_one(package: Path, tmp_path: Path) -> None:
     assert run(package, NUMBA_CACHE_DIR=str(tmp_path / "named")) == ("16 0", "")
     assert run(package, NUMBA_CACHE_DIR=str(tmp_path / "named")) == ("16 1", "")

@@ -52,6 +52,7 @@ def test_objects_survive_a_bad_server(s3: S3Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("knows_conditions", [True, False])
+@pytest.mark.slow
 def test_only_the_first_of_several_writers_makes_an_object(s3: S3Server, knows_conditions: bool) -> None:
     with faulty_proxy(s3.port, seed=9) as proxy:
         proxy.knows_conditions = knows_conditions

@@ -60,6 +60,7 @@ def small_changes(sequence: dict) -> list[dict]:
 
 
 @pytest.mark.parametrize(("max_sequence_length", "max_predictions"), [(9, 1), (33, 8), (150, 5)])
+@pytest.mark.slow
 def test_every_small_change_changes_the_hash(tmp_path: Path, max_sequence_length: int, max_predictions: int) -> None:
     rng = random.Random(max_sequence_length)
     schema = UnpackedSchema(max_sequence_length, max_predictions)

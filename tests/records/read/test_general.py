@@ -66,6 +66,7 @@ def test_every_legal_encoding_becomes_the_canonical_one(encode, seed: int) -> No
     assert canonical_example(example(features, order, encode), SCHEMA) == example(features)
 
 
+@pytest.mark.slow
 def test_the_canonical_form_is_tensorflows_deterministic_serialisation() -> None:
     tensorflow = pytest.importorskip("tensorflow")
     for seed in range(20):
