@@ -191,8 +191,8 @@ def compare_embed(model: Path, corpora: list[str], count: int, rounds: int) -> N
                 seconds[side].append(sides[side].run())
         both = {side: np.array(values) for side, values in seconds.items()}
         show("texts a CPU second, ours", list(len(texts) / both["ours"][:, 0]), "")
-        for name, column, goal in (("CPU time", 0, ">= 1.0, reach 1.3"), ("wall", 1, "")):
-            show(f"speed beside theirs ({name})", list(both["peer"][:, column] / both["ours"][:, column]), "times", goal)
+        for clock, column, goal in (("CPU time", 0, ">= 1.0, reach 1.3"), ("wall", 1, "")):
+            show(f"speed beside theirs ({clock})", list(both["peer"][:, column] / both["ours"][:, column]), "times", goal)
         show("the same with bfloat16 (CPU time)", list(both["peer"][:, 0] / both["bfloat16"][:, 0]), "times")
         vectors = {side: sides[side].end() for side in sides}
         for side, goal in (("ours", "1e-5"), ("bfloat16", "")):

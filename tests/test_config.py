@@ -56,6 +56,8 @@ def test_sizes_in_bytes(text: str, count: int) -> None:
         ("pakcing.depth=4", "unknown key `pakcing`; did you mean `packing`?"),
         ("packing.algorithm=nnl", "did you mean `nnls`?"),
         ("packing.depth=0", "`packing.depth` = 0"),
+        ("packing.depth={a: 1}", "`packing.depth` = {'a': 1}: give a whole number"),
+        ("packing=3", "`packing` = 3: a section holds `key: value` pairs"),
         ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB, GiB"),
         ("model.hidden_size=7", "choose a number of heads that divides it"),
         ("training.learning_rate=-1", "greater than 0"),

@@ -141,16 +141,25 @@ def _first_problem(error: ValidationError, settings: type[Settings], section: st
         choices = [choice.strip("' ") for choice in re.findall(r"'[^']*'", problem["ctx"]["expected"])]
         near = difflib.get_close_matches(problem["input"][:80], choices, n=1, cutoff=0.5)
         message += f"; did you mean `{near[0]}`?" if near else ""
-    if isinstance(
-        problem["input"], Mapping
-    ):  # what goes wrong between keys names them, and is read better without all the rest
+    if problem["type"] == "model_type":
+        message = "a section holds `key: value` pairs"
+    elif problem["type"] == "missing" or _section_at(settings, location) is not None:
+        # What goes wrong between the keys of a section names them, and is read better without all the others.
         return f"`{place}`: {message}{more}" if place else f"{message}{more}"
     return f"`{place}` = {shown(problem['input'])}: {message}{more}"
 
 
-def _keys_at(settings: type[Settings], location: list[str]) -> list[str]:
-    """The keys allowed at a place in `settings`."""
-    model: Any = settings
+def _section_at(settings: type[Settings], location: Sequence[str]) -> type[Settings] | None:
+    """The section at a place in `settings`; None where that is a value."""
+    section: Any = settings
     for part in location:
-        model = model.model_fields[part].annotation
-    return list(model.model_fields)
+        field = getattr(section, "model_fields", {}).get(part)
+        kinds = _plain_types(field.annotation) if field is not None else set()
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+    return section
+
+
+def _keys_at(settings: type[Settings], location: Sequence[str]) -> list[str]:
+    """The keys allowed at a place in `settings`."""
+    section = _section_at(settings, location)
+    return list(section.model_fields) if section is not None else []

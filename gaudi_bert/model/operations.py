@@ -38,7 +38,12 @@ __all__ = [
 ]
 
 Kernel = Callable[..., Any]
-CACHE_SETS_BYTES, CACHE_LINE_BYTES = 4096, 64
+
+CACHE_SETS_BYTES = 4096
+"""Numbers so far apart share a set of the first cache: 64 sets of 64 bytes on every x86 processor of today."""
+
+CACHE_LINE_BYTES = 64
+"""By so much rows are made longer, so that each begins in the next set."""
 
 
 @functools.cache
@@ -65,7 +70,7 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
 
 
 def _collides(width: int, dtype: tf.DType) -> bool:
-    """Whether rows of so many numbers begin at the same places of a processor's cache (sets repeat after 4 KiB)."""
+    """Whether rows of so many numbers begin at the same places of the cache."""
     return width * dtype.size % CACHE_SETS_BYTES == 0
 
 
@@ -79,9 +84,9 @@ def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor)
     inputs, outputs = kernel_IO.shape
 
     def backward(gradient_TO: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        kernel_gradient = tf.matmul(_spread(inputs_TI), _spread(gradient_TO), transpose_a=True)[:inputs, :outputs]
+        kernel_gradient_IO = tf.matmul(_spread(inputs_TI), _spread(gradient_TO), transpose_a=True)[:inputs, :outputs]
         bias_gradient_O = tf.raw_ops.BiasAddGrad(out_backprop=gradient_TO)
-        return tf.matmul(gradient_TO, kernel_IO, transpose_b=True), kernel_gradient, bias_gradient_O
+        return tf.matmul(gradient_TO, kernel_IO, transpose_b=True), kernel_gradient_IO, bias_gradient_O
 
     return tf.nn.bias_add(tf.matmul(inputs_TI, kernel_IO), bias_O), backward
 

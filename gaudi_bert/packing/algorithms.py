@@ -117,7 +117,8 @@ def pack_histogram(
     Raises:
         InputError: unknown algorithm or depth, or a budget that one sequence alone breaks.
     """
-    from gaudi_bert.packing.exact.bounds import prove_bound, simple_certificate
+    from gaudi_bert.packing.certificate import simple_certificate
+    from gaudi_bert.packing.exact.bounds import prove_bound
 
     most = depth_of(depth, histogram.max_sequence_length)
     solved = solve(histogram.counts, algorithm, most, leftovers=leftovers, seed=seed)

@@ -3,10 +3,10 @@
 Give every length a non-negative integer price. If no pack of at most `depth` sequences can hold more than M
 worth of sequences, then packs >= (worth of all sequences) / M, whoever packs and however. The best prices are
 the dual solution of the cutting stock linear program, but any prices prove a bound, so nothing has to be
-believed of the solver that found them.
+believed of the solver that found them. The simplest are the lengths themselves, and 1 for every sequence.
 
 `check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only,
-and shares no code with the solvers. `bounds` makes certificates.
+and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
-__all__ = ["Certificate", "best_pack_worth", "check_certificate"]
+__all__ = ["Certificate", "best_pack_worth", "check_certificate", "simple_certificate"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,18 @@ class Certificate:
     prices: IntArray
     depth: int
     bound: int
+
+
+def simple_certificate(counts: IntArray, depth: int) -> Certificate:
+    """The better of the token bound and the count bound."""
+    lengths = np.arange(1, len(counts) + 1)
+    by_tokens = -(
+        -sum(int(length) * int(count) for length, count in zip(lengths, counts, strict=True)) // max(len(counts), 1)
+    )
+    by_count = -(-int(counts.sum()) // depth)
+    if by_count > by_tokens:
+        return Certificate(np.ones_like(lengths), depth, by_count)
+    return Certificate(lengths, depth, by_tokens)
 
 
 def check_certificate(certificate: Certificate, counts: IntArray) -> int:

@@ -57,8 +57,7 @@ class PackedDataset(IterableDataset[Row]):
         plan: str | Path | None = None,
     ) -> None:
         check_rank(rank, world_size)
-        if batch_packs is not None and batch_packs < 1:
-            raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
+        _check_batch(batch_packs)
         self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
         self.batch_packs = batch_packs
         self._source = open_packs(folder, seed, Path(plan) if plan is not None else None)
@@ -181,8 +180,7 @@ class PackedLoader(DataLoader[Any]):
     ) -> None:
         if options.get("persistent_workers"):
             raise InputError("persistent_workers: they would read the first epoch again and again; leave it out")
-        if batch_packs < 1:
-            raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
+        _check_batch(batch_packs)
         dataset.batch_packs = batch_packs
         if len(dataset) == 0:
             raise InputError(
@@ -217,3 +215,8 @@ class PackedLoader(DataLoader[Any]):
             InputError: it is of other packs or of another seed.
         """
         self._packs.load_state_dict(state)
+
+
+def _check_batch(batch_packs: int | None) -> None:
+    if batch_packs is not None and batch_packs < 1:
+        raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")

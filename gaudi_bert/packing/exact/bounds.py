@@ -11,14 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import Certificate
+from gaudi_bert.packing.certificate import Certificate, simple_certificate
 from gaudi_bert.packing.coarse_grid import interpolated_prices, split_counts
 from gaudi_bert.packing.exact.column_generation import Relaxation
 from gaudi_bert.packing.exact.linear_program import LinearProgram
 from gaudi_bert.packing.pricing import best_worth
 from gaudi_bert.packing.work import BOUND_WORK, Work
 
-__all__ = ["MANY_LENGTHS", "certify", "lower_bound", "prove", "prove_bound", "simple_certificate"]
+__all__ = ["MANY_LENGTHS", "certify", "lower_bound", "prove", "prove_bound"]
 
 MANY_LENGTHS = 2500
 COARSE_BINS = 512
@@ -62,18 +62,6 @@ def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certi
         limited.generate(iterations)
         best = max(best, certify(limited, depth), key=lambda certificate: certificate.bound)
     return best
-
-
-def simple_certificate(counts: IntArray, depth: int) -> Certificate:
-    """The better of the token bound and the count bound."""
-    lengths = np.arange(1, len(counts) + 1)
-    by_tokens = -(
-        -sum(int(length) * int(count) for length, count in zip(lengths, counts, strict=True)) // max(len(counts), 1)
-    )
-    by_count = -(-int(counts.sum()) // depth)
-    if by_count > by_tokens:
-        return Certificate(np.ones_like(lengths), depth, by_count)
-    return Certificate(lengths, depth, by_tokens)
 
 
 def certify(linear_program: LinearProgram, depth: int) -> Certificate:

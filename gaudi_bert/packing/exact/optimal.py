@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import Certificate
+from gaudi_bert.packing.certificate import Certificate, simple_certificate
 from gaudi_bert.packing.coarse_grid import Grid, interpolated_prices, pack_on_grids, split_counts
-from gaudi_bert.packing.exact.bounds import MANY_LENGTHS, certify, prove, simple_certificate
+from gaudi_bert.packing.exact.bounds import MANY_LENGTHS, certify, prove
 from gaudi_bert.packing.exact.dive import DiveSettings, dive
 from gaudi_bert.packing.exact.fill_slots import fill_slots
 from gaudi_bert.packing.exact.linear_program import LinearProgram
@@ -34,7 +34,7 @@ from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
 from gaudi_bert.packing.nnls.iterative import pack_by_nnls, residual_weights
-from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
+from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls, useful_depth
 from gaudi_bert.packing.result import Solved
 from gaudi_bert.packing.slot_swaps import MOST_DEALT, deal_into_slots
 from gaudi_bert.packing.work import OPTIMAL_WORK, Work
@@ -201,11 +201,10 @@ def _limited(counts: IntArray, depth: int, unlimited: LinearProgram, effort: Eff
     if not relaxation.closed and linear_program.max_length > LONGEST_WHOLE:
         linear_program.generate(effort.iterations * len(linear_program.lengths))
     elif not relaxation.closed:
-        enough = int(np.ceil(counts.sum() / relaxation.bound)) + 1  # deeper packs are hardly ever needed, and cost time
         solution = solve_nnls(
             counts,
             residual_weights(len(counts)),
-            min(depth, enough),
+            useful_depth(counts, relaxation.bound, depth),
             max_rounds=int(NNLS_ROUNDS * len(linear_program.lengths)),
             work=work.share(0.6),
         )

@@ -21,12 +21,13 @@ import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.coarse_grid import Grid, pack_on_grids, split_counts
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, add_packs, coverage, packs_of, trim_to_exact
 from gaudi_bert.packing.nnls.complements import complete_by_complements
-from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls
+from gaudi_bert.packing.nnls.solver import LONGEST_WHOLE, solve_nnls, useful_depth
 from gaudi_bert.packing.result import Solved
 from gaudi_bert.packing.slot_swaps import MOST_DEALT, deal_into_slots
 from gaudi_bert.packing.work import NNLS_WORK, Work
@@ -49,9 +50,6 @@ they have few sequences left to place, and cost as much. The published way goes 
 
 NEAR = 10_000
 """For such packs, no round is made to save less than one pack in so many."""
-
-DEEPER = 1
-"""Sequences by which such packs may be deeper than the mean; more of them are hardly ever needed, and cost time."""
 
 
 def residual_weights(max_sequence_length: int) -> FloatArray:
@@ -119,16 +117,12 @@ def iterative_nnls(
     return best_fit_into({}, counts, depth) if best is None else best
 
 
-def _least(counts: IntArray, depth: int) -> int:
-    """Packs that the tokens alone need, or the sequences; at least one."""
-    tokens, sequences = int(counts @ np.arange(1, len(counts) + 1)), int(counts.sum())
-    return max(-(-tokens // len(counts)), -(-sequences // depth), 1)
-
-
 def _is_near(mixture: Mixture, counts: IntArray, depth: int) -> bool:
     """Whether long packs are so few that the least squares, which cost seconds, could hardly save any."""
-    least = _least(counts, depth)
-    return len(counts) > LONG and packs_of(mixture) <= least + least // NEAR
+    if len(counts) <= LONG:
+        return False
+    least = simple_certificate(counts, depth).bound
+    return packs_of(mixture) <= least + least // NEAR
 
 
 def _pack_coarsely(counts: IntArray, depth: int, leftovers: Leftovers, work: Work) -> Mixture:
@@ -153,7 +147,7 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
     """
     weights = residual_weights(len(counts))
     if len(counts) > LONG and leftovers == "best-fit":
-        depth = min(depth, -(-int(counts.sum()) // _least(counts, depth)) + DEEPER)
+        depth = useful_depth(counts, simple_certificate(counts, depth).bound, depth)
     mixture: Mixture = {}
     left = counts.copy()
     allowed = work

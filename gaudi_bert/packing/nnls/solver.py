@@ -30,7 +30,7 @@ from gaudi_bert.packing.nnls.cholesky import append_column, remove_column, solve
 from gaudi_bert.packing.pricing import MINUS_INFINITY, completion_values, power_chain, unwind
 from gaudi_bert.packing.work import Work
 
-__all__ = ["LONGEST_WHOLE", "NnlsSolution", "solve_nnls"]
+__all__ = ["LONGEST_WHOLE", "NnlsSolution", "solve_nnls", "useful_depth"]
 
 LONGEST_WHOLE = 4096
 """Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
@@ -43,6 +43,10 @@ OPERATIONS_PER_PRODUCT = 0.2
 
 STALLED_ROUNDS = 20
 """Rounds without any gain after which rounding errors are taken to be all that is left."""
+
+
+DEEPER = 1
+"""Sequences by which packs may be deeper than the mean; deeper ones are hardly ever needed, and cost time."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,11 @@ def solve_nnls(
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
     return NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective, int(rounds))
+
+
+def useful_depth(counts: IntArray, packs: float, depth: int) -> int:
+    """The depth to solve for, at most `depth`, where `counts` are known to need at least so many packs."""
+    return min(depth, int(np.ceil(counts.sum() / max(packs, 1))) + DEEPER)
 
 
 def _empty_set(max_length: int, depth: int) -> ActiveSet:

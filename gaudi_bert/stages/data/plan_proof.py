@@ -25,8 +25,7 @@ def prove_plan(path: Path, plan: Plan, groups: Iterable[int]) -> None:
     Raises:
         InputError: the prices prove less than the plan claims.
     """
-    from gaudi_bert.packing.certificate import Certificate, check_certificate
-    from gaudi_bert.packing.exact.bounds import simple_certificate
+    from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 
     for number in groups:
         group = plan.groups[number]

@@ -3,7 +3,7 @@
 Sequences of about one length are not packed; but a row of 300 tokens need not be computed with 512 because another one has
 as many. Every length is another shape to compile, so there are few, on a grid that is the same for all windows.
 
-Letters: G lengths of the grid, K lengths that are chosen.
+Letters: G lengths of the grid.
 """
 
 from __future__ import annotations

@@ -100,9 +100,10 @@ def plan_window(
         return sum(packs_of(mixture) * row_cost(length, hidden_size) for length, mixture in mixtures)
 
     best = min(solved, key=cost, default=None)
-    is_packed = best is not None and alone_cost >= LEAST_GAIN * cost(best)
-    parts = tuple(_assigned(lengths, best) if best is not None and is_packed else _alone(lengths, alone))
-    gain = unpacked_cost / cost(best) if best is not None and is_packed else 1.0
+    if best is not None and alone_cost >= LEAST_GAIN * cost(best):
+        parts, gain = tuple(_assigned(lengths, best)), unpacked_cost / cost(best)
+    else:
+        parts, gain = tuple(_alone(lengths, alone)), 1.0
     return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
 
 
