@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from finetuning_data import SIZE, emotion_names, emotions, entities
+from finetuning_data import QUALITY_LABELS, SIZE, emotion_names, emotions, entities, one_emotion
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 IGNORED = -100
@@ -38,6 +38,14 @@ def emotion_rows(data: Path, part: str, most: int | None, tokenizer: Any, length
     for target, (_, numbers) in zip(targets, rows, strict=True):
         target[numbers] = 1
     return Rows([{"input_ids": i, "labels": t.tolist()} for i, t in zip(encoded, targets, strict=True)])
+
+
+def one_emotion_rows(data: Path, part: str, most: int, tokenizer: Any, length: int = 128) -> Rows:
+    """Comments of GoEmotions with one of a few labels."""
+    rows = one_emotion(data, part, most)
+    encoded = tokenizer([text for text, _ in rows], truncation=True, max_length=length)["input_ids"]
+    labels = [QUALITY_LABELS.index(label) for _, label in rows]
+    return Rows([{"input_ids": ids, "labels": label} for ids, label in zip(encoded, labels, strict=True)])
 
 
 def entity_rows(data: Path, part: str, most: int, tokenizer: Any, names: Sequence[str]) -> Rows:
@@ -122,10 +130,10 @@ def train_in_rounds(
 
 
 def emotion_figures(predictions: Any) -> dict[str, float]:
-    """F1 over all answers."""
-    from sklearn.metrics import f1_score
+    """The share of right answers."""
+    from sklearn.metrics import accuracy_score
 
-    return {"f1_micro": float(f1_score(predictions.label_ids > 0.5, predictions.predictions >= 0, average="micro"))}
+    return {"accuracy": float(accuracy_score(predictions.label_ids, predictions.predictions.argmax(axis=-1)))}
 
 
 def entity_figures(names: Sequence[str]) -> Callable[[Any], dict[str, float]]:
@@ -150,18 +158,18 @@ def quality(data: Path, model: Path, task: str, settings: dict[str, Any], folder
     transformers.set_seed(settings["seed"])
     rows, held_out = settings["rows"], settings["held_out"]
     if task == "goemotions":
-        train, dev = (emotion_rows(data, part, most, tokenizer) for part, most in (("train", rows), ("dev", held_out)))
-        names, figures, metric = emotion_names(data), emotion_figures, "f1_micro"
-        kind, more = transformers.BertForSequenceClassification, {"problem_type": "multi_label_classification"}
+        train, dev = (one_emotion_rows(data, part, most, tokenizer) for part, most in (("train", rows), ("dev", held_out)))
+        names, figures, metric = list(QUALITY_LABELS), emotion_figures, "accuracy"
+        kind = transformers.BertForSequenceClassification
         collator: Any = transformers.DataCollatorWithPadding(tokenizer)
     else:
         names = sorted({tag for part in ("train", "dev") for _, tags in entities(data, part) for tag in tags})
         train, dev = (entity_rows(data, p, most, tokenizer, names) for p, most in (("train", rows), ("dev", held_out)))
         figures, metric = entity_figures(names), "f1"
-        kind, more = transformers.BertForTokenClassification, {}
+        kind = transformers.BertForTokenClassification
         collator = transformers.DataCollatorForTokenClassification(tokenizer)
     trainer = Trainer(
-        model=kind.from_pretrained(model, num_labels=len(names), **more),
+        model=kind.from_pretrained(model, num_labels=len(names)),
         args=arguments(
             folder,
             settings["batch"],

@@ -7,6 +7,7 @@ Google, MLPerf, NVIDIA and Habana.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -91,7 +92,7 @@ class UnpackedSchema:
         _check_range("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH)
         _check_range("max_predictions", self.max_predictions, MAX_SEQUENCE_LENGTH)
 
-    @property
+    @functools.cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
         """The features in the order of `UnpackedFeature`."""
         sizes: dict[Axis, int] = {"tokens": self.max_sequence_length, "masked": self.max_predictions, "sequences": 1}
@@ -118,7 +119,7 @@ class PackedSchema:
         _check_range("depth", self.depth, MAX_SEQUENCE_LENGTH)
         _check_range("max_predictions", self.max_predictions, MAX_SEQUENCE_LENGTH)
 
-    @property
+    @functools.cached_property
     def features(self) -> tuple[FeatureSpec, ...]:
         """The features in the order of `PackedFeature`."""
         sizes: dict[Axis, int] = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,9 +69,12 @@ class GlobalOrder:
         self._sizes = np.asarray(sizes, np.int64)
         self.seed, self.window_packs = seed, window_packs
         self.packs = int(self._sizes.sum())
-        self._epoch = -1
-        self._stretches: list[_Stretch] = []
-        self._records: dict[int, IntArray] = {}
+        self._firsts = np.cumsum(self._sizes) - self._sizes
+        self._forget()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which deals the shards itself."""
+        return GlobalOrder, (self._sizes, self.seed, self.window_packs)
 
     def places(self, epoch: int, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """Where packs lie.
@@ -90,17 +94,25 @@ class GlobalOrder:
             stretch, chosen = self._stretches[number], stretches == number
             rows, columns = np.divmod(numbers[chosen] - stretch.first_pack, len(stretch.shards))
             shards[chosen], records[chosen] = stretch.shards[columns], rows + stretch.first_record
-        for shard in np.unique(shards):
-            chosen = shards == shard
-            records[chosen] = self._order_of(int(shard))[records[chosen]]
-        return shards, records
+        if not self._is_known[shards].all():
+            for shard in np.unique(shards[~self._is_known[shards]]).tolist():
+                self._learn_order_of(shard)
+        return shards, self._records[self._firsts[shards] + records]
+
+    def _forget(self) -> None:
+        """Be in no epoch. The records of all shards, one after the other, take memory as they are filled in."""
+        self._epoch = -1
+        self._stretches: list[_Stretch] = []
+        self._records = np.empty(self.packs, np.int64)
+        self._is_known = np.zeros(len(self._sizes), np.bool_)
 
     def _enter(self, epoch: int) -> None:
         """Deal the shards of an epoch, unless that is done."""
         if epoch == self._epoch:
             return
         order = permutation(len(self._sizes), self.seed, "shard order", epoch)
-        self._epoch, self._stretches, self._records = epoch, [], {}
+        self._forget()
+        self._epoch = epoch
         first_pack = first_record = 0
         for size in np.unique(self._sizes[self._sizes > 0]):
             shards = order[self._sizes[order] > first_record]
@@ -108,12 +120,11 @@ class GlobalOrder:
             first_pack += (int(size) - first_record) * len(shards)
             first_record = int(size)
 
-    def _order_of(self, shard: int) -> IntArray:
-        """The records of a shard in the order of this epoch."""
-        if shard not in self._records:
-            size, key = int(self._sizes[shard]), (self._epoch, shard)
-            windows = permutation(-(-size // self.window_packs), self.seed, "window order", *key)
-            place_of_window = np.argsort(windows)
-            words = random_words(size, self.seed, "pack order", *key)
-            self._records[shard] = np.lexsort((words, place_of_window[np.arange(size) // self.window_packs]))
-        return self._records[shard]
+    def _learn_order_of(self, shard: int) -> None:
+        """Note the records of a shard in the order of this epoch."""
+        first, size, key = int(self._firsts[shard]), int(self._sizes[shard]), (self._epoch, shard)
+        windows = permutation(-(-size // self.window_packs), self.seed, "window order", *key)
+        place_of_window = np.argsort(windows)
+        words = random_words(size, self.seed, "pack order", *key)
+        self._records[first : first + size] = np.lexsort((words, place_of_window[np.arange(size) // self.window_packs]))
+        self._is_known[shard] = True

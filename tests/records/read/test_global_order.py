@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,6 +65,14 @@ def test_processes_share_what_is_left(world_size: int, done: int) -> None:
     assert [len(share) for share in shares] == [5] * world_size
     assert all((share % world_size == rank).all() for rank, share in enumerate(shares))
     assert sorted(np.concatenate(shares).tolist()) == list(range(done, done + 5 * world_size))
+
+
+def test_another_process_has_the_same_order() -> None:
+    order = GlobalOrder((5, 0, 3), seed=2)
+    places = epoch_places(order, 1)
+    other = pickle.loads(pickle.dumps(order))
+    assert epoch_places(other, 1) == places
+    assert epoch_places(other, 0) == epoch_places(order, 0) != places
 
 
 def test_a_rank_that_nobody_has_is_refused() -> None:
