@@ -117,6 +117,13 @@ def copy_by_pyarrow(source: Path, target: Path) -> None:
             writer.write_table(table.read_row_group(number, use_threads=False))
 
 
+def read_by_pyarrow(source: Path) -> None:
+    """Read the rows on one thread, and leave it at that."""
+    table = parquet.ParquetFile(source)
+    for number in range(table.num_row_groups):
+        table.read_row_group(number, use_threads=False)
+
+
 def pack(source: Path, out: Path, **settings: Any) -> Any:
     """One packing of its own, from the start."""
     shutil.rmtree(out, ignore_errors=True)
@@ -208,16 +215,20 @@ def imports(folder: Path, rows: int, rounds: int, base: Path) -> None:
             writer.write_table(table, max_chunksize=MAP_ROWS)
     trees = {"old": base, "new": Path(__file__).resolve().parents[1]}
     for form, sizes in (("parquet", "given"), ("parquet", "measured"), ("arrow", "given"), ("arrow", "measured")):
-        ratios, rates = [], []
+        ratios, rates, limits = [], [], []
         for _ in range(rounds):
             seconds = {name: import_seconds(folder, name, tree, form, sizes) for name, tree in trees.items()}
             ratios.append(seconds["old"] / seconds["new"])
             rates.append(rows / seconds["new"])
+            if form == "parquet":
+                limits.append(seconds["old"] / timed(lambda: read_by_pyarrow(folder / "examples.parquet"))[0])
             for path in sorted((folder / "old").iterdir()):
                 same = path.name.startswith(".") or path.read_bytes() == (folder / "new" / path.name).read_bytes()
                 assert same, f"{path.name} differs"
         show(f"import of {rows:,} rows of {form}, sizes {sizes}", rates, "rows/s")
         show("beside the old commit, both warm, same bytes", ratios, "x", "20")
+        if limits:
+            show("as fast as that is pyarrow that only reads the table", limits, "x")
 
 
 def import_seconds(folder: Path, name: str, tree: Path, form: str, sizes: str) -> float:

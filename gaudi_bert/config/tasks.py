@@ -53,7 +53,12 @@ class TaskSettings(Settings):
     too_long: TooLong = Field(
         "error", description="rows of too many tokens: refuse them, cut them, or take windows (token classification)"
     )
-    stride: int = Field(128, ge=0, le=8192, description="tokens that neighbouring windows of one row share")
+    stride: int | None = Field(
+        None,
+        ge=0,
+        le=8192,
+        description="tokens that neighbouring windows of one row share; default: 128, or half of a window of less than 256",
+    )
     n_best: int = Field(1, ge=1, le=1000, description="question answering: answers printed for each question")
     max_answer_tokens: int = Field(30, ge=1, le=8192, description="question answering: the longest answer")
     null_score_threshold: float | None = Field(

@@ -146,7 +146,7 @@ class _Job:
         encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
         return dict(zip(listed, encoded, strict=True))
 
-    def _bounds(self, number: int, tokens: int, room: int, stride: int, always: bool = False) -> IntArray:
+    def _bounds(self, number: int, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
         """The windows of a row, or the one that is left where rows are cut."""
         if tokens > room:
             if self.settings.too_long == "error" and not always:

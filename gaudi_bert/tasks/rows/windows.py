@@ -13,14 +13,17 @@ from gaudi_bert.common.errors import InputError
 
 __all__ = ["best_windows", "window_bounds"]
 
+USUAL_STRIDE = 128
+"""As in BERT's own script for SQuAD (Devlin et al., 2019), which has windows of 384."""
 
-def window_bounds(tokens: int, room: int, stride: int, place: str) -> IntArray:
+
+def window_bounds(tokens: int, room: int, stride: int | None, place: str) -> IntArray:
     """First token of each window and the one after its last, int64 [windows, 2]; one window where all fits.
 
     Args:
         tokens: of the text.
         room: tokens of a window.
-        stride: tokens that two neighbouring windows share.
+        stride: tokens that two neighbouring windows share; None for `USUAL_STRIDE`, or half of a window that is too short.
         place: how errors call the row.
 
     Raises:
@@ -28,6 +31,8 @@ def window_bounds(tokens: int, room: int, stride: int, place: str) -> IntArray:
     """
     if tokens <= room:
         return np.array([[0, tokens]], np.int64)
+    if stride is None:
+        stride = min(USUAL_STRIDE, max(room, 0) // 2)
     if stride >= room:
         raise InputError(
             f"{place}: has {tokens:,} tokens for windows of {max(room, 0)}, which cannot share task.stride = {stride}; "

@@ -19,6 +19,11 @@ def test_windows_of_eleven_tokens() -> None:
     assert window_bounds(0, 5, 0, "x").tolist() == [[0, 0]]
 
 
+@pytest.mark.parametrize(("room", "shared"), [(1, 0), (13, 6), (116, 58), (255, 127), (256, 128), (381, 128)])
+def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> None:
+    assert window_bounds(1000, room, None, "x").tolist() == window_bounds(1000, room, shared, "x").tolist()
+
+
 def test_windows_that_would_not_go_on() -> None:
     with pytest.raises(InputError, match="x: row 3: has 9 tokens for windows of 4"):
         window_bounds(9, 4, 4, "x: row 3")
