@@ -39,9 +39,10 @@ def write_model(folder: Path) -> Path:
     from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
     from gaudi_bert.training.weights.task_models import write_task_folder
 
-    folder.mkdir()
+    words = folder.with_name("words")
+    words.mkdir()
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(WORDS))]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    (words / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     config = BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=16,
@@ -53,7 +54,7 @@ def write_model(folder: Path) -> Path:
     task = task_named("classification")(TaskSettings(name="classification"), ("no", "yes"))
     model = BertForTask(config, task, seed=1)
     values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
-    write_task_folder(folder, config, task, values, open_tokenizer(folder), 128)
+    write_task_folder(folder, config, task, values, open_tokenizer(words), 128)
     return folder
 
 

@@ -41,7 +41,10 @@ MASK_COLUMNS = ("attention_mask", "input_mask")
 SEGMENT_COLUMNS = ("token_type_ids", "segment_ids")
 LABEL_COLUMNS = ("next_sentence_label", "next_sentence_labels")
 MASKED_COLUMNS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-ROWS_PER_BATCH = 8192
+ROWS_PER_BATCH = 2048
+"""So few that the numbers of a batch, about 3 MB a column, lie where those of the one before it lay: larger arrays are new
+memory each time, and zeroing its pages took as long as all else."""
+
 BYTES_PER_BATCH = 64 << 20
 MOST_KEPT_BYTES = 256 << 20
 LARGEST_EXACT = 2.0**53
