@@ -205,7 +205,7 @@ def our_quality(options: argparse.Namespace, task: str, settings: dict[str, Any]
         rows(options.data, part, most, folder / f"{part}.{ending}")
         for part, most in (("train", settings["rows"]), ("dev", settings["held_out"]))
     ]
-    words = ["--task", "classification" if task == "goemotions" else "token-classification"]
+    words: list[Any] = ["--task", "classification" if task == "goemotions" else "token-classification"]
     changes = {
         "finetune.epochs": settings["epochs"],
         "finetune.batch_sequences": settings["batch"],
