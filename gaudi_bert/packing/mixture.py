@@ -8,7 +8,7 @@ those slots through `trim_to_exact`; the tokens of such a slot are padding eithe
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import numpy as np
@@ -115,8 +115,11 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_pa
     result = sorted_mixture(mixture)
     if whole_packs:
         result = _drop_whole_packs(result, left)
+    holders: defaultdict[int, set[Strategy]] = defaultdict(set)
+    for strategy in result:
+        _note(holders, strategy)
     for length in sorted(left, reverse=True):
-        _drop_slots(result, length, left[length])
+        _drop_slots(result, holders, length, left[length])
     return sorted_mixture({strategy: count for strategy, count in result.items() if strategy and count})
 
 
@@ -134,9 +137,15 @@ def _drop_whole_packs(mixture: Mixture, left: dict[int, int]) -> Mixture:
     return result
 
 
-def _drop_slots(mixture: Mixture, length: int, surplus: int) -> None:
+def _note(holders: defaultdict[int, set[Strategy]], strategy: Strategy) -> None:
+    """Enter a strategy at each of its lengths."""
+    for length in strategy:
+        holders[length].add(strategy)
+
+
+def _drop_slots(mixture: Mixture, holders: defaultdict[int, set[Strategy]], length: int, surplus: int) -> None:
     """Take `surplus` slots of `length` out of the strategies that hold it, in order, one a pack at a time."""
-    waiting = sorted((strategy for strategy in mixture if length in strategy), reverse=True) if surplus else []
+    waiting = sorted(holders[length], reverse=True) if surplus else []
     while surplus:
         strategy = waiting.pop()
         taken = min(surplus, mixture[strategy])
@@ -147,5 +156,6 @@ def _drop_slots(mixture: Mixture, length: int, surplus: int) -> None:
         position = strategy.index(length)
         shorter = strategy[:position] + strategy[position + 1 :]
         mixture[shorter] = mixture.get(shorter, 0) + taken
+        _note(holders, shorter)
         if length in shorter:
             waiting.insert(0, shorter)

@@ -48,6 +48,10 @@ LATER_ROUNDS = 0.5
 """For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
 they have few sequences left to place, and cost as much. The published way goes on to its end."""
 
+ROUNDS_PER_LENGTH = 0.55
+"""Rounds of pricing that one solution for such packs may take, for each length. The last rounds only make small residuals
+smaller, which rounding to whole packs undoes: up to three times the time for the same number of packs, or for more."""
+
 NEAR = 10_000
 """For such packs, no round is made to save less than one pack in so many."""
 
@@ -146,7 +150,8 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
     not cover.
     """
     weights = residual_weights(len(counts))
-    if len(counts) > LONG and leftovers == "best-fit":
+    is_long = len(counts) > LONG and leftovers == "best-fit"
+    if is_long:
         depth = useful_depth(counts, simple_certificate(counts, depth).bound, depth)
     mixture: Mixture = {}
     left = counts.copy()
@@ -156,8 +161,9 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
         if before == 0 or work.exhausted:
             break
         start = work.left
-        packs = _rounded_packs(left, weights, depth, allowed)
-        if leftovers == "best-fit" and len(counts) > LONG and allowed is work:
+        most_rounds = int(ROUNDS_PER_LENGTH * np.count_nonzero(left)) + 1 if is_long else None
+        packs = _rounded_packs(left, weights, depth, allowed, most_rounds)
+        if is_long and allowed is work:
             allowed = work.share(LATER_ROUNDS * (start - work.left) / max(work.left, 1.0))
         for strategy, count in packs.items():
             add_packs(mixture, strategy, count)
@@ -167,8 +173,8 @@ def _rounds(counts: IntArray, depth: int, work: Work, leftovers: Leftovers) -> I
             break
 
 
-def _rounded_packs(left: IntArray, weights: FloatArray, depth: int, work: Work) -> Mixture:
-    solution = solve_nnls(left, weights, depth, work=work)
+def _rounded_packs(left: IntArray, weights: FloatArray, depth: int, work: Work, most_rounds: int | None) -> Mixture:
+    solution = solve_nnls(left, weights, depth, max_rounds=most_rounds, work=work)
     usage = np.where(solution.usage < 2, np.rint(solution.usage), np.floor(solution.usage)).astype(np.int64)
     packs: Mixture = {}
     for strategy, count in zip(solution.strategies, usage.tolist(), strict=True):

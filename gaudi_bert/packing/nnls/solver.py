@@ -88,7 +88,7 @@ def solve_nnls(
     depth: int,
     *,
     additions: int = 2,
-    max_rounds: int = 10**9,
+    max_rounds: int | None = None,
     work: Work | None = None,
 ) -> NnlsSolution:
     """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that
@@ -99,7 +99,7 @@ def solve_nnls(
         weights: float64 [L], positive residual weights.
         depth: most sequences in a pack, >= 1; L or more means no limit.
         additions: columns that may enter in one round; more of them save pricing and cost exchanges.
-        max_rounds: stop after so many rounds, short of the optimum.
+        max_rounds: stop after so many rounds, short of the optimum; None for no limit.
         work: what may be done before it stops short of the optimum; None for no limit.
 
     Raises:
@@ -117,7 +117,8 @@ def solve_nnls(
     squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
     state = _empty_set(max_length, depth)
     chain = power_chain(depth - 1, max_length)
-    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, max_rounds, max(work.left, 0.0))
+    most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
+    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, most_rounds, max(work.left, 0.0))
     work.spend(float(state.operations[0]))
     strategies = [_strategy(state, column) for column in range(size)]
     objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
