@@ -48,7 +48,7 @@ LATER_ROUNDS = 0.5
 """For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
 they have few sequences left to place, and cost as much. The published way goes on to its end."""
 
-ROUNDS_PER_LENGTH = 0.55
+ROUNDS_PER_LENGTH = 0.5
 """Rounds of pricing that one solution for such packs may take, for each length. The last rounds only make small residuals
 smaller, which rounding to whole packs undoes: up to three times the time for the same number of packs, or for more."""
 
