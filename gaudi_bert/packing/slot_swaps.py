@@ -20,6 +20,7 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.permutation import random_words
+from gaudi_bert.packing.flat_packs import flatten_packs, mixture_of_packs
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
 from gaudi_bert.packing.work import Work
 
@@ -97,7 +98,7 @@ def deal_into_slots(
     """
     max_length = len(counts)
     spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse.values())))
-    slot_bins, first_slot = _slots(_with_empty_slots(coarse, bins, depth, spare))
+    slot_bins, first_slot = flatten_packs(_with_empty_slots(coarse, bins, depth, spare))
     empty = len(slot_bins) - int(counts.sum())
     lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), counts)))
     dealt = Dealt(
@@ -113,7 +114,8 @@ def deal_into_slots(
     _deal(dealt, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
     _mend(dealt, spare, work)
     given_up = _give_up(dealt)
-    return _mixture(dealt), np.bincount(given_up, minlength=max_length + 1)[1:].astype(np.int64)
+    packs = mixture_of_packs(dealt.lengths[dealt.sequence], dealt.first_slot)
+    return packs, np.bincount(given_up, minlength=max_length + 1)[1:].astype(np.int64)
 
 
 def _with_empty_slots(coarse: Mapping[Strategy, int], bins: int, depth: int, spare: int) -> Mixture:
@@ -123,13 +125,6 @@ def _with_empty_slots(coarse: Mapping[Strategy, int], bins: int, depth: int, spa
         empty = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
         add_packs(result, (0,) * empty + strategy, count)
     return result
-
-
-def _slots(strategies: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
-    """The bin of each slot, pack by pack, and where the slots of each pack begin: int64 [slots], int64 [packs + 1]."""
-    sizes = np.concatenate([np.full(count, len(strategy)) for strategy, count in strategies.items()])
-    bins = [np.tile(np.array(strategy, dtype=np.int64), count) for strategy, count in strategies.items()]
-    return np.concatenate(bins), np.concatenate(([0], np.cumsum(sizes)))
 
 
 def _deal(dealt: Dealt, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:
@@ -325,18 +320,3 @@ def _give_up(dealt: Dealt) -> IntArray:
             dealt.excess[pack] -= dealt.lengths[gone]
             dealt.lengths[gone] = 0
     return np.array(result, dtype=np.int64)
-
-
-def _mixture(dealt: Dealt) -> Mixture:
-    """What lies in the packs."""
-    held = dealt.lengths[dealt.sequence]
-    sizes = np.diff(dealt.first_slot)
-    mixture: Mixture = {}
-    for size in np.unique(sizes).tolist():
-        first = dealt.first_slot[:-1][sizes == size]
-        members = np.sort(held[first[:, None] + np.arange(size)], axis=1)
-        strategies, repeats = np.unique(members, axis=0, return_counts=True)
-        for strategy, repeat in zip(strategies.tolist(), repeats.tolist(), strict=True):
-            add_packs(mixture, tuple(length for length in strategy if length), repeat)
-    mixture.pop((), None)
-    return mixture

@@ -9,9 +9,10 @@
    exactly.
 4. Its solution rounded down, and the rest searched or dived for (`dive`), with other step sizes if that fails.
 
-For packs of more than LONGEST_WHOLE tokens all this is done on a coarse grid first, and the sequences are dealt out into
-the slots of that plan (`slot_swaps`): mostly that ends within a pack of the bound. Where it does not, or where there are too
-many sequences to deal them out, MANY_LENGTHS lengths and more are packed in rounds on coarse grids (`coarse_grid`).
+For packs of more than LONGEST_WHOLE tokens all this is done on a coarse grid first, the sequences are dealt out into the
+slots of that plan (`slot_swaps`), and the packs are matched anew (`halves`): mostly that ends within a pack of the bound.
+Where it does not, or where there are too many sequences to deal them out, MANY_LENGTHS lengths and more are packed in rounds
+on coarse grids (`coarse_grid`).
 
 The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best
 mixture found is returned.
@@ -30,6 +31,7 @@ from gaudi_bert.packing.exact.bounds import MANY_LENGTHS, certify, prove
 from gaudi_bert.packing.exact.dive import DiveSettings, dive
 from gaudi_bert.packing.exact.fill_slots import fill_slots
 from gaudi_bert.packing.exact.linear_program import LinearProgram
+from gaudi_bert.packing.halves import rematch_halves
 from gaudi_bert.packing.heuristics.best_fit import best_fit_into
 from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
 from gaudi_bert.packing.mixture import Mixture, packs_of, sorted_mixture
@@ -67,6 +69,10 @@ NEAR = 10_000
 
 FAR = 1_000
 """Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
+
+
+MATCHING_WORK = 1e9
+"""What matching the packs anew may do in the end, beside the limit of work, where there is a gap."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,10 @@ def solve_optimally(counts: IntArray, depth: int, work: Work | None = None) -> S
     found = pack_optimally(counts, depth, work=work)
     if found.gap > max(1, found.certificate.bound // FAR):
         found = _better(found, pack_by_nnls(counts, depth).mixture, found.certificate)
+    if found.gap and counts.sum() <= MOST_DEALT:
+        bound = found.certificate.bound
+        matched = rematch_halves(found.mixture, len(counts), depth, bound, Work(MATCHING_WORK))
+        found = _better(found, matched, found.certificate)
     return Solved(found.mixture, "optimal", found.certificate)
 
 
@@ -167,6 +177,8 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: Optimum, work: Work)
             break
         mixture, left = deal_into_slots(coarse.mixture, counts, bins, depth, work.share(0.4))
         optimum = _better(optimum, best_fit_into(mixture, left, depth), proof)
+        matched = rematch_halves(optimum.mixture, length, depth, optimum.certificate.bound, work.share(0.3))
+        optimum = _better(optimum, matched, proof)
     return optimum
 
 
