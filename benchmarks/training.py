@@ -82,7 +82,7 @@ def measure_speed_up(records: Any, rounds: int) -> None:
 def measure_transformers(records: Any, rounds: int) -> None:
     """Real tokens a second beside PyTorch's."""
     import torch
-    from training_data import SMALL, Trainer, unpacked_batches
+    from training_data import SMALL, Trainer, training_flops_a_row, unpacked_batches
     from training_pytorch import TransformersTrainer
 
     torch.set_num_threads(os.cpu_count() or 1)
@@ -93,9 +93,9 @@ def measure_transformers(records: Any, rounds: int) -> None:
         f"\n{SMALL.num_hidden_layers} layers, hidden {SMALL.hidden_size}, length 512, {SMALL_ROWS} rows an update; ", end=""
     )
     print(f"transformers' attention: {everywhere.attention}")
-    seconds = alternate(
-        {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.run(1), "masked": lambda: masked.run(2)}, rounds
-    )
+    products = matrix_products("float32")
+    steps = {"ours": lambda: ours.run(4), "everywhere": lambda: everywhere.run(1), "masked": lambda: masked.run(2)}
+    seconds = alternate({**steps, **products}, rounds)
     # Every step has the same shapes, so its time does not depend on which rows it is given: tokens are counted on average.
     row = records.tokens_a_sequence
     packed_row = row * records.metadata.packing_factor
@@ -105,6 +105,14 @@ def measure_transformers(records: Any, rounds: int) -> None:
     work = 4 * packed_row / row
     show_ratio("ours / transformers", ratio(seconds["everywhere"], seconds["ours"], work), "8")
     show_ratio("ours / its head at masked positions", ratio(seconds["masked"], seconds["ours"], work / 2), "3.5 (4)")
+    # What bounds the last ratio: matrix products alone would take this share of the time, at the best library's rate.
+    peak, product = fastest([seconds[library] for library in products]), 2 * MATRIX**3
+    for name, side, updates, source in (
+        ("ours", "ours", 4, records.packed),
+        ("its head at masked positions", "masked", 2, records.unpacked),
+    ):
+        flops = updates * SMALL_ROWS * training_flops_a_row(SMALL, source)
+        show_ratio(f"{name}: share of the matrix peak", ratio(peak, seconds[side], flops / product), "")
 
 
 def measure_utilisation(records: Any, rounds: int) -> None:
