@@ -110,14 +110,24 @@ class Trainer:
             self.losses.append(float(sums[0] / sums[1] + sums[2] / sums[3]))
 
 
-def training_flops_a_row(config: BertConfig, source: DataSource) -> int:
-    """Floating-point operations of the matrix products of one row, forward and backward (three times the forward ones)."""
+def training_flops_a_row(config: BertConfig, source: DataSource, reads_all: bool = False) -> int:
+    """Floating-point operations of the matrix products of one row, forward and backward (three times the forward ones).
+
+    Args:
+        config: of the model.
+        source: of the rows.
+        reads_all: the last layer is computed at every position, as others do, not only where a head reads it.
+    """
     schema = source.schema
     length, hidden, inner = schema.max_sequence_length, config.hidden_size, config.intermediate_size
     slots = getattr(schema, "masked_slots", schema.max_predictions)
-    layer = 2 * length * (4 * hidden**2 + 2 * hidden * inner) + 4 * length**2 * hidden
+
+    def layer(places: int) -> int:
+        return 2 * hidden * (2 * length * hidden + 2 * places * hidden + 2 * places * inner + 2 * places * length)
+
+    last = layer(length if reads_all else min(length, slots + source.depth))
     heads = 2 * slots * (hidden**2 + hidden * config.vocab_size) + 2 * source.depth * hidden * (hidden + 2)
-    return 3 * (config.num_hidden_layers * layer + heads)
+    return 3 * ((config.num_hidden_layers - 1) * layer(length) + last + heads)
 
 
 def unpacked_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:

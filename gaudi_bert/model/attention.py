@@ -9,13 +9,14 @@ Forbidden scores are lowered by 10,000. The largest score of a row is an allowed
 probability is exp(less than -9,000) = exactly 0 in float32, for every row: other sequences add exact zeros,
 and a sequence's outputs do not change by one bit when its neighbours do.
 
-Letters: B packs, L positions, T = B * L tokens, H hidden size, N heads, D head size (H = N * D), K = 3 * H.
+Letters: B packs, L positions, T = B * L tokens, H hidden size, N heads, D head size (H = N * D), P places of a pack
+that ask (L, or in the last layer fewer), R = B * P, O = H for each of query, key and value that a product makes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -45,56 +46,66 @@ def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.
 
 
 def self_attention(
+    asking_RH: tf.Tensor,
     hidden_TH: tf.Tensor,
-    bias_B1LL: tf.Tensor,
+    bias_B1PL: tf.Tensor,
     parameters: Mapping[str, tf.Tensor],
     scope: str,
     config: BertConfig,
     forward_pass: ForwardPass,
     dropout_site: int,
 ) -> tf.Tensor:
-    """The context of every token, [T, H], before the output projection.
+    """The context of every token that asks, [R, H], before the output projection.
 
     Args:
+        asking_RH: the layer's input at the places that ask; where all do, `hidden_TH` itself.
         hidden_TH: the layer's input.
-        bias_B1LL: from `attention_bias`.
+        bias_B1PL: from `attention_bias`, the rows of the places that ask.
         parameters: all variables; those of this attention begin with `scope`.
         scope: for example `bert/encoder/layer_0/attention/self`.
         config: the model's.
         forward_pass: how it is run.
         dropout_site: number of this dropout in the model.
     """
-    packs, _, length, _ = bias_B1LL.shape
+    packs, _, asking, length = bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
-    kernel_HK, bias_K = _fused_projection(parameters, scope, size)
-    fused_TK = dense(hidden_TH, kernel_HK, bias_K, forward_pass.compiled)
-    fused_3BNLD = tf.transpose(tf.reshape(fused_TK, [packs, length, 3, heads, size]), [2, 0, 3, 1, 4])
-    query_BNLD, key_BNLD, value_BNLD = tf.unstack(fused_3BNLD)
+
+    def project(inputs: tf.Tensor, positions: int, *parts: str) -> list[tf.Tensor]:
+        """Of each of `parts` what the heads see of `inputs`, [B, N, positions, D]: one product for all parts."""
+        kernel_HO, bias_O = _fused_projection(parameters, scope, size, parts)
+        fused = dense(inputs, kernel_HO, bias_O, forward_pass.compiled)
+        return tf.unstack(tf.transpose(tf.reshape(fused, [packs, positions, len(parts), heads, size]), [2, 0, 3, 1, 4]))
+
+    if asking_RH is hidden_TH:
+        query_BNPD, key_BNLD, value_BNLD = project(hidden_TH, length, "query", "key", "value")
+    else:
+        (query_BNPD,) = project(asking_RH, asking, "query")
+        key_BNLD, value_BNLD = project(hidden_TH, length, "key", "value")
     rate = config.attention_probs_dropout_prob
-    drawn = forward_pass.draw(tf.TensorShape([packs, heads, length, length]), rate, dropout_site)
-    context_BNLD = attend(query_BNLD, key_BNLD, value_BNLD, bias_B1LL, drawn, rate, forward_pass.compiled)
-    return tf.reshape(tf.transpose(context_BNLD, [0, 2, 1, 3]), [packs * length, heads * size])
+    drawn = forward_pass.draw(tf.TensorShape([packs, heads, asking, length]), rate, dropout_site)
+    context_BNPD = attend(query_BNPD, key_BNLD, value_BNLD, bias_B1PL, drawn, rate, forward_pass.compiled)
+    return tf.reshape(tf.transpose(context_BNPD, [0, 2, 1, 3]), [packs * asking, heads * size])
 
 
 def attend(
-    query_BNLD: tf.Tensor,
+    query_BNPD: tf.Tensor,
     key_BNLD: tf.Tensor,
     value_BNLD: tf.Tensor,
-    bias_B1LL: tf.Tensor,
+    bias_B1PL: tf.Tensor,
     drawn: tf.Tensor | None,
     rate: float,
     compiled: bool,
 ) -> tf.Tensor:
-    """softmax(query key^T + bias) value, with dropout of the shares: [B, N, L, D].
+    """softmax(query key^T + bias) value, with dropout of the shares: [B, N, P, D].
 
-    The backward pass is written out to go over [B, N, L, L] as seldom as possible: the dropout's scale is
+    The backward pass is written out to go over [B, N, P, L] as seldom as possible: the dropout's scale is
     applied to the context, which is smaller by L / D, and what is elementwise is one kernel.
 
     Args:
-        query_BNLD: already divided by the square root of D.
+        query_BNPD: already divided by the square root of D.
         key_BNLD: in the same type.
         value_BNLD: in the same type.
-        bias_B1LL: from `attention_bias`.
+        bias_B1PL: from `attention_bias`, the rows of the places that ask.
         drawn: from `ForwardPass.draw`; None for no dropout.
         rate: of dropout.
         compiled: whether kernels are.
@@ -102,34 +113,34 @@ def attend(
     scale = kept_scale(drawn, rate)
 
     @tf.custom_gradient
-    def core(query_BNLD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-        dtype = query_BNLD.dtype
-        scores_BNLL = widen(tf.matmul(query_BNLD, key_BNLD, transpose_b=True)) + bias_B1LL
-        shares_BNLL = tf.cast(tf.nn.softmax(scores_BNLL), dtype)
-        used_BNLL = shares_BNLL if drawn is None else kernel(_drop_shares, compiled)(shares_BNLL, drawn, rate)
-        context_BNLD = tf.matmul(used_BNLL, value_BNLD) * scale
+    def core(query_BNPD: tf.Tensor, key_BNLD: tf.Tensor, value_BNLD: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+        dtype = query_BNPD.dtype
+        scores_BNPL = widen(tf.matmul(query_BNPD, key_BNLD, transpose_b=True)) + bias_B1PL
+        shares_BNPL = tf.cast(tf.nn.softmax(scores_BNPL), dtype)
+        used_BNPL = shares_BNPL if drawn is None else kernel(_drop_shares, compiled)(shares_BNPL, drawn, rate)
+        context_BNPD = tf.matmul(used_BNPL, value_BNLD) * scale
 
-        def backward(gradient_BNLD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            scaled_BNLD = gradient_BNLD * scale
-            value_gradient_BNLD = tf.matmul(used_BNLL, scaled_BNLD, transpose_a=True)
-            used_gradient_BNLL = tf.matmul(scaled_BNLD, value_BNLD, transpose_b=True)
-            scores_gradient_BNLL = kernel(_scores_gradient, compiled)(used_gradient_BNLL, shares_BNLL, drawn, rate)
-            query_gradient_BNLD = tf.matmul(scores_gradient_BNLL, key_BNLD)
-            key_gradient_BNLD = tf.matmul(scores_gradient_BNLL, query_BNLD, transpose_a=True)
-            return query_gradient_BNLD, key_gradient_BNLD, value_gradient_BNLD
+        def backward(gradient_BNPD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            scaled_BNPD = gradient_BNPD * scale
+            value_gradient_BNLD = tf.matmul(used_BNPL, scaled_BNPD, transpose_a=True)
+            used_gradient_BNPL = tf.matmul(scaled_BNPD, value_BNLD, transpose_b=True)
+            scores_gradient_BNPL = kernel(_scores_gradient, compiled)(used_gradient_BNPL, shares_BNPL, drawn, rate)
+            query_gradient_BNPD = tf.matmul(scores_gradient_BNPL, key_BNLD)
+            key_gradient_BNLD = tf.matmul(scores_gradient_BNPL, query_BNPD, transpose_a=True)
+            return query_gradient_BNPD, key_gradient_BNLD, value_gradient_BNLD
 
-        return context_BNLD, backward
+        return context_BNPD, backward
 
-    return core(query_BNLD, key_BNLD, value_BNLD)
+    return core(query_BNPD, key_BNLD, value_BNLD)
 
 
-def _drop_shares(shares_BNLL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Tensor:
-    return shares_BNLL * kept_places(drawn, shares_BNLL.shape, rate, shares_BNLL.dtype)
+def _drop_shares(shares_BNPL: tf.Tensor, drawn: tf.Tensor, rate: float) -> tf.Tensor:
+    return shares_BNPL * kept_places(drawn, shares_BNPL.shape, rate, shares_BNPL.dtype)
 
 
 def _scores_gradient(
-    used_gradient_BNLL: tf.Tensor,
-    shares_BNLL: tf.Tensor,
+    used_gradient_BNPL: tf.Tensor,
+    shares_BNPL: tf.Tensor,
     drawn: tf.Tensor | None,
     rate: float,
 ) -> tf.Tensor:
@@ -138,14 +149,16 @@ def _scores_gradient(
     (The sums over rows could be had cheaper, from the context and its gradient; but only to within rounding.)
     """
     if drawn is not None:
-        used_gradient_BNLL = _drop_shares(used_gradient_BNLL, drawn, rate)
-    weighted_BNLL = widen(shares_BNLL) * widen(used_gradient_BNLL)
-    sums_BNL1 = tf.reduce_sum(weighted_BNLL, axis=-1, keepdims=True)
-    return tf.cast(weighted_BNLL - widen(shares_BNLL) * sums_BNL1, shares_BNLL.dtype)
+        used_gradient_BNPL = _drop_shares(used_gradient_BNPL, drawn, rate)
+    weighted_BNPL = widen(shares_BNPL) * widen(used_gradient_BNPL)
+    sums_BNP1 = tf.reduce_sum(weighted_BNPL, axis=-1, keepdims=True)
+    return tf.cast(weighted_BNPL - widen(shares_BNPL) * sums_BNP1, shares_BNPL.dtype)
 
 
-def _fused_projection(parameters: Mapping[str, tf.Tensor], scope: str, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Kernel [H, K] and bias [K] of query, key and value side by side: one product instead of three.
+def _fused_projection(
+    parameters: Mapping[str, tf.Tensor], scope: str, size: int, parts: Sequence[str]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Kernel [H, O] and bias [O] of some of query, key and value side by side.
 
     The queries' part carries the division by the square root of the head size, which saves a pass over
     the scores. The keys' bias adds the same number to all scores of a row, to which softmax is blind: its
@@ -153,8 +166,9 @@ def _fused_projection(parameters: Mapping[str, tf.Tensor], scope: str, size: int
     take for a direction.
     """
     scale = 1.0 / math.sqrt(size)
-    kernels = [parameters[f"{scope}/{part}/kernel"] for part in ("query", "key", "value")]
-    biases = [parameters[f"{scope}/{part}/bias"] for part in ("query", "key", "value")]
-    kernel_HK = tf.concat([kernels[0] * scale, kernels[1], kernels[2]], axis=1)
-    bias_K = tf.concat([biases[0] * scale, without_gradient(biases[1]), biases[2]], axis=0)
-    return kernel_HK, bias_K
+    kernels, biases = [], []
+    for part in parts:
+        kernel_HH, bias_H = parameters[f"{scope}/{part}/kernel"], parameters[f"{scope}/{part}/bias"]
+        kernels.append(kernel_HH * scale if part == "query" else kernel_HH)
+        biases.append(bias_H * scale if part == "query" else without_gradient(bias_H) if part == "key" else bias_H)
+    return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)

@@ -1,6 +1,7 @@
 """BERT for packed sequences: its variables, the encoder that every model has, and the two heads of pretraining.
 
-Letters: B packs, L positions, T = B * L tokens, H hidden size, Q masked slots, S depth, V vocabulary.
+Letters: B packs, L positions, T = B * L tokens, P places of a pack that are read, H hidden size, Q masked slots,
+S depth, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.embeddings import embed
 from gaudi_bert.model.encoder import encode
 from gaudi_bert.model.forward_pass import ForwardPass
-from gaudi_bert.model.heads import masked_lm_logits, next_sentence_logits, pick_tokens, pool
+from gaudi_bert.model.heads import masked_lm_logits, next_sentence_logits, pool
 from gaudi_bert.model.inputs import check_batch
-from gaudi_bert.model.operations import widen
+from gaudi_bert.model.operations import pick_tokens, widen
 from gaudi_bert.model.parameters import ParameterSpec, initializer_seed, parameter_specs
 
 __all__ = ["BertForPretraining", "PackedBert", "PretrainingOutputs", "encode_packs"]
@@ -29,9 +30,8 @@ COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
 
 
 class PretrainingOutputs(NamedTuple):
-    """What the forward pass gives, all float32 (float64 where the model computes in that)."""
+    """What the heads give, all float32 (float64 where the model computes in that)."""
 
-    sequence_output_BLH: tf.Tensor
     pooled_output_BSH: tf.Tensor
     masked_lm_logits_BQV: tf.Tensor
     next_sentence_logits_BS2: tf.Tensor
@@ -105,8 +105,9 @@ def encode_packs(
     config: BertConfig,
     compute_dtype: tf.DType,
     forward_pass: ForwardPass,
+    places_BP: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """The hidden state of every token, [B * L, H]: embeddings and encoder, each sequence of a pack by itself.
+    """Hidden states, [B * P, H] or of every token [B * L, H]: embeddings and encoder, each sequence of a pack by itself.
 
     Args:
         batch: `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L].
@@ -114,11 +115,16 @@ def encode_packs(
         config: of the model.
         compute_dtype: of the matrix products.
         forward_pass: how it is run.
+        places_BP: int32, the positions of each pack that are read; None for all.
     """
     wide_dtype = tf.float64 if compute_dtype == tf.float64 else tf.float32
     bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
     embedded_TH = embed(batch, parameters, config, compute_dtype, forward_pass)
-    return encode(embedded_TH, bias_B1LL, parameters, config, forward_pass)
+    length = batch["input_ids"].shape[1]
+    if places_BP is not None and places_BP.shape[1] >= length:
+        hidden_TH = encode(embedded_TH, bias_B1LL, parameters, config, forward_pass)
+        return pick_tokens(hidden_TH, places_BP, length)
+    return encode(embedded_TH, bias_B1LL, parameters, config, forward_pass, places_BP)
 
 
 class BertForPretraining(PackedBert):
@@ -135,7 +141,7 @@ class BertForPretraining(PackedBert):
         super().__init__(config, parameter_specs(config), seed=seed, compute_dtype=compute_dtype, compiled=compiled)
 
     def __call__(self, batch: Mapping[str, tf.Tensor], *, dropout_seed: tf.Tensor | None = None) -> PretrainingOutputs:
-        """Run the model on a batch of packs.
+        """Run the model on a batch of packs; the last layer is computed where a head reads it.
 
         Args:
             batch: the `PACKED_FEATURES` (unpacked features through `as_packed`), shapes static.
@@ -144,21 +150,43 @@ class BertForPretraining(PackedBert):
         Raises:
             InputError: the batch does not fit (see `check_batch`); raised while the graph is traced.
         """
-        config = self.config
-        sizes = check_batch(batch, config)
-        parameters = self.parameters()
-        hidden_TH = encode_packs(batch, parameters, config, self.compute_dtype, ForwardPass(dropout_seed, self.compiled))
-        first_PH = pick_tokens(hidden_TH, batch["next_sentence_positions"], sizes.positions)
-        pooled_PH = pool(first_PH, parameters)
-        masked_PH = pick_tokens(hidden_TH, batch["masked_lm_positions"], sizes.positions)
-        words_PV = masked_lm_logits(masked_PH, parameters, config, self.compiled)
-        sentences_P2 = next_sentence_logits(pooled_PH, parameters)
-        packs, hidden = sizes.packs, config.hidden_size
+        sizes, parameters = check_batch(batch, self.config), self.parameters()
+        places_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
+        forward_pass = ForwardPass(dropout_seed, self.compiled)
+        read = encode_packs(batch, parameters, self.config, self.compute_dtype, forward_pass, places_BP)
+        read_BPH = tf.reshape(read, [sizes.packs, sizes.depth + sizes.masked_slots, self.config.hidden_size])
+        first_BSH, masked_BQH = tf.split(read_BPH, [sizes.depth, sizes.masked_slots], axis=1)
+        return self._heads(first_BSH, masked_BQH, parameters)
+
+    def with_hidden_states(self, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, PretrainingOutputs]:
+        """The hidden state of every token too, wide, [B, L, H]; no dropout.
+
+        Args:
+            batch: as for `__call__`.
+
+        Raises:
+            InputError: as `__call__`.
+        """
+        sizes, parameters = check_batch(batch, self.config), self.parameters()
+        hidden_TH = encode_packs(batch, parameters, self.config, self.compute_dtype, ForwardPass(None, self.compiled))
+        first_BSH, masked_BQH = (
+            tf.reshape(pick_tokens(hidden_TH, batch[name], sizes.positions), [*batch[name].shape, self.config.hidden_size])
+            for name in ("next_sentence_positions", "masked_lm_positions")
+        )
+        hidden_BLH = tf.reshape(widen(hidden_TH), [sizes.packs, sizes.positions, self.config.hidden_size])
+        return hidden_BLH, self._heads(first_BSH, masked_BQH, parameters)
+
+    def _heads(self, first_BSH: tf.Tensor, masked_BQH: tf.Tensor, parameters: Mapping[str, tf.Tensor]) -> PretrainingOutputs:
+        """Both heads, on the hidden states of every [CLS] and of every masked slot."""
+        packs, depth, hidden = first_BSH.shape
+        slots, words = masked_BQH.shape[1], self.config.vocab_size
+        pooled_PH = pool(tf.reshape(first_BSH, [packs * depth, hidden]), parameters)
+        masked_PH = tf.reshape(masked_BQH, [packs * slots, hidden])
+        logits_PV = masked_lm_logits(masked_PH, parameters, self.config, self.compiled)
         return PretrainingOutputs(
-            sequence_output_BLH=tf.reshape(widen(hidden_TH), [packs, sizes.positions, hidden]),
-            pooled_output_BSH=tf.reshape(widen(pooled_PH), [packs, sizes.depth, hidden]),
-            masked_lm_logits_BQV=tf.reshape(words_PV, [packs, sizes.masked_slots, config.vocab_size]),
-            next_sentence_logits_BS2=tf.reshape(sentences_P2, [packs, sizes.depth, 2]),
+            pooled_output_BSH=tf.reshape(widen(pooled_PH), [packs, depth, hidden]),
+            masked_lm_logits_BQV=tf.reshape(logits_PV, [packs, slots, words]),
+            next_sentence_logits_BS2=tf.reshape(next_sentence_logits(pooled_PH, parameters), [packs, depth, 2]),
         )
 
 

@@ -3,7 +3,8 @@
 The same sequences go through the model twice: as packs, and one to a row. Outputs, losses and the gradient of
 every variable must agree to rounding (Krell et al., 2021, section 3.2: "the behavior of the model is the
 same"). The leak probe is sharper: all tokens of one sequence of each pack are changed, and not one bit of any
-other sequence's outputs may change.
+other sequence's outputs may change. Outputs are those of training, where the last layer is computed for the places
+that the heads read, and beside them the hidden states of all tokens.
 
 Letters: B packs, L positions, Q masked slots, S depth, V vocabulary, H hidden size.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -51,6 +52,13 @@ class LeakReport:
     own_outputs_moved: bool
 
 
+class _Outputs(NamedTuple):
+    """What a model says of a batch, as arrays."""
+
+    hidden_BLH: Float32Array
+    heads: PretrainingOutputs
+
+
 def compare_packed_with_unpacked(model: BertForPretraining, packed: BatchArrays, loss: Loss = "token") -> Differences:
     """Run `packed` (packed features as arrays) and the same sequences one to a row, and compare.
 
@@ -62,12 +70,14 @@ def compare_packed_with_unpacked(model: BertForPretraining, packed: BatchArrays,
     unpacked = join_sequences([[each.sequence] for each in placed], length, slots, 1)
     packed_outputs, packed_losses, packed_gradients = gradients_of(model, packed, loss)
     single_outputs, single_losses, single_gradients = gradients_of(model, unpacked, loss)
+    ours_packed, ours_single = (
+        _Outputs(_hidden_states(model, batch), heads)
+        for batch, heads in ((packed, packed_outputs), (unpacked, single_outputs))
+    )
     outputs: dict[str, tuple[float, float]] = {}
     for row, each in enumerate(placed):
         alone = PlacedSequence(each.sequence, row, 1, 0, np.arange(len(each.masked_slots)))
-        for (name, ours), (_, theirs) in zip(
-            _outputs_of(packed_outputs, each), _outputs_of(single_outputs, alone), strict=True
-        ):
+        for (name, ours), (_, theirs) in zip(_outputs_of(ours_packed, each), _outputs_of(ours_single, alone), strict=True):
             difference, largest = outputs.get(name, (0.0, 0.0))
             outputs[name] = (max(difference, _largest(ours - theirs)), max(largest, _largest(theirs)))
     return Differences(
@@ -83,7 +93,7 @@ def gradients_of(
     model: BertForPretraining, batch: BatchArrays, loss: Loss
 ) -> tuple[PretrainingOutputs, dict[str, float], dict[str, Float32Array]]:
     """Outputs (as arrays), both losses, and the gradient of their sum for every variable; no dropout."""
-    tensors = {name: tf.constant(value) for name, value in batch.items()}
+    tensors = _tensors(batch)
     names, variables = zip(*model.variables_by_name.items(), strict=True)
     with tf.GradientTape() as tape:
         outputs = model(tensors)
@@ -116,7 +126,7 @@ def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0)
         if changes:
             changed_ids[each.pack, each.positions] = (each.sequence.input_ids + 1) % model.config.vocab_size
     before, after = (
-        PretrainingOutputs(*(output.numpy() for output in model({n: tf.constant(v) for n, v in batch.items()})))
+        _Outputs(_hidden_states(model, batch), PretrainingOutputs(*(output.numpy() for output in model(_tensors(batch)))))
         for batch in (packed, {**packed, "input_ids": changed_ids})
     )
     leaks, moved = 0, True
@@ -130,12 +140,22 @@ def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0)
     return LeakReport(sum(is_chosen), len(placed) - sum(is_chosen), leaks, moved)
 
 
-def _outputs_of(outputs: PretrainingOutputs, placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
+def _tensors(batch: BatchArrays) -> dict[str, tf.Tensor]:
+    return {name: tf.constant(value) for name, value in batch.items()}
+
+
+def _hidden_states(model: BertForPretraining, batch: BatchArrays) -> Float32Array:
+    hidden_BLH: Float32Array = model.with_hidden_states(_tensors(batch))[0].numpy()
+    return hidden_BLH
+
+
+def _outputs_of(outputs: _Outputs, placed: PlacedSequence) -> Iterator[tuple[str, Float32Array]]:
     """The outputs that belong to one sequence."""
-    yield "hidden_states", outputs.sequence_output_BLH[placed.pack, placed.positions]
-    yield "pooled_output", outputs.pooled_output_BSH[placed.pack, placed.number - 1]
-    yield "masked_lm_logits", outputs.masked_lm_logits_BQV[placed.pack, placed.masked_slots]
-    yield "next_sentence_logits", outputs.next_sentence_logits_BS2[placed.pack, placed.number - 1]
+    heads = outputs.heads
+    yield "hidden_states", outputs.hidden_BLH[placed.pack, placed.positions]
+    yield "pooled_output", heads.pooled_output_BSH[placed.pack, placed.number - 1]
+    yield "masked_lm_logits", heads.masked_lm_logits_BQV[placed.pack, placed.masked_slots]
+    yield "next_sentence_logits", heads.next_sentence_logits_BS2[placed.pack, placed.number - 1]
 
 
 def _largest(values: Float32Array) -> float:

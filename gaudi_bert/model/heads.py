@@ -3,8 +3,7 @@ section 3.2.3).
 
 The masked-LM head sees the Q masked slots of a pack, not its L positions; the pooler sees the [CLS] of every
 sequence.
-Letters: B packs, L positions, T = B * L tokens, H hidden size, Q masked slots, S depth, V vocabulary, P = B *
-(Q or S) picked tokens.
+Letters: B packs, H hidden size, Q masked slots, S depth, V vocabulary, P = B * (Q or S) picked tokens.
 """
 
 from __future__ import annotations
@@ -14,16 +13,9 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.operations import activation, dense, gather_rows, layer_norm, widen
+from gaudi_bert.model.operations import activation, dense, layer_norm, widen
 
-__all__ = ["masked_lm_logits", "next_sentence_logits", "pick_tokens", "pool"]
-
-
-def pick_tokens(hidden_TH: tf.Tensor, positions_BP: tf.Tensor, length: int) -> tf.Tensor:
-    """The hidden states at `positions_BP` (each within its pack of `length` positions), flat: [B * P, H]."""
-    packs = positions_BP.shape[0]
-    starts_B1 = tf.range(0, packs * length, length, dtype=tf.int32)[:, tf.newaxis]
-    return gather_rows(hidden_TH, tf.reshape(positions_BP + starts_B1, [-1]))
+__all__ = ["masked_lm_logits", "next_sentence_logits", "pool"]
 
 
 def pool(first_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor]) -> tf.Tensor:

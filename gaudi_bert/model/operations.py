@@ -9,9 +9,9 @@ What goes over the elements of a tensor several times is a kernel: a function of
 a CPU, `compiled` kernels (XLA) make one pass of it; Gaudi's graph compiler does the like by itself, so there
 they stay plain.
 
-Letters: R rows of a table, T tokens (packs x positions), H features of the last axis, I inputs and O outputs
-of a dense layer. "wide" is the type of what must not be rounded (layer norm, softmax, losses): float32, also
-where the matrices are bfloat16.
+Letters: R rows of a table, B packs, P places of a pack, T tokens (packs x positions), H features of the last
+axis, I inputs and O outputs of a dense layer. "wide" is the type of what must not be rounded (layer norm,
+softmax, losses): float32, also where the matrices are bfloat16.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ __all__ = [
     "gather_rows",
     "kernel",
     "layer_norm",
+    "pick_tokens",
     "residual_layer_norm",
     "widen",
     "without_gradient",
@@ -112,6 +113,13 @@ def gather_rows(table_RH: tf.Tensor, indices_T: tf.Tensor) -> tuple[tf.Tensor, C
         return tf.math.unsorted_segment_sum(gradient_TH, indices_T, rows), None
 
     return tf.gather(table_RH, indices_T), backward
+
+
+def pick_tokens(hidden_TH: tf.Tensor, places_BP: tf.Tensor, length: int) -> tf.Tensor:
+    """The rows at `places_BP` (int32, each within its pack of `length` positions), flat: [B * P, H]."""
+    packs = places_BP.shape[0]
+    starts_B1 = tf.range(0, packs * length, length, dtype=tf.int32)[:, tf.newaxis]
+    return gather_rows(hidden_TH, tf.reshape(places_BP + starts_B1, [-1]))
 
 
 @tf.custom_gradient

@@ -51,7 +51,7 @@ class CausalLanguageModelling(Task):
     def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Wide scores of all words at every token, [B * L, V]."""
         del batch
-        return masked_lm_logits(encoded.hidden_TH, encoded.parameters, encoded.config, encoded.forward_pass.compiled)
+        return masked_lm_logits(encoded.hidden_RH, encoded.parameters, encoded.config, encoded.forward_pass.compiled)
 
     def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> Weighed:
         """Negative log likelihood over tokens that have a next one."""

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.heads import pool
 from gaudi_bert.model.parameters import ParameterSpec
-from gaudi_bert.tasks.heads import classified, dense_head, head_scores, pooled
+from gaudi_bert.tasks.heads import classified, dense_head, head_scores
 from gaudi_bert.tasks.packs import Placement
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.task import Draw, Encoded, Task, Weighed, share_of_most_frequent
@@ -37,6 +38,7 @@ class TextTask(Task):
 
     architecture = "BertForSequenceClassification"
     pools = True
+    places = "sequence_positions"
 
     def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
         """One dense layer."""
@@ -53,7 +55,8 @@ class TextTask(Task):
     def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Wide, [B, S, C]."""
         packs, depth = batch["sequence_positions"].shape
-        return tf.reshape(head_scores(pooled(encoded, batch), encoded, SCOPE), [packs, depth, self.width])
+        pooled_PH = pool(encoded.hidden_RH, encoded.parameters)
+        return tf.reshape(head_scores(pooled_PH, encoded, SCOPE), [packs, depth, self.width])
 
 
 class Classification(TextTask):

@@ -1,22 +1,19 @@
-"""What the heads of several tasks share: a pooled vector for each sequence, a dense layer on top, weighted sums of losses.
+"""What the heads of several tasks share: a dense layer on top, weighted sums of losses.
 
 Letters: B packs, L positions, S depth, P = B * S sequences (or B * L tokens), H hidden size, C values of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.heads import pick_tokens, pool
 from gaudi_bert.model.losses import cross_entropy
 from gaudi_bert.model.operations import dense, dropout, widen
 from gaudi_bert.model.parameters import ParameterSpec
 from gaudi_bert.tasks.task import Encoded, Weighed
 
-__all__ = ["classified", "dense_head", "head_scores", "pooled"]
+__all__ = ["classified", "dense_head", "head_scores"]
 
 # Beyond the places of any encoder.
 HEAD_DROPOUT_SITE = 1 << 20
@@ -28,12 +25,6 @@ def dense_head(scope: str, config: BertConfig, width: int) -> dict[str, Paramete
         f"{scope}/kernel": ParameterSpec((config.hidden_size, width), "normal"),
         f"{scope}/bias": ParameterSpec((width,), "zeros"),
     }
-
-
-def pooled(encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """BERT's pooled vector of every sequence, [B * S, H]; meaningless where `sequence_weights` is 0."""
-    length = batch["input_ids"].shape[1]
-    return pool(pick_tokens(encoded.hidden_TH, batch["sequence_positions"], length), encoded.parameters)
 
 
 def head_scores(inputs_PH: tf.Tensor, encoded: Encoded, scope: str, *, drops: bool = True) -> tf.Tensor:

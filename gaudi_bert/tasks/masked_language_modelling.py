@@ -17,7 +17,7 @@ import tensorflow as tf
 from gaudi_bert.common.arrays import BatchArrays, BoolArray, Int32Array
 from gaudi_bert.common.permutation import random_words
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.heads import masked_lm_logits, pick_tokens
+from gaudi_bert.model.heads import masked_lm_logits
 from gaudi_bert.model.parameters import ParameterSpec, parameter_specs
 from gaudi_bert.tasks.heads import classified
 from gaudi_bert.tasks.packs import Placement
@@ -47,6 +47,7 @@ class MaskedLanguageModelling(Task):
 
     name = "masked-language-modelling"
     architecture = "BertForMaskedLM"
+    places = "masked_positions"
     keeps_logits = False
     best_metric = "loss"
     metric_names = ("loss", "accuracy", "perplexity")
@@ -98,8 +99,7 @@ class MaskedLanguageModelling(Task):
 
     def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Wide scores of all words at the masked places, [B * Q, V]."""
-        picked_PH = pick_tokens(encoded.hidden_TH, batch["masked_positions"], batch["input_ids"].shape[1])
-        return masked_lm_logits(picked_PH, encoded.parameters, encoded.config, encoded.forward_pass.compiled)
+        return masked_lm_logits(encoded.hidden_RH, encoded.parameters, encoded.config, encoded.forward_pass.compiled)
 
     def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> Weighed:
         """Negative log likelihood over masked tokens."""

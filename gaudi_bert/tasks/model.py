@@ -69,5 +69,6 @@ class BertForTask(PackedBert):
                 "make finetune.micro_batch_packs smaller"
             )
         parameters, forward_pass = self.parameters(), ForwardPass(dropout_seed, self.compiled)
-        hidden_TH = encode_packs(batch, parameters, self.config, self.compute_dtype, forward_pass)
-        return self.task.logits(Encoded(hidden_TH, parameters, self.config, forward_pass), batch)
+        places_BP = None if self.task.places is None else batch[self.task.places]
+        hidden_RH = encode_packs(batch, parameters, self.config, self.compute_dtype, forward_pass, places_BP)
+        return self.task.logits(Encoded(hidden_RH, parameters, self.config, forward_pass), batch)

@@ -65,7 +65,7 @@ class QuestionAnswering(Task):
     def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Wide, [B, L, 2]."""
         packs, length = batch["input_ids"].shape
-        return tf.reshape(head_scores(encoded.hidden_TH, encoded, SCOPE, drops=False), [packs, length, self.width])
+        return tf.reshape(head_scores(encoded.hidden_RH, encoded, SCOPE, drops=False), [packs, length, self.width])
 
     def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> Weighed:
         """Half the sum of both negative log likelihoods; right where both are."""

@@ -41,9 +41,13 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a head works on: the hidden state of every token, [B * L, H], and the variables by name."""
+    """What a head works on: the hidden states that the task reads, and the variables by name.
 
-    hidden_TH: tf.Tensor
+    Attributes:
+        hidden_RH: of every token, [B * L, H], or at the task's `places`, [B * P, H].
+    """
+
+    hidden_RH: tf.Tensor
     parameters: Mapping[str, tf.Tensor]
     config: BertConfig
     forward_pass: ForwardPass
@@ -87,6 +91,7 @@ class Task(ABC):
         architecture: the class of `transformers` that has the same weights.
         problem_type: what `config.json` calls it, where it does.
         pools: whether the model has BERT's pooler.
+        places: the feature [B, P] with the positions whose hidden states are read; None for those of all tokens.
         per_token: whether the model answers for each token, not for each sequence.
         keeps_logits: whether answers and metrics are made from the logits of all sequences; else from sums alone.
         is_causal: whether a token sees only those before it.
@@ -99,6 +104,7 @@ class Task(ABC):
     architecture: ClassVar[str]
     problem_type: ClassVar[str | None] = None
     pools: ClassVar[bool] = False
+    places: ClassVar[str | None] = None
     per_token: ClassVar[bool] = False
     keeps_logits: ClassVar[bool] = True
     is_causal: ClassVar[bool] = False

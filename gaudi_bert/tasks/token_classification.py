@@ -53,7 +53,7 @@ class TokenClassification(Task):
     def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Wide, [B, L, C]."""
         packs, length = batch["input_ids"].shape
-        return tf.reshape(head_scores(encoded.hidden_TH, encoded, SCOPE), [packs, length, self.width])
+        return tf.reshape(head_scores(encoded.hidden_RH, encoded, SCOPE), [packs, length, self.width])
 
     def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> Weighed:
         """Negative log likelihood over words."""

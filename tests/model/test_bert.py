@@ -14,6 +14,7 @@ from gaudi_bert.model.inputs import as_packed, check_batch
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.parameters import parameter_count, parameter_specs
 from gaudi_bert.model.sequences import join_sequences, split_packs
+from gaudi_bert.training.graph.costs import matrix_flops
 from tests.builders.model_packs import random_packs, small_config, small_model
 
 LENGTHS = [[11, 5, 13], [17, 9]]
@@ -112,7 +113,7 @@ def test_sizes_come_from_the_batch():
     assert sizes == (2, 31, 19, 7)
     outputs = small_model()(small_batch(masked_slots=19, depth=7))
     shapes = [tuple(part.shape) for part in outputs]
-    assert shapes == [(2, 31, 21), (2, 7, 21), (2, 19, 53), (2, 7, 2)]
+    assert shapes == [(2, 7, 21), (2, 19, 53), (2, 7, 2)]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,25 @@ def test_unknown_weights_are_refused():
         small_model().load_values({"cls/predictions/output_bias": np.zeros(3)})
 
 
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+@pytest.mark.parametrize(("masked_slots", "is_cheaper"), [(17, True), (27, True), (28, False), (37, False)])
+def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_cheaper):
+    """Of 31 places, 3 are read for sequences: with 28 masked slots as many are read as there are."""
+    model, batch = small_model(attention=attention, compute_dtype="float64"), small_batch(masked_slots)
+    variables = list(model.variables_by_name.values())
+    losses, gradients, flops = [], [], []
+    for run in (model, lambda batch: model.with_hidden_states(batch)[1]):
+        with tf.GradientTape() as tape:
+            sums = pretraining_sums(run(batch), batch)
+            losses.append(sums.masked_lm_sum + sums.next_sentence_sum)
+        gradients.append(tape.gradient(losses[-1], variables))
+        flops.append(matrix_flops(tf.function(run, autograph=False).get_concrete_function(batch).graph))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-13)
+    for read, whole in zip(*gradients, strict=True):
+        np.testing.assert_allclose(read, whole, rtol=1e-10, atol=1e-12)
+    assert (flops[0] < flops[1]) == is_cheaper
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_dropout_repeats_itself_and_changes_with_the_seed(compiled):
     model, batch = small_model(compiled=compiled), small_batch()
@@ -160,7 +180,7 @@ def test_bfloat16_is_near_float32():
     narrow, narrow_losses, narrow_gradients = gradients_of(small_model(compute_dtype="bfloat16"), batch, "token")
     assert all(part.dtype == np.float32 for part in narrow)
     for placed in split_packs(batch):
-        one, other = (part.sequence_output_BLH[placed.pack, placed.positions] for part in (wide, narrow))
+        one, other = (part.masked_lm_logits_BQV[placed.pack, placed.masked_slots] for part in (wide, narrow))
         np.testing.assert_allclose(one, other, atol=0.1)
     for name, loss in losses.items():
         assert narrow_losses[name] == pytest.approx(loss, rel=0.02)

@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.model.bert import PretrainingOutputs
 from gaudi_bert.model.equivalence import probe_leaks
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from tests.builders.model_packs import VOCABULARY, random_packs, small_model
 
 
-def outputs_of(model, batch) -> PretrainingOutputs:
-    return PretrainingOutputs(*(part.numpy() for part in model({name: tf.constant(value) for name, value in batch.items()})))
+def outputs_of(model, batch) -> list[np.ndarray]:
+    """Hidden states of all tokens, and what the heads say where the last layer is computed for their places alone."""
+    tensors = {name: tf.constant(value) for name, value in batch.items()}
+    return [part.numpy() for part in (model.with_hidden_states(tensors)[0], *model(tensors))]
 
 
-def own(outputs: PretrainingOutputs, placed) -> list[bytes]:
+def own(outputs: list[np.ndarray], placed) -> list[bytes]:
+    hidden_BLH, pooled_BSH, words_BQV, sentences_BS2 = outputs
     return [
-        outputs.sequence_output_BLH[placed.pack, placed.positions].tobytes(),
-        outputs.pooled_output_BSH[placed.pack, placed.number - 1].tobytes(),
-        outputs.masked_lm_logits_BQV[placed.pack, placed.masked_slots].tobytes(),
-        outputs.next_sentence_logits_BS2[placed.pack, placed.number - 1].tobytes(),
+        hidden_BLH[placed.pack, placed.positions].tobytes(),
+        pooled_BSH[placed.pack, placed.number - 1].tobytes(),
+        words_BQV[placed.pack, placed.masked_slots].tobytes(),
+        sentences_BS2[placed.pack, placed.number - 1].tobytes(),
     ]
 
 
@@ -60,10 +62,10 @@ def test_large_scores_leak_nothing():
 def test_causal_outputs_do_not_see_their_own_future():
     model = small_model(attention="causal")
     batch = join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
-    before = outputs_of(model, batch).sequence_output_BLH
+    before = outputs_of(model, batch)[0]
     ids = batch["input_ids"].copy()
     ids[0, 12] = (ids[0, 12] + 1) % VOCABULARY
-    after = outputs_of(model, {**batch, "input_ids": ids}).sequence_output_BLH
+    after = outputs_of(model, {**batch, "input_ids": ids})[0]
     assert before[0, :12].tobytes() == after[0, :12].tobytes()
     assert (before[0, 12:18] != after[0, 12:18]).any(axis=-1).all()
 
@@ -78,6 +80,9 @@ def test_probe_reports_a_leak():
 
         def __call__(self, batch):
             return model({**batch, "input_mask": tf.minimum(batch["input_mask"], 1)})
+
+        def with_hidden_states(self, batch):
+            return model.with_hidden_states({**batch, "input_mask": tf.minimum(batch["input_mask"], 1)})
 
     report = probe_leaks(WithoutMask(), batch)
     assert report.leaks == 1

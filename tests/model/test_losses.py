@@ -21,10 +21,8 @@ BATCH = {
 
 
 def outputs(word_shares, sentence_shares) -> PretrainingOutputs:
-    empty = tf.zeros([1, 1, 1])
     return PretrainingOutputs(
-        empty,
-        empty,
+        tf.zeros([1, 1, 1]),
         tf.math.log([[[share, 1 - share] for share in word_shares]]),
         tf.math.log([[list(s) for s in sentence_shares]]),
     )

@@ -18,7 +18,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import PackedBert, encode_packs
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.forward_pass import ForwardPass
-from gaudi_bert.model.heads import pick_tokens
 from gaudi_bert.model.operations import widen
 from gaudi_bert.model.parameters import parameter_specs
 
@@ -71,15 +70,12 @@ class Embedder(PackedBert):
         Args:
             batch: `Placement.features`, shapes static.
         """
-        hidden_TH = encode_packs(batch, self.parameters(), self.config, self.compute_dtype, ForwardPass())
+        places_BS = batch["sequence_positions"] if self.pooling == "cls" else None
+        hidden = encode_packs(batch, self.parameters(), self.config, self.compute_dtype, ForwardPass(), places_BS)
         packs, depth = batch["sequence_positions"].shape
-        length = batch["input_ids"].shape[1]
-        hidden_BLH = tf.reshape(widen(hidden_TH), [packs, length, self.config.hidden_size])
-        if self.pooling == "cls":
-            picked = pick_tokens(widen(hidden_TH), batch["sequence_positions"], length)
-            vectors_BSH = tf.reshape(picked, [packs, depth, self.config.hidden_size])
-        else:
-            vectors_BSH = _pooled(hidden_BLH, batch["input_mask"], depth, self.pooling)
+        vectors_BSH = tf.reshape(widen(hidden), [packs, -1, self.config.hidden_size])
+        if self.pooling != "cls":
+            vectors_BSH = _pooled(vectors_BSH, batch["input_mask"], depth, self.pooling)
         return tf.math.l2_normalize(vectors_BSH, axis=-1, epsilon=1e-24) if self.normalize else vectors_BSH
 
 

@@ -65,9 +65,9 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
     model.load_values(variables)
 
     def run(batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        outputs = model(batch, dropout_seed=None)
+        hidden_BLH, outputs = model.with_hidden_states(batch)
         return {
-            "sequence_output": outputs.sequence_output_BLH,
+            "sequence_output": hidden_BLH,
             "pooled_output": outputs.pooled_output_BSH,
             "masked_lm_logits": outputs.masked_lm_logits_BQV,
             "next_sentence_logits": outputs.next_sentence_logits_BS2,
