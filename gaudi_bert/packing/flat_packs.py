@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 
@@ -14,9 +15,12 @@ __all__ = ["flatten_packs", "mixture_of_packs"]
 
 def flatten_packs(mixture: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
     """The length of each sequence, pack by pack, and where each pack begins: int64 [sequences], int64 [packs + 1]."""
-    sizes = np.concatenate([np.full(count, len(strategy)) for strategy, count in mixture.items()])
-    lengths = [np.tile(np.array(strategy, dtype=np.int64), count) for strategy, count in mixture.items()]
-    return np.concatenate(lengths), np.concatenate(([0], np.cumsum(sizes)))
+    sizes = np.fromiter(map(len, mixture), dtype=np.int64, count=len(mixture))
+    flat = np.fromiter(chain.from_iterable(mixture), dtype=np.int64, count=int(sizes.sum()))
+    packs = np.repeat(np.arange(len(mixture)), np.fromiter(mixture.values(), dtype=np.int64, count=len(mixture)))
+    starts = np.concatenate(([0], np.cumsum(sizes[packs])))
+    from_strategy = (np.cumsum(sizes) - sizes)[packs] - starts[:-1]
+    return flat[np.arange(starts[-1]) + np.repeat(from_strategy, sizes[packs])], starts
 
 
 def mixture_of_packs(lengths: IntArray, starts: IntArray) -> Mixture:
@@ -26,8 +30,10 @@ def mixture_of_packs(lengths: IntArray, starts: IntArray) -> Mixture:
     for size in np.unique(sizes).tolist():
         first = starts[:-1][sizes == size]
         members = np.sort(lengths[first[:, None] + np.arange(size)], axis=1)
-        strategies, repeats = np.unique(members, axis=0, return_counts=True)
-        for strategy, repeat in zip(strategies.tolist(), repeats.tolist(), strict=True):
-            add_packs(mixture, tuple(length for length in strategy if length), repeat)
+        members = members[np.lexsort(members.T)]  # equal packs lie side by side: numpy's own unique takes ten times as long
+        new = np.flatnonzero(np.concatenate(([True], (members[1:] != members[:-1]).any(axis=1))))
+        repeats = np.diff(new, append=len(members))
+        for strategy, repeat in zip(members[new].tolist(), repeats.tolist(), strict=True):
+            add_packs(mixture, tuple(strategy[strategy.count(0) :]), repeat)
     mixture.pop((), None)
     return mixture

@@ -26,7 +26,7 @@ __all__ = ["rematch_halves"]
 STALLED_ROUNDS = 300
 """Rounds that save no pack, after which it is given up."""
 
-OPERATIONS_PER_SEQUENCE = 200
+OPERATIONS_PER_SEQUENCE = 100
 """Of a round."""
 
 
@@ -90,7 +90,7 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
                 for place in range(one, two):
                     tokens[parts] += lengths[place]
                 parts += 1
-    order = np.argsort(tokens[:parts], kind="mergesort")
+    order = _rising(tokens[:parts], max_length)
     is_used = np.zeros(parts, dtype=np.bool_)
     fitting, found, following = np.empty(parts, dtype=np.int64), 0, 0  # smaller parts that fit, the largest at the end
     for place in range(parts - 1, -1, -1):
@@ -118,3 +118,17 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
         made += 1
         made_starts[made] = filled
     return made_lengths, made_starts[: made + 1]
+
+
+@kernel
+def _rising(values: IntArray, most: int) -> IntArray:
+    """The order that sorts `values` of 0 .. `most`, equal ones as they come, by counting them."""
+    places = np.zeros(most + 2, dtype=np.int64)
+    for value in values:
+        places[value + 1] += 1
+    places = np.cumsum(places)
+    order = np.empty(values.size, dtype=np.int64)
+    for number, value in enumerate(values):
+        order[places[value]] = number
+        places[value] += 1
+    return order

@@ -56,8 +56,8 @@ def expected(run: Path, packs) -> dict[str, np.ndarray]:
     model.load_values(stored.variables)
     depth = max(map(len, packs))
     batch = join_sequences(packs, data.LENGTH, data.MASKED_SLOTS if depth > 1 else data.PREDICTIONS, depth)
-    outputs = model({name: tf.constant(value) for name, value in batch.items()})
-    return {name: value.numpy() for name, value in zip(OUTPUTS, outputs, strict=True)}
+    hidden_BLH, outputs = model.with_hidden_states({name: tf.constant(value) for name, value in batch.items()})
+    return {name: value.numpy() for name, value in zip(OUTPUTS, (hidden_BLH, *outputs), strict=True)}
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "google"])

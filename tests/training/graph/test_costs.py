@@ -30,14 +30,22 @@ def token_type_flops(config: BertConfig, sizes: BatchSizes) -> int:
 
 
 def forward_flops(config: BertConfig, sizes: BatchSizes) -> int:
-    """By hand, without the token types: two for every multiplication of the matrix products."""
+    """By hand, without the token types: two for every multiplication of the matrix products.
+
+    In the last layer only the tokens that a head reads ask and are passed on; all of them are asked.
+    """
     tokens, hidden = sizes.packs * sizes.positions, config.hidden_size
-    projections = 4 * tokens * hidden * hidden
-    attention = 2 * tokens * sizes.positions * hidden
-    feed_forward = 2 * tokens * hidden * config.intermediate_size
+    read = sizes.packs * (sizes.masked_slots + sizes.depth)
     masked = sizes.packs * sizes.masked_slots * (hidden * hidden + hidden * config.vocab_size)
     sentences = sizes.packs * sizes.depth * (hidden * hidden + 2 * hidden)
-    return 2 * (config.num_hidden_layers * (projections + attention + feed_forward) + masked + sentences)
+    layers = 0
+    for asking in [tokens] * (config.num_hidden_layers - 1) + [read]:
+        keys_and_values = 2 * tokens * hidden * hidden
+        queries_and_output = 2 * asking * hidden * hidden
+        attention = 2 * asking * sizes.positions * hidden
+        feed_forward = 2 * asking * hidden * config.intermediate_size
+        layers += keys_and_values + queries_and_output + attention + feed_forward
+    return 2 * (layers + masked + sentences)
 
 
 @pytest.mark.parametrize("packs", [1, 5])
