@@ -49,7 +49,7 @@ FAILURES = 100
 FEW_MENDED = 0.01
 """An empty pack is opened after a round that mended a smaller share of the packs that it tried."""
 
-STALLED = 6
+STALLED = 3
 """Such rounds, after each of which excess is passed along among packs, before one is opened."""
 
 SPARE_SHARE = 0.0002

@@ -71,7 +71,7 @@ FAR = 1_000
 """Above one pack in so many of the bound, the limit of work has cut the search off, and `nnls` may have come further."""
 
 
-MATCHING_WORK = 1e9
+MATCHING_WORK = 2e9
 """What matching the packs anew may do in the end, beside the limit of work, where there is a gap."""
 
 
@@ -142,7 +142,8 @@ def pack_optimally(counts: IntArray, depth: int, effort: Effort = THOROUGH, work
             return optimum
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
     if np.count_nonzero(counts) > MANY_LENGTHS:
-        return _pack_coarsely(counts, depth, optimum, work)
+        found = _pack_coarsely(counts, depth, work)
+        return _better(optimum, found.mixture, found.certificate)
     linear_program = LinearProgram.unlimited(counts, work.share(0.4))
     linear_program.generate()
     optimum = _better(optimum, None, certify(linear_program, depth))
@@ -159,7 +160,12 @@ def pack_optimally(counts: IntArray, depth: int, effort: Effort = THOROUGH, work
 
 def _near(optimum: Optimum) -> bool:
     """Whether the gap is at most a pack, or one pack in `NEAR`."""
-    return optimum.gap <= max(1, optimum.certificate.bound // NEAR)
+    return optimum.gap <= _near_gap(optimum.certificate.bound)
+
+
+def _near_gap(bound: int) -> int:
+    """Packs above the bound with which a plan is near to it."""
+    return max(1, bound // NEAR)
 
 
 def _deal_from_grids(counts: IntArray, depth: int, optimum: Optimum, work: Work) -> Optimum:
@@ -167,7 +173,7 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: Optimum, work: Work)
     sequences, length = int(counts.sum()), len(counts)
     mean = float(counts @ np.arange(1, length + 1)) / sequences
     slack = max(SLACK_SHARE * mean, SLACK_PACKS * length / sequences)
-    for bins, slacks in DEALT:
+    for attempt, (bins, slacks) in enumerate(DEALT):
         if _near(optimum) or work.exhausted:
             break
         coarse = pack_optimally(split_counts(counts, bins, slack * slacks), depth, QUICK, work.share(0.3))
@@ -177,12 +183,21 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: Optimum, work: Work)
             break
         mixture, left = deal_into_slots(coarse.mixture, counts, bins, depth, work.share(0.4))
         optimum = _better(optimum, best_fit_into(mixture, left, depth), proof)
-        matched = rematch_halves(optimum.mixture, length, depth, optimum.certificate.bound, work.share(0.3))
-        optimum = _better(optimum, matched, proof)
+        optimum = _better(optimum, _matched(optimum.mixture, optimum, length, depth, work.share(0.3)), proof)
+        if attempt == 0 and not _near(optimum):  # from packs that were made on grids, matching goes another way
+            found = _pack_coarsely(counts, depth, work.share(0.5))
+            matched = _matched(found.mixture, optimum, length, depth, work.share(0.6))
+            optimum = _better(optimum, matched, found.certificate)
     return optimum
 
 
-def _pack_coarsely(counts: IntArray, depth: int, optimum: Optimum, work: Work) -> Optimum:
+def _matched(mixture: Mixture, optimum: Optimum, length: int, depth: int, work: Work) -> Mixture:
+    """The packs of `mixture` matched anew, until they are near the bound."""
+    bound = optimum.certificate.bound
+    return rematch_halves(mixture, length, depth, bound + _near_gap(bound), work)
+
+
+def _pack_coarsely(counts: IntArray, depth: int, work: Work) -> Optimum:
     """Rounds on coarse grids, each solved optimally; the first one's prices prove the bound."""
     proofs: list[Certificate] = []
 
@@ -193,7 +208,7 @@ def _pack_coarsely(counts: IntArray, depth: int, optimum: Optimum, work: Work) -
         return found.mixture
 
     mixture, left = pack_on_grids(counts, solve)
-    return _better(optimum, best_fit_into(mixture, left, depth), proofs[0])
+    return Optimum(best_fit_into(mixture, left, depth), proofs[0])
 
 
 def _better(optimum: Optimum, mixture: Mixture | None, certificate: Certificate) -> Optimum:
