@@ -26,6 +26,8 @@ __all__ = ["compile_kernels"]
 PARTS = ("all", "records", "packing")
 WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
 LENGTH, PREDICTIONS = 96, 7
+LONG_PACK = 5003
+"""Tokens; packs of more than 4,096 are swapped and matched until they are full."""
 QUIET = Reporter(quiet=True)
 
 
@@ -73,7 +75,7 @@ def _pack_table(folder: Path) -> None:
 
 
 def _plan() -> None:
-    """Plan by every algorithm; by `optimal` also with thousands of lengths."""
+    """Plan by every algorithm; by `optimal` also with thousands of lengths, and for long packs."""
     import numpy as np
 
     from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram
@@ -81,10 +83,13 @@ def _plan() -> None:
 
     generator = np.random.default_rng(7)
     few, many = Histogram(LENGTH, generator.integers(0, 50, LENGTH)), Histogram(2600, generator.integers(1, 3, 2600))
+    each = np.arange(1, LONG_PACK + 1)
+    long = Histogram(LONG_PACK, ((each > LONG_PACK // 7) & (each < LONG_PACK // 5 * 2)).astype(np.int64))
     for algorithm in ALGORITHMS:
         for depth in (3, "max"):
             pack_histogram(few, algorithm, depth)
-    pack_histogram(many, "optimal", 4)
+    for histogram in (many, long):
+        pack_histogram(histogram, "optimal", 4)
 
 
 def _pack(records: Path, packed: Path) -> None:

@@ -11,8 +11,8 @@
 
 For packs of more than LONGEST_WHOLE tokens all this is done on a coarse grid first, the sequences are dealt out into the
 slots of that plan (`slot_swaps`), and the packs are matched anew (`halves`): mostly that ends within a pack of the bound.
-Where it does not, or where there are too many sequences to deal them out, MANY_LENGTHS lengths and more are packed in rounds
-on coarse grids (`coarse_grid`).
+Where it does not, packs made in rounds on coarse grids (`coarse_grid`) are matched, then other grids are dealt out. Where
+there are too many sequences to deal them out, MANY_LENGTHS lengths and more are packed in rounds on coarse grids alone.
 
 The certificate holds whatever the floating point did; the mixture is exact. If the gap is not 0, the best
 mixture found is returned.
