@@ -23,8 +23,8 @@ from gaudi_bert.packing.work import Work
 
 __all__ = ["rematch_halves"]
 
-STALLED_ROUNDS = 300
-"""Rounds that save no pack, after which it is given up."""
+STALLED_SEQUENCES, LEAST_STALLED = 3_000_000, 25
+"""It is given up when rounds over so many sequences together saved no pack, but not before so many rounds."""
 
 OPERATIONS_PER_SEQUENCE = 100
 """Of a round."""
@@ -47,8 +47,9 @@ def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, w
     if not mixture or half == 0:
         return dict(mixture)
     lengths, starts = flatten_packs(mixture)
+    patience = max(LEAST_STALLED, STALLED_SEQUENCES // len(lengths))
     stalled = rounds = 0
-    while len(starts) - 1 > enough and stalled < STALLED_ROUNDS and not work.exhausted:
+    while len(starts) - 1 > enough and stalled < patience and not work.exhausted:
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
         lengths, starts = _rematch(lengths, starts, words, max_length, half)

@@ -43,7 +43,9 @@ PADDING_LENGTHS = 8
 BINS = 512
 """Of the grid on which longer packs than the solver takes are planned."""
 
-LONG = 1024
+LONG = 1280
+"""Tokens of a pack, more than any coarse grid has bins: longer packs are handled with an eye on the time."""
+
 LATER_ROUNDS = 0.5
 """For packs of more than `LONG` tokens, what the rounds after the first may do together, as a share of what that one did:
 they have few sequences left to place, and cost as much. The published way goes on to its end."""

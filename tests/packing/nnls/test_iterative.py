@@ -71,21 +71,21 @@ def test_best_fit_uses_room_first() -> None:
 
 
 def test_long_packs_as_few_as_the_tokens_need_take_no_least_squares() -> None:
-    counts = lognormal(1031, 300_000)
+    counts = lognormal(1283, 300_000)
     work = Work(1e9)
-    solved = pack_by_nnls(counts, 1031, work=work)
+    solved = pack_by_nnls(counts, 1283, work=work)
     assert solved.algorithm_used == "lpfhp"
-    least = Histogram(1031, counts).token_bound
+    least = Histogram(1283, counts).token_bound
     assert packs_of(solved.mixture) <= least * 1.0001
     assert work.left == 1e9
 
 
 def test_the_least_squares_of_long_packs_cost_no_more_at_any_depth_than_a_little_above_the_mean() -> None:
-    counts = lognormal(1031, 300_000)
-    mean = counts.sum() / Histogram(1031, counts).token_bound
+    counts = lognormal(1283, 300_000)
+    mean = counts.sum() / Histogram(1283, counts).token_bound
     assert 6 < mean < 7
     shallow, deep = Work(25e9), Work(25e9)
     iterative_nnls(counts, 8, work=shallow)
-    mixture = iterative_nnls(counts, 1031, work=deep)
-    check_mixture(mixture, Histogram(1031, counts), 1031)
+    mixture = iterative_nnls(counts, 1283, work=deep)
+    check_mixture(mixture, Histogram(1283, counts), 1283)
     assert 0 < 25e9 - deep.left <= 25e9 - shallow.left
