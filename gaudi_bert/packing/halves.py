@@ -23,7 +23,7 @@ from gaudi_bert.packing.work import Work
 
 __all__ = ["rematch_halves"]
 
-STALLED_SEQUENCES, LEAST_STALLED = 3_000_000, 25
+STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 """It is given up when rounds over so many sequences together saved no pack, but not before so many rounds."""
 
 OPERATIONS_PER_SEQUENCE = 100
