@@ -169,6 +169,10 @@ def _fused_projection(
     kernels, biases = [], []
     for part in parts:
         kernel_HH, bias_H = parameters[f"{scope}/{part}/kernel"], parameters[f"{scope}/{part}/bias"]
-        kernels.append(kernel_HH * scale if part == "query" else kernel_HH)
-        biases.append(bias_H * scale if part == "query" else without_gradient(bias_H) if part == "key" else bias_H)
+        if part == "query":
+            kernel_HH, bias_H = kernel_HH * scale, bias_H * scale
+        elif part == "key":
+            bias_H = without_gradient(bias_H)
+        kernels.append(kernel_HH)
+        biases.append(bias_H)
     return tf.concat(kernels, axis=1), tf.concat(biases, axis=0)

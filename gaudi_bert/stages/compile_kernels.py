@@ -84,7 +84,7 @@ def _plan() -> None:
     generator = np.random.default_rng(7)
     few, many = Histogram(LENGTH, generator.integers(0, 50, LENGTH)), Histogram(2600, generator.integers(1, 3, 2600))
     each = np.arange(1, LONG_PACK + 1)
-    long = Histogram(LONG_PACK, ((each > LONG_PACK // 7) & (each < LONG_PACK // 5 * 2)).astype(np.int64))
+    long = Histogram(LONG_PACK, ((each > LONG_PACK // 7) & (each <= LONG_PACK // 5 * 2)).astype(np.int64))
     for algorithm in ALGORITHMS:
         for depth in (3, "max"):
             pack_histogram(few, algorithm, depth)

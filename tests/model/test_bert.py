@@ -179,7 +179,14 @@ def test_bfloat16_is_near_float32():
     wide, losses, gradients = gradients_of(small_model(), batch, "token")
     narrow, narrow_losses, narrow_gradients = gradients_of(small_model(compute_dtype="bfloat16"), batch, "token")
     assert all(part.dtype == np.float32 for part in narrow)
+    tensors = {name: tf.constant(value) for name, value in batch.items()}
+    wide_BLH, narrow_BLH = (
+        small_model(compute_dtype=dtype).with_hidden_states(tensors)[0].numpy() for dtype in ("float32", "bfloat16")
+    )
+    assert narrow_BLH.dtype == np.float32
     for placed in split_packs(batch):
+        one, other = (part[placed.pack, placed.positions] for part in (wide_BLH, narrow_BLH))
+        np.testing.assert_allclose(one, other, atol=0.1)
         one, other = (part.masked_lm_logits_BQV[placed.pack, placed.masked_slots] for part in (wide, narrow))
         np.testing.assert_allclose(one, other, atol=0.1)
     for name, loss in losses.items():

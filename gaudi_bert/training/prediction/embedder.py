@@ -73,9 +73,11 @@ class Embedder(PackedBert):
         places_BS = batch["sequence_positions"] if self.pooling == "cls" else None
         hidden = encode_packs(batch, self.parameters(), self.config, self.compute_dtype, ForwardPass(), places_BS)
         packs, depth = batch["sequence_positions"].shape
-        vectors_BSH = tf.reshape(widen(hidden), [packs, -1, self.config.hidden_size])
-        if self.pooling != "cls":
-            vectors_BSH = _pooled(vectors_BSH, batch["input_mask"], depth, self.pooling)
+        if self.pooling == "cls":
+            vectors_BSH = tf.reshape(widen(hidden), [packs, depth, self.config.hidden_size])
+        else:
+            hidden_BLH = tf.reshape(widen(hidden), [*batch["input_ids"].shape, self.config.hidden_size])
+            vectors_BSH = _pooled(hidden_BLH, batch["input_mask"], depth, self.pooling)
         return tf.math.l2_normalize(vectors_BSH, axis=-1, epsilon=1e-24) if self.normalize else vectors_BSH
 
 
