@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measuring import show_processor
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.estimates.compare import CompareResult, compare
-from gaudi_bert.stages.estimates.shipped_histograms import shipped_histograms
+from gaudi_bert.stages.compare import CompareResult, compare
+from gaudi_bert.stages.estimate import shipped_histograms
 
 PICTURED = "wikipedia-512"
 

@@ -88,7 +88,7 @@ def write_entities(data: Path, part: str, most: int, path: Path) -> Path:
 
 def planned(data: Path, model: Path, most: int | None, depth: int | str, length: int = 128) -> TaskData:
     """GoEmotions tokenized and packed by the parts of `gaudi-bert finetune`."""
-    from gaudi_bert.config import TaskSettings
+    from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.tasks.rows.reading import read_rows
     from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
     from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
@@ -137,10 +137,9 @@ class Tuner:
     _batches: Iterator[Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        from gaudi_bert.config import TaskSettings, TrainingSettings
+        from gaudi_bert.config.sections import TaskSettings, TrainingSettings
         from gaudi_bert.model.config import BertConfig
-        from gaudi_bert.tasks.model import BertForTask
-        from gaudi_bert.tasks.registry import task_named
+        from gaudi_bert.tasks.task import BertForTask, task_named
         from gaudi_bert.training.distributed.communicator import Communicator
         from gaudi_bert.training.input.batches import TrainingOrder
         from gaudi_bert.training.input.task_data import task_batches

@@ -42,7 +42,7 @@ from learning_curves_summary import print_summary
 from gaudi_bert.common.files import write_json, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
-from gaudi_bert.config import PackingSettings, PrepareSettings, TrainingSettings
+from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TrainingSettings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 QUIET = Reporter(quiet=True)
@@ -142,15 +142,14 @@ def train(work: Path, name: str, seed: int, updates: int) -> dict[str, Any]:
 
 def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> Iterator[dict[str, float]]:
     """Train, and measure on the held-out sequences every so many updates."""
+    from gaudi_bert.artefacts.training import LossFigures
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.distributed.communicator import Communicator
-    from gaudi_bert.training.evaluate import Evaluator
-    from gaudi_bert.training.input.batches import TrainingOrder, training_batches
+    from gaudi_bert.training.evaluate import PretrainingEvaluator
+    from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.input.value_limits import ValueLimits
-    from gaudi_bert.training.optimizers import Optimizer
-    from gaudi_bert.training.schedule import learning_rate_at
+    from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
     from gaudi_bert.training.step import TrainingStep
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")
@@ -165,7 +164,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
         accumulation_steps=1,
     )
     held_out = open_source(work / "short" / "evaluation")
-    evaluator = Evaluator(model, held_out, Communicator(), loss="token", batch_packs=64, take_packs=HELD_OUT)
+    evaluator = PretrainingEvaluator(model, held_out, Communicator(), loss="token", batch_packs=64, take_packs=HELD_OUT)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
     batches = training_batches(source, ValueLimits.of(source, config), rows, order)
     schedule = {"peak": settings.learning_rate, "decay_power": settings.decay_power}
@@ -177,7 +176,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
         rate = learning_rate_at(update, **schedule)
         sums += step.run([variant.change(batch)], update, rate).numpy()[:8]
         if update % (settings.updates // EVALUATIONS) == 0:
-            measured = evaluator.run().figures.as_json()
+            measured = evaluator.run().model_dump(include=set(LossFigures.model_fields))
             yield {"sequences": sequences, "training_loss": float(sums[0] / sums[1]), **measured}
             sums[:] = 0
 

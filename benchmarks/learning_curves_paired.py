@@ -72,7 +72,7 @@ class Runner:
         from gaudi_bert.model.bert import BertForPretraining
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.training.distributed.communicator import Communicator
-        from gaudi_bert.training.evaluate import Evaluator
+        from gaudi_bert.training.evaluate import PretrainingEvaluator
         from gaudi_bert.training.input.source import open_source
         from gaudi_bert.training.optimizers import Optimizer
         from gaudi_bert.training.step import TrainingStep
@@ -90,13 +90,15 @@ class Runner:
         self._optimizer = Optimizer(self._model.variables_by_name, TRAINING)
         held_out = open_source(work / "short" / "evaluation")
         alone = Communicator()
-        self._evaluator = Evaluator(self._model, held_out, alone, loss="token", batch_packs=64, take_packs=HELD_OUT)
+        self._evaluator = PretrainingEvaluator(
+            self._model, held_out, alone, loss="token", batch_packs=64, take_packs=HELD_OUT
+        )
         settings = TRAINING.model_copy(update={"loss": "token", "seed": 1})
         self._step = TrainingStep(self._model, self._optimizer, alone, settings, accumulation_steps=1)
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""
-        from gaudi_bert.training.schedule import learning_rate_at
+        from gaudi_bert.training.optimizers import learning_rate_at
 
         self._start_from(seed)
         early, quarters = [], []
@@ -108,7 +110,7 @@ class Runner:
             if update in EARLY_UPDATES:
                 early.append(float(sums[0] / sums[1]))
             if update % (self._updates // QUARTERS) == 0:
-                quarters.append(self._evaluator.run().figures.masked_lm_loss)
+                quarters.append(self._evaluator.run().masked_lm_loss)
         return {"early": early, "quarters": quarters}
 
     def _start_from(self, seed: int) -> None:
@@ -122,8 +124,7 @@ class Runner:
                 variable.assign(np.zeros(variable.shape, np.float32))
 
     def _batches(self, seed: int) -> Iterator[Batch]:
-        from gaudi_bert.training.input.batches import TrainingOrder, training_batches
-        from gaudi_bert.training.input.value_limits import ValueLimits
+        from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
 
         rows = SEQUENCES_PER_UPDATE if self._kind == "unpacked" else PACKS_PER_UPDATE
         order = TrainingOrder(seed=seed, shuffle_packs=TRAINING.shuffle_packs)

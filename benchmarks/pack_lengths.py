@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import numpy as np
 from measuring import show, show_processor
 
-from gaudi_bert.common.measured import measured
+from gaudi_bert.common.progress import measured
 
 
 def lengths_of(sequences: int, row: int) -> np.ndarray:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gaudi_bert.packing.algorithms import depth_of, solve
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.work import NNLS_WORK, OPTIMAL_WORK, Work
+from gaudi_bert.packing.result import NNLS_WORK, OPTIMAL_WORK, Work
 from tests.builders.hard_histograms import (
     HARD,
     bimodal,
@@ -32,8 +32,6 @@ from tests.builders.hard_histograms import (
     rounded_up_is_not_enough,
     uniform,
 )
-
-__all__ = ["print_limits"]
 
 DEPTHS = (3, 8, "max")
 LONG = 8192

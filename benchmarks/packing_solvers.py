@@ -19,10 +19,8 @@ from scipy.optimize import nnls
 
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.packing.nnls.nnlshp import residual_weights
-from gaudi_bert.packing.nnls.solver import solve_nnls
-
-__all__ = ["print_speed"]
+from gaudi_bert.packing.nnls import paper_weights
+from gaudi_bert.packing.nnls_solver import solve_nnls
 
 REPEATS = 3
 LONG = 8192
@@ -50,7 +48,7 @@ def print_speed() -> None:
 def nnls_row(name: str) -> Sequence[Any]:
     """One solve against SciPy's on the written-out matrix."""
     histogram = load(name)
-    weights = residual_weights(histogram.max_sequence_length)
+    weights = paper_weights(histogram.max_sequence_length)
     matrix = depth_3_matrix(histogram.max_sequence_length) * weights[:, None]
     target = histogram.counts * weights
     ours, theirs = [], []

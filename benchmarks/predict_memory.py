@@ -32,11 +32,10 @@ def write_model(folder: Path) -> Path:
     from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 
     prepare_tensorflow()
-    from gaudi_bert.config import TaskSettings
+    from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.tasks.model import BertForTask
-    from gaudi_bert.tasks.registry import task_named
     from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+    from gaudi_bert.tasks.task import BertForTask, task_named
     from gaudi_bert.training.weights.task_models import write_task_folder
 
     words = folder.with_name("words")

@@ -27,7 +27,7 @@ from measuring import show
 
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PrepareSettings
+from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.stages.data.prepare import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,10 +37,8 @@ QUIET = Reporter(quiet=True)
 
 def real_text() -> list[list[str]]:
     """Documents of sentences."""
-    from gaudi_bert.corpus.documentation import documentation_documents
-    from gaudi_bert.corpus.documents import detect_format, read_documents
-    from gaudi_bert.corpus.python_texts import python_texts
-    from gaudi_bert.corpus.sources import find_sources
+    from gaudi_bert.corpus.documents import detect_format, find_sources, read_documents
+    from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 
     folder = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample"
     if not folder.is_dir():

@@ -34,11 +34,11 @@ import transformers
 from measuring import show, show_processor, timed
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings
+from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
 from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.read.columns import decode_columns
+from gaudi_bert.records.read.arrays import decode_columns
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
 from gaudi_bert.records.wire.example import encode_example

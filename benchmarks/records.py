@@ -81,17 +81,15 @@ class Engine:
     """Our passes over one group, in one thread."""
 
     def __init__(self, records: Path, planned: Path) -> None:
-        from gaudi_bert.artefacts.plan import read_writable_plan
+        from gaudi_bert.artefacts.plan import WritablePlan
         from gaudi_bert.records.assign import assign_sequences
         from gaudi_bert.records.files import list_record_files
-        from gaudi_bert.records.read.group import buffer_bytes, read_group
-        from gaudi_bert.records.read.planned import match_files
+        from gaudi_bert.records.packed_shards import PackEncoder, output_buffer
+        from gaudi_bert.records.read.group import buffer_bytes, match_files, read_group
         from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
         from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
-        from gaudi_bert.records.write.encoder import PackEncoder
-        from gaudi_bert.records.write.shards import output_buffer
 
-        self.plan = read_writable_plan(planned)
+        self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), UnpackedSchema.of(self.plan)
         matched = match_files(records, list_record_files(records), self.plan)
         self.files = [matched[name] for name in self.plan.groups[0].files]

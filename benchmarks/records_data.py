@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings
+from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.records.wire.example import encode_example
 from gaudi_bert.records.wire.framing import write_record
 

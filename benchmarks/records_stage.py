@@ -23,7 +23,7 @@ def run_stage(stage: str, folder: Path, group_sequences: int) -> None:
 
         histogram(records, counts, reporter=QUIET)
     elif stage == "plan":
-        from gaudi_bert.config import PackingSettings
+        from gaudi_bert.config.sections import PackingSettings
         from gaudi_bert.stages.data.plan import plan
 
         plan([counts], planned, PackingSettings(group_sequences=group_sequences, algorithm="spfhp"), reporter=QUIET)
@@ -41,7 +41,7 @@ def write_share(records: Path, planned: Path, packed: Path, shard: str, workers:
     """Write a share of the groups, on request; the kernels are loaded before."""
     from records_data import make_files
 
-    from gaudi_bert.config import PackingSettings
+    from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.stages.data.pack import pack
     from gaudi_bert.stages.data.write import write_shard
 

@@ -25,7 +25,8 @@ from records_data import make_files  # noqa: E402
 
 from gaudi_bert.artefacts.store.objects import Objects  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
-from gaudi_bert.config import PackingSettings, StoreSettings  # noqa: E402
+from gaudi_bert.config.places import StoreSettings  # noqa: E402
+from gaudi_bert.config.sections import PackingSettings  # noqa: E402
 from gaudi_bert.stages.data.histogram import histogram  # noqa: E402
 from gaudi_bert.stages.data.plan import plan  # noqa: E402
 from gaudi_bert.stages.data.write import write  # noqa: E402
@@ -39,7 +40,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import StoreSettings
+from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.stages.data.write import write
 import s3fs
 records, plan, out, endpoint = sys.argv[1:]

@@ -25,7 +25,7 @@ from measuring import show, show_processor, timed
 from pyarrow import compute, parquet
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TableSettings
+from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.stages.tables.pack_table import pack_table
 
 QUIET = Reporter(quiet=True)

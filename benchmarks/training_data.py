@@ -11,15 +11,14 @@ from typing import Literal
 import numpy as np
 from records_data import DEPTH, LENGTH, QUIET, VOCABULARY, make_files
 
-from gaudi_bert.artefacts.metadata import Metadata
-from gaudi_bert.config import PackingSettings, TrainingSettings
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, ValueLimits, training_batches
 from gaudi_bert.training.input.source import DataSource, open_source
-from gaudi_bert.training.input.value_limits import ValueLimits
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.step import TrainingStep
 

@@ -54,9 +54,9 @@ def work(folder: Path, threads: int) -> None:
     """Be one of the processes."""
     from training_data import SMALL, Trainer
 
-    from gaudi_bert.config import TrainingSettings
+    from gaudi_bert.config.sections import TrainingSettings
     from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed.connect import connect
+    from gaudi_bert.training.distributed.horovod import connect
     from gaudi_bert.training.input.source import open_source
 
     settings = TrainingSettings(device="cpu", threads=threads)

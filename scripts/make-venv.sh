@@ -32,12 +32,14 @@ case "${1:-}" in
     ;;
   horovod)
     # Horovod has no wheels: it is built here, against the TensorFlow that is installed, by the last setuptools it works with.
+    # pip keeps the wheel that it builds: those with MPI and those without lie in folders of their own.
     build=$PWD/.venv/horovod-build
     .venv/bin/python -m pip install --quiet --target "$build" 'setuptools==69.5.1' 'wheel==0.45.1' 'cmake==3.31.10'
     mpi=HOROVOD_WITHOUT_MPI=1
     if command -v mpicxx >/dev/null; then mpi=HOROVOD_WITH_MPI=1; fi
     export "$mpi" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
-    PYTHONPATH="$build" PATH="$build/bin:$PWD/.venv/bin:$PATH" install --no-build-isolation horovod
+    cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/gaudi-bert/$mpi
+    PYTHONPATH="$build" PATH="$build/bin:$PWD/.venv/bin:$PATH" install --cache-dir "$cache" --no-build-isolation horovod
     rm -rf "$build"
     ;;
   development)

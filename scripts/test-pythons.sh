@@ -10,9 +10,9 @@ versions=("$@")
 [ $# -gt 0 ] || versions=(3.10 3.12 3.13 3.14) # 3.11 is what `make test` runs on
 # Of each room of the data side what could differ between Pythons and between numpy 1 and 2.
 tests=(
-  test_python_page.py test_start.py common/test_dealing.py common/test_permutation.py cli/test_main.py
-  packing/test_lengths.py packing/test_pack_lengths.py packing/test_mixture.py packing/heuristics
-  records/wire/test_framing.py records/wire/test_values.py records/write/test_rows.py stages/data/test_plan.py
+  test_python_page.py test_start.py common/test_dealing.py common/test_arrays.py cli/test_main.py
+  packing/test_histogram.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_heuristics.py
+  records/wire/test_framing.py records/wire/test_values.py records/test_unpacked_encoder.py stages/data/test_plan.py
 )
 environments=$PWD/.venv-pythons
 mkdir -p "$environments"

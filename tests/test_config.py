@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import yaml
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PipelineSettings, load_pipeline, pipeline_from_mapping
-from gaudi_bert.config.values import parse_bytes
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping, settings_page
+from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
+from gaudi_bert.config.values import free_settings, parse_bytes
 
 
 def test_every_committed_pipeline_is_valid(repository: Path) -> None:
@@ -152,3 +154,47 @@ def test_keys_that_disagree_are_named_without_all_the_others() -> None:
     with pytest.raises(InputError) as caught:
         pipeline_from_mapping({"name": "mine", "finetune": {"data": "rows.jsonl"}}, "mine.yaml")
     assert str(caught.value) == "mine.yaml: finetune.data is set, but no task; set task.name, for example to classification"
+
+
+# --- the page of all settings is made from the types, and docs/settings.md is that page
+
+
+def keys() -> list[str]:
+    return [line.split("`")[1] for line in settings_page() if line.startswith("| `")]
+
+
+def test_the_page_in_docs_is_the_types(repository: Path) -> None:
+    written = (repository / "docs" / "settings.md").read_text(encoding="utf-8").splitlines()
+    assert written == settings_page(), "write it again: gaudi-bert settings > docs/settings.md"
+
+
+def test_every_key_is_there_once_and_can_be_set_to_its_default() -> None:
+    listed = keys()
+    assert len(set(listed)) == len(listed)
+    for key in listed:
+        default = setting(PipelineSettings(), key)
+        if isinstance(default, str | int | float) or default is None:
+            shown = "null" if default is None else f"'{default}'" if isinstance(default, str) else str(default)
+            assert setting(load_pipeline(None, [f"{key}={shown}"]), key) == default
+
+
+def setting(settings: PipelineSettings, key: str) -> object:
+    return functools.reduce(getattr, key.split("."), settings)
+
+
+def test_limits_and_choices_are_shown() -> None:
+    rows = {line.split("`")[1]: line for line in settings_page() if line.startswith("| `")}
+    assert "whole number, >= 1 and <= 1,024 | `1` |" in rows["resources.workers"]
+    assert "`job`" in rows["kubernetes.training"]
+    assert "`max`" in rows["packing.depth"]
+    assert "`2Gi`" in rows["resources.data.memory_limit"]
+
+
+# --- settings that may change between two runs in one training folder
+
+
+def test_what_is_free_is_no_part_of_a_run() -> None:
+    both = {"device", "threads", "keep_checkpoints", "log_every_updates", "save_every_updates"}
+    both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port"}
+    assert free_settings(FineTuneSettings) == both
+    assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}

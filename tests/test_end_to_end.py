@@ -118,31 +118,26 @@ def test_a_second_run_does_nothing_and_says_so(finished: Path) -> None:
     assert contents(finished / "work") == before
 
 
-def test_the_same_pipeline_elsewhere_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
+def test_elsewhere_are_the_same_bytes_and_other_settings_are_refused_until_told_to_overwrite(
+    finished: Path, tmp_path: Path
+) -> None:
     write_text(tmp_path / "text")
     (tmp_path / "tiny.yaml").write_text(PIPELINE)
-    done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--stages", "prepare,histogram,plan,write,verify", "--work", "other")
+    stages = ("--stages", "prepare,histogram,plan,write,verify", "--work", "other")
+    done = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages)
     assert done.returncode == 0, done.stderr
-    ours, theirs = contents(finished / "work" / "tiny"), contents(tmp_path / "other" / "tiny")
-    assert {name: data for name, data in ours.items() if name in theirs} == theirs
-
-
-def test_other_settings_are_refused_until_told_to_overwrite(finished: Path, tmp_path: Path) -> None:
-    write_text(tmp_path / "text")
-    (tmp_path / "tiny.yaml").write_text(PIPELINE)
-    stages = ("--stages", "prepare,histogram,plan,write,verify")
-    assert gaudi_bert(tmp_path, "run", "tiny.yaml", *stages).returncode == 0
-    before = contents(tmp_path / "work")
+    ours, before = contents(finished / "work" / "tiny"), contents(tmp_path / "other" / "tiny")
+    assert {name: data for name, data in ours.items() if name in before} == before
     refused = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages, "--set", "packing.depth=2")
     assert refused.returncode == 2
     message = refused.stderr.splitlines()[-1]
     assert message.startswith("error: ")
-    assert "depth: 5 there, 2 asked for" in message
+    assert "depth: 5 there, 2 requested" in message
     assert "--overwrite" in message
-    assert contents(tmp_path / "work") == before
+    assert contents(tmp_path / "other" / "tiny") == before
     done = gaudi_bert(tmp_path, "run", "tiny.yaml", *stages, "--set", "packing.depth=2", "--overwrite")
     assert done.returncode == 0, done.stderr
-    metadata = json.loads((tmp_path / "work" / "tiny" / "packed" / "train" / "metadata.json").read_text())
+    metadata = json.loads((tmp_path / "other" / "tiny" / "packed" / "train" / "metadata.json").read_text())
     assert metadata["depth"] == 2
 
 

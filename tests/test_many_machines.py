@@ -13,18 +13,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gaudi_bert.common.parts import parse_part
+from gaudi_bert.common.launch import parse_part
 from tests.builders.command_line import Done, run_command
-from tests.builders.effort import tries
+from tests.builders.effort import LONG
 from tests.builders.packing_case import PackingCase, make_case
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "many-machines.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^## (\w+)\n.*?^```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 FILES = 7
-KILLS = tries(20, 60)
 # One, fewer than files, more than files.
-PARTS = (1, 2, 3, 7, 16, 64)
+PARTS = (1, 2, 3, 7, 16, 64) if LONG else (1, 3, 16)
 TEXT = "\n\n".join(
     "\n".join(f"Sentence {line} of document {document} says {'word ' * (line * document % 13 + 1)}." for line in range(9))
     for document in range(40)
@@ -77,7 +76,7 @@ def test_any_number_of_parts_gives_the_same_packs(parts: int, case: PackingCase,
 @pytest.mark.slow
 def test_the_plan_of_any_number_of_parts_is_the_same(case: PackingCase, tmp_path: Path) -> None:
     plans = []
-    for parts in (1, 3, 64):
+    for parts in (1, 3, 16):
         for part in range(parts):
             works("histogram", case.records, "--out", tmp_path / f"{parts}-{part}.json", "--shard", f"{part}/{parts}")
         works("plan", *tmp_path.glob(f"{parts}-*.json"), "--out", tmp_path / f"plan-{parts}.json")
@@ -102,16 +101,6 @@ def test_any_number_of_parts_prepares_the_same_examples(tmp_path: Path, monkeypa
         for part in in_any_order(parts):
             works(*prepare, "--out", tmp_path / f"of-{parts}", "--shard", f"{part}/{parts}")
         assert contents(tmp_path / f"of-{parts}") == whole
-
-
-@pytest.mark.repeated
-def test_parts_that_are_killed_and_run_again_give_the_same_bytes(case: PackingCase, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.builders.kill_parts", case.records, case.packed.parent, tmp_path]
-    done = subprocess.run(
-        [*command, "5", str(KILLS), "3", "7", "16"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.splitlines()[-1].split()[1]) >= KILLS, done.stdout
 
 
 def test_the_environment_says_which_part_only_where_it_is_asked(case: PackingCase, tmp_path: Path) -> None:

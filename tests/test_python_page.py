@@ -1,14 +1,17 @@
-"""The snippets of docs/python.md, run one after the other as a reader would: each line that prints says what it prints."""
+"""The Python of README.md and of docs/python.md, run as a reader would: what is printed is what the page says."""
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "python.md"
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGE = REPOSITORY / "docs" / "python.md"
+README = REPOSITORY / "README.md"
 PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.M)
 
 
@@ -22,3 +25,15 @@ def test_every_snippet_prints_what_the_page_says() -> None:
             exec(compile(snippet, str(PAGE), "exec"), names)
         assert printed.getvalue().splitlines() == PRINTS.findall(snippet)
         assert len(PRINTS.findall(snippet)) == snippet.count("print(")
+
+
+def test_the_session_of_the_readme_prints_what_it_shows() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.S)
+    sessions = [block for block in blocks if block.startswith(">>>")]
+    assert sessions
+    for session in sessions:
+        test = doctest.DocTestParser().get_doctest(session, {}, "README.md", str(README), 0)
+        differences = io.StringIO()
+        result = doctest.DocTestRunner().run(test, out=differences.write)
+        assert result.attempted >= 3
+        assert result.failed == 0, differences.getvalue()

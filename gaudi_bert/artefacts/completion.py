@@ -9,8 +9,8 @@ This is decided here, for commands and pipelines alike.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,10 +19,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, names_in, remove
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name, explained_os_errors, read_json, write_json
-
-__all__ = ["Signature", "begin_artefact", "is_finished", "read_signature", "remove_artefact", "settings_path"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,11 @@ class Signature:
         stored: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
         return stored
 
+    @property
+    def sha256(self) -> str:
+        """The identity of all this."""
+        return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
+
 
 @cache
 def _stored() -> TypeAdapter[Signature]:
@@ -46,15 +50,13 @@ def _stored() -> TypeAdapter[Signature]:
 
 
 def read_signature(path: Path) -> Signature:
-    """The signature that a settings file holds.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    """The signature that a settings file holds."""
     try:
         return _stored().validate_python(read_json(path))
     except ValidationError as error:
-        raise InputError(f"{path}: is no settings file of an artefact; make the artefact again with --overwrite") from error
+        raise InputError(
+            f"{path}: is not the settings file of an artefact; make the artefact again with --overwrite"
+        ) from error
 
 
 def settings_path(artefact: Path) -> Path:
@@ -69,10 +71,11 @@ def is_finished(artefact: Path, final: Path, signature: Signature, sources: Iter
         artefact, final, signature: as in `begin_artefact`.
         sources: files that a signature knows by name and size only: none may have changed since `final` was written.
     """
-    kept = settings_path(artefact)
-    if not kept.exists() or not final.exists():
+    settings = settings_path(artefact)
+    fetch(settings, final)
+    if not settings.exists() or not final.exists():
         return False
-    if first_difference(read_json(kept), signature.as_json()) is not None:
+    if _first_difference(read_json(settings), signature.as_json()) is not None:
         return False
     written = final.stat().st_mtime_ns
     return all(source.stat().st_ctime_ns <= written for source in sources)
@@ -84,80 +87,71 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     Args:
         artefact: the file or folder that the stage makes.
         final: the file of it that is written last (the artefact itself when it is one file).
-        signature: the settings and inputs of this run.
         overwrite: remove what other settings made, and whatever is there without settings.
 
     Returns:
         True when the finished artefact of the same signature is there; False when there is work to do (the settings file
-        has then been written).
-
-    Raises:
-        InputError: the artefact was made from other settings or inputs, or is not ours, and `overwrite` is False; or it
-            has no name of its own.
+        has then been written). What is not ours, or was made from something else, is refused without `overwrite`.
     """
     check_name(artefact)
-    kept = settings_path(artefact)
-    wanted = signature.as_json()
-    if kept.exists():
-        difference = first_difference(read_json(kept), wanted)
-        if difference is None:
-            if final.exists():
-                return True
-        elif not overwrite and _holds_something(artefact):
-            raise InputError(f"{artefact}: made with another {difference}; choose another folder, or pass --overwrite")
-        else:
-            remove_artefact(artefact, kept)
-    elif _holds_something(artefact):
-        if not overwrite:
-            raise InputError(
-                f"{artefact}: exists, but {kept.name} does not say what made it; choose another folder, or pass --overwrite"
-            )
-        remove_artefact(artefact, kept)
-    write_json(kept, wanted)
+    settings = settings_path(artefact)
+    fetch(settings, final)
+    difference = _first_difference(read_json(settings), signature.as_json()) if settings.exists() else None
+    if settings.exists() and difference is None:
+        if final.exists():
+            return True
+    elif overwrite or not _holds_something(artefact):
+        remove_artefact(artefact)
+    elif difference is not None:
+        raise InputError(f"{artefact}: made with another {difference}; choose another folder, or pass --overwrite")
+    else:
+        raise InputError(
+            f"{artefact}: exists, but {settings.name} does not say what made it; choose another folder, or pass --overwrite"
+        )
+    write_json(settings, signature.as_json())
     return False
 
 
-def remove_artefact(artefact: Path, kept: Path) -> None:
+def remove_artefact(artefact: Path) -> None:
     """Remove `artefact`, the settings last, so that a kill half-way leaves something that is refused or resumed."""
+    settings = settings_path(artefact)
     with explained_os_errors(artefact, "remove"):
         if artefact.is_dir():
-            for child in sorted(artefact.iterdir()):
-                if child != kept and child.suffix != ".lock":  # a lock that is held must stay
-                    shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+            names = (name for name in names_in(artefact) if name != settings.name)
+            remove(*(artefact / name for name in names if not name.endswith(".lock")))  # a lock that is held must stay
         else:
-            artefact.unlink(missing_ok=True)
-        kept.unlink(missing_ok=True)
+            remove(artefact)
+        remove(settings)
 
 
 def _holds_something(artefact: Path) -> bool:
     if artefact.is_dir():
-        made = (child for child in artefact.iterdir() if child != settings_path(artefact))
-        return any(not child.name.startswith(".") for child in made)
+        return any(not name.startswith(".") for name in names_in(artefact) if name != settings_path(artefact).name)
     return artefact.exists()
 
 
-def first_difference(made: Any, wanted: Any, place: str = "") -> str | None:
-    """The first place where two signatures differ, as `place: 3 -> 4`; None where they are equal."""
-    if isinstance(made, dict) and isinstance(wanted, dict):
-        for key in [*made, *(key for key in wanted if key not in made)]:
-            inner = f"{place}.{key}" if place else str(key)
-            if key not in made or key not in wanted:
-                present = "absent" if key not in made else _short(made[key])
-                asked = "absent" if key not in wanted else _short(wanted[key])
-                return f"{inner}: {present} there, {asked} asked for"
-            difference = first_difference(made[key], wanted[key], inner)
+def _first_difference(stored: Any, requested: Any, path: str = "") -> str | None:
+    """The first key in which two signatures differ, and its values; None where they are equal."""
+    if isinstance(stored, dict) and isinstance(requested, dict):
+        for key in [*stored, *(key for key in requested if key not in stored)]:
+            inner = f"{path}.{key}" if path else str(key)
+            if key not in stored or key not in requested:
+                before = "absent" if key not in stored else _short(stored[key])
+                now = "absent" if key not in requested else _short(requested[key])
+                return f"{inner}: {before} there, {now} requested"
+            difference = _first_difference(stored[key], requested[key], inner)
             if difference is not None:
                 return difference
         return None
-    if isinstance(made, list) and isinstance(wanted, list) and len(made) == len(wanted):
-        for index, (one, other) in enumerate(zip(made, wanted, strict=True)):
-            difference = first_difference(one, other, f"{place}[{index}]")
+    if isinstance(stored, list) and isinstance(requested, list) and len(stored) == len(requested):
+        for index, (one, other) in enumerate(zip(stored, requested, strict=True)):
+            difference = _first_difference(one, other, f"{path}[{index}]")
             if difference is not None:
                 return difference
         return None
-    if made == wanted:
+    if stored == requested:
         return None
-    return f"{place or 'value'}: {_short(made)} there, {_short(wanted)} asked for"
+    return f"{path or 'value'}: {_short(stored)} there, {_short(requested)} requested"
 
 
 def _short(value: Any) -> str:

@@ -6,29 +6,11 @@ It is written last, so a folder that has it is whole. Until then, each finished 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from gaudi_bert.artefacts.metadata import VocabularyInfo
-from gaudi_bert.artefacts.model import Artefact, Count, Figures, Positive, read_artefact
-from gaudi_bert.artefacts.names import EXAMPLES_NAME
-from gaudi_bert.common.files import write_json
-
-__all__ = [
-    "ImportedExamples",
-    "ImportedTable",
-    "PreparedExamples",
-    "PreparedFile",
-    "PreparedSection",
-    "PreparedVocabulary",
-    "TextSource",
-    "read_imported_examples",
-    "read_imported_table",
-    "read_prepared_examples",
-    "read_section",
-    "write_examples",
-    "write_imported_table",
-]
+from gaudi_bert.artefacts.base import Artefact, Count, Figures, Positive
+from gaudi_bert.artefacts.packed import VocabularyInfo
+from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 
 REMEDY = "prepare the examples again"
 IMPORT_REMEDY = "import the tables again with --overwrite"
@@ -48,8 +30,9 @@ class PreparedSection(Figures):
     Attributes:
         unknown_tokens: tokens of the text that the vocabulary lacks.
         random_next: sequences whose second part does not follow the first.
-        masked: masked positions.
     """
+
+    remedy = REMEDY
 
     text_documents: Count
     text_sentences: Count
@@ -79,6 +62,9 @@ class TextSource(Artefact):
 class PreparedExamples(Figures):
     """examples.json of `prepare`."""
 
+    file_name = EXAMPLES_NAME
+    remedy = REMEDY
+
     format_version: Literal[1] = 1
     vocabulary: PreparedVocabulary
     sources: tuple[TextSource, ...]
@@ -88,60 +74,25 @@ class PreparedExamples(Figures):
 class ImportedTable(Artefact):
     """The file beside one imported table: how many sequences became records."""
 
-    sequences: Count
-
-
-class ImportedExamples(Figures):
-    """examples.json of `import`."""
+    remedy = IMPORT_REMEDY
 
     sequences: Count
-    files: Positive
+
+
+class ImportedSoFar(Figures):
+    """What an import has made so far, of all its shards."""
+
+    sequences: Count
+    files: Count
     max_sequence_length: Positive
     max_predictions: Positive
     ignored_columns: tuple[str, ...]
 
 
-def read_prepared_examples(folder: Path) -> PreparedExamples:
-    """What `prepare` made.
+class ImportedExamples(ImportedSoFar):
+    """examples.json of `import`."""
 
-    Raises:
-        InputError: examples.json is missing or damaged.
-    """
-    return read_artefact(folder / EXAMPLES_NAME, PreparedExamples, REMEDY)
+    file_name = EXAMPLES_NAME
+    remedy = IMPORT_REMEDY
 
-
-def read_imported_examples(folder: Path) -> ImportedExamples:
-    """What `import` made.
-
-    Raises:
-        InputError: examples.json is missing or damaged.
-    """
-    return read_artefact(folder / EXAMPLES_NAME, ImportedExamples, IMPORT_REMEDY)
-
-
-def read_imported_table(path: Path) -> ImportedTable:
-    """What became of one table.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    return read_artefact(path, ImportedTable, IMPORT_REMEDY)
-
-
-def write_imported_table(path: Path, content: ImportedTable) -> None:
-    """Write what became of one table, whole or not at all."""
-    write_json(path, content.as_json())
-
-
-def write_examples(folder: Path, content: PreparedExamples | ImportedExamples) -> None:
-    """Write examples.json, whole or not at all."""
-    write_json(folder / EXAMPLES_NAME, content.as_json())
-
-
-def read_section(path: Path) -> PreparedSection:
-    """The figures of a finished section.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
-    return read_artefact(path, PreparedSection, REMEDY)
+    files: Positive

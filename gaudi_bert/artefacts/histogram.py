@@ -1,4 +1,4 @@
-"""histogram.json: how many sequences of each length there are, in all and file by file.
+"""histogram.json: how many sequences of each length there are, in total and per file.
 
 At the least such a file has `max_sequence_length` and `counts`, which is enough to plan and to estimate.
 """
@@ -6,51 +6,39 @@ At the least such a file has `max_sequence_length` and `counts`, which is enough
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
 
-from gaudi_bert.artefacts.metadata import VocabularyInfo
-from gaudi_bert.artefacts.model import Artefact, Count, Crc32c, Length, as_lines, read_artefact
+from gaudi_bert.artefacts.base import Artefact, Count, Length
+from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import shortened
-from gaudi_bert.common.files import write_text
-
-__all__ = [
-    "CountedFile",
-    "HistogramFile",
-    "read_histogram",
-    "write_histogram",
-]
 
 MAX_TOKENS = 2**62
 
 
-def _rows(value: Any) -> NDArray[np.int64]:
+def _rows(value: Any) -> IntArray:
     try:
         rows = np.asarray(value if len(value) else np.zeros((0, 3), np.int64))
     except (TypeError, ValueError, OverflowError):
         rows = np.zeros(0)
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
         raise ValueError("must be rows of whole numbers: [length, masked positions, sequences]")
-    ordered: NDArray[np.int64] = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
+    ordered: IntArray = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
     return ordered
 
 
-CountRows = Annotated[NDArray[np.int64], PlainValidator(_rows), PlainSerializer(lambda rows: rows.tolist())]
+CountRows = Annotated[IntArray, PlainValidator(_rows), PlainSerializer(lambda rows: rows.tolist())]
 """int64 [pairs, 3], in order: length, masked positions, and how many sequences have both."""
 
 
-class CountedFile(Artefact):
-    """One input file: its name relative to RECORDS, size, CRC-32C as it lies on the disk, and what is in it."""
+class CountedFile(InputFile):
+    """One input file and what is in it."""
 
     model_config = ConfigDict(extra="ignore")
 
-    name: str
-    bytes: Count
-    crc32c: Crc32c
     sequences: Count
     tokens: Count
     counts: CountRows
@@ -59,7 +47,7 @@ class CountedFile(Artefact):
     def _adds_up(self) -> CountedFile:
         if (self.counts < 0).any():
             raise ValueError(f"{_short(self.name)} has a negative count; lengths, masked positions and sequences are from 0")
-        if _exact_sum(self.counts[:, 2]) != self.sequences:
+        if sum(self.counts[:, 2].tolist()) != self.sequences:  # Python's whole numbers cannot overflow
             raise ValueError(f"the counts of {_short(self.name)} do not add up to its {self.sequences} sequences")
         return self
 
@@ -73,6 +61,9 @@ class HistogramFile(Artefact):
     """
 
     model_config = ConfigDict(extra="ignore")
+
+    remedy = "make the histogram again with `gaudi-bert histogram`"
+    line_per_entry = ("files",)
 
     format_version: Literal[1] = 1
     max_sequence_length: Length
@@ -114,24 +105,19 @@ class HistogramFile(Artefact):
             if count != counted:
                 raise ValueError(f"length {number} is counted {count} times in all, but {counted} times in the files")
 
-
-def read_histogram(path: Path) -> HistogramFile:
-    """Read and check one histogram.json.
-
-    Raises:
-        InputError: it is missing, damaged, or its numbers do not go together.
-    """
-    return read_artefact(path, HistogramFile, "make the histogram again with `gaudi-bert histogram`")
-
-
-def write_histogram(path: Path, content: HistogramFile) -> None:
-    """Write histogram.json, whole or not at all."""
-    write_text(path, as_lines(content, ["files"]))
-
-
-def _exact_sum(values: NDArray[np.int64]) -> int:
-    """The sum as Python's whole number, which cannot overflow."""
-    return sum(values.tolist())
+    def summary(self) -> dict[str, Any]:
+        """The totals of its files."""
+        files = self.files or ()
+        sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
+        return {
+            "sequences": sequences,
+            "tokens": tokens,
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+            "max_sequence_length": self.max_sequence_length,
+            "max_predictions": self.max_predictions or 0,
+            "mean_length": tokens / sequences,
+        }
 
 
 def _short(name: str) -> str:

@@ -10,37 +10,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import Self
 
-from gaudi_bert.artefacts.metadata import VocabularyInfo
-from gaudi_bert.artefacts.model import (
-    Artefact,
-    Count,
-    Crc32c,
-    Length,
-    Positive,
-    Sha256,
-    Share,
-    as_lines,
-    checked_artefact,
-    read_artefact,
-)
+from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share
+from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import write_text
 
-__all__ = [
-    "Plan",
-    "PlanTotals",
-    "PlannedFile",
-    "PlannedGroup",
-    "SmallerBudget",
-    "Strategy",
-    "WritablePlan",
-    "read_plan",
-    "read_writable_plan",
-    "write_plan",
-]
-
-REMEDY = "make the plan again"
 LARGEST_SHARD_MULTIPLE = 4096
 """As in the settings: a group has at least this many files."""
 
@@ -51,12 +26,10 @@ Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
 """The lengths of the sequences of a pack, in order."""
 
 
-class PlannedFile(Artefact):
-    """An input file, as the histogram found it."""
+class PlannedFile(InputFile):
+    """An input file, as the histogram describes it."""
 
-    name: str
     bytes: Positive
-    crc32c: Crc32c
     sequences: Count
 
 
@@ -112,7 +85,10 @@ class PlannedGroup(Artefact):
 
 
 class Plan(Artefact):
-    """The content of plan.json."""
+    """The content of plan.json; a plan that was made from counts without files can only be looked at."""
+
+    remedy = "make the plan again"
+    line_per_entry = ("files", "groups")
 
     format_version: Literal[1] = 1
     algorithm: str
@@ -163,6 +139,14 @@ class WritablePlan(Plan):
     writable: Literal[True]
     files: Annotated[tuple[PlannedFile, ...], Field(min_length=1)]
 
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read and check a plan to write by."""
+        plan = Plan.read(path)
+        if not plan.files:
+            raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
+        return cls.parse(dict(plan), str(path), cls.remedy)
+
     @model_validator(mode="after")
     def _holds_every_file_once(self) -> WritablePlan:
         if sorted(name for group in self.groups for name in group.files) != sorted(file.name for file in self.files):
@@ -188,29 +172,3 @@ def _check_group(number: int, group: PlannedGroup, depth: int, max_sequence_leng
             raise ValueError(f"strategy {list(strategy)} of group {number} does not fit {max_sequence_length} slots")
     if group.bound_prices is not None and len(group.bound_prices) != max_sequence_length:
         raise ValueError(f"group {number} has {len(group.bound_prices)} prices for lengths 1 to {max_sequence_length}")
-
-
-def read_plan(path: Path) -> Plan:
-    """Read and check a plan, also one that can only be looked at.
-
-    Raises:
-        InputError: it is missing, damaged or of another format version, or its numbers do not go together.
-    """
-    return read_artefact(path, Plan, REMEDY)
-
-
-def read_writable_plan(path: Path) -> WritablePlan:
-    """Read and check a plan to write by.
-
-    Raises:
-        InputError: as `read_plan`; or it was made from counts without files.
-    """
-    plan = read_plan(path)
-    if not plan.files:
-        raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
-    return checked_artefact(dict(plan), WritablePlan, str(path), REMEDY)
-
-
-def write_plan(path: Path, plan: Plan) -> None:
-    """Write plan.json, whole or not at all."""
-    write_text(path, as_lines(plan, ["files", "groups"]))

@@ -1,26 +1,14 @@
-"""What a training run leaves besides its checkpoints: training.json, evaluation.json, and the lines of metrics.jsonl."""
+"""What training and fine-tuning leave besides checkpoints: training.json, evaluation.json, metrics.jsonl; and of fine-tuning
+metrics.json, written last, and best.json beside the best checkpoint."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
-from gaudi_bert.artefacts.model import Count, Figures, Positive, Share, read_artefact, read_lines
-from gaudi_bert.common.files import write_json
+from pydantic import Field
 
-__all__ = [
-    "EvaluatedCheckpoint",
-    "EvaluationFigures",
-    "EvaluationResult",
-    "LossFigures",
-    "MetricsLine",
-    "TrainingResult",
-    "read_evaluation",
-    "read_metrics",
-    "read_training",
-    "write_evaluation",
-    "write_training",
-]
+from gaudi_bert.artefacts.base import Artefact, Count, Figures, Positive, Share
+from gaudi_bert.artefacts.work_folder import FINETUNING_NAME, TRAINING_NAME
 
 
 class LossFigures(Figures):
@@ -49,13 +37,17 @@ class EvaluationFigures(LossFigures):
 
 
 class TrainingResult(Figures):
-    """training.json: how a run ended.
+    """training.json: how a run ended. What was not measured is left out of the file.
 
     Attributes:
         training: figures of the last updates; None where the run had nothing left to do.
         evaluation: the last evaluation, if there was one.
         realized_speedup: packed over unpacked, where it was measured.
     """
+
+    file_name = TRAINING_NAME
+    remedy = "train again"
+    omits_defaults = True
 
     updates: Count
     sequences: Count
@@ -72,18 +64,21 @@ class TrainingResult(Figures):
     realized_speedup: float | None = None
 
 
-class EvaluatedCheckpoint(Figures):
+class _EvaluatedCheckpoint(Figures):
     """What was evaluated: the update after which the checkpoint was written, and which mean its loss is."""
 
     update: Count
     loss_per: Literal["token", "sequence"]
 
 
-class EvaluationResult(EvaluationFigures, EvaluatedCheckpoint):
+class EvaluationResult(EvaluationFigures, _EvaluatedCheckpoint):
     """evaluation.json: a checkpoint's figures on held-out data, and those of the same data unpacked.
 
-    The order of the bases is that of the file: the last comes first.
+    What was not measured is left out. The order of the bases is that of the file: the last comes first.
     """
+
+    remedy = "evaluate again"
+    omits_defaults = True
 
     unpacked: EvaluationFigures | None = None
     largest_difference: float | None = None
@@ -96,6 +91,8 @@ class MetricsLine(LossFigures):
         sequences: since the beginning of the run.
     """
 
+    remedy = "train again"
+
     update: Count
     kind: Literal["train", "evaluation"]
     sequences: Count
@@ -103,38 +100,59 @@ class MetricsLine(LossFigures):
     tokens_per_second: float | None = None
 
 
-def read_training(path: Path) -> TrainingResult:
-    """How a run ended.
+# --- fine-tuning
 
-    Raises:
-        InputError: training.json is missing or damaged.
+
+class FineTuning(Figures):
+    """metrics.json: what was learnt from how much, and how good it is on the evaluation data.
+
+    Attributes:
+        model: where the weights came from: the name of the folder or file.
+        sequences: of the training data, per epoch.
+        best_metric: the metric that chose the best checkpoint; None without evaluation data.
+        best_update: after which it was written: the weights in the folder.
+        metrics: of those weights, by name.
+        baseline: the metrics of always giving the one answer that suits the training data best, where a task has one.
     """
-    return read_artefact(path, TrainingResult, "train again")
+
+    file_name = FINETUNING_NAME
+    remedy = "fine-tune again"
+
+    task: str
+    model: str
+    labels: tuple[str, ...]
+    max_sequence_length: Positive
+    sequences: Count
+    packs: Count
+    lower_bound: Count
+    packing_factor: float
+    depth: Positive
+    algorithm: str
+    epochs: Positive
+    updates: Count
+    best_metric: str | None = None
+    best_update: Count
+    evaluated_rows: Count = 0
+    metrics: dict[str, float] = Field(default_factory=dict)
+    baseline: dict[str, float] = Field(default_factory=dict)
 
 
-def write_training(path: Path, content: TrainingResult) -> None:
-    """Write training.json, whole or not at all; what was not measured is left out."""
-    write_json(path, content.model_dump(mode="json", exclude_defaults=True))
+class BestCheckpoint(Artefact):
+    """best.json: the update whose evaluation was the best so far, and its metrics."""
+
+    remedy = "fine-tune again with --overwrite"
+
+    update: Count
+    metric: str
+    metrics: dict[str, float]
 
 
-def read_evaluation(path: Path) -> EvaluationResult:
-    """What an evaluation found.
+class FineTuningLine(Figures):
+    """A line of metrics.jsonl of fine-tuning: a report of the last updates, or an evaluation."""
 
-    Raises:
-        InputError: evaluation.json is missing or damaged.
-    """
-    return read_artefact(path, EvaluationResult, "evaluate again")
+    remedy = "fine-tune again"
 
-
-def write_evaluation(path: Path, content: EvaluationResult) -> None:
-    """Write evaluation.json, whole or not at all; what was not measured is left out."""
-    write_json(path, content.model_dump(mode="json", exclude_defaults=True))
-
-
-def read_metrics(path: Path) -> tuple[MetricsLine, ...]:
-    """The lines of metrics.jsonl; a last one cut short, as a killed run leaves it, is left out.
-
-    Raises:
-        InputError: the file is missing, or one of its lines is not as this version writes it.
-    """
-    return read_lines(path, MetricsLine, "train again")
+    update: Count
+    kind: Literal["train", "evaluation"]
+    sequences_per_second: float | None = None
+    tokens_per_second: float | None = None

@@ -1,24 +1,24 @@
-"""Where everything lies below `work/<pipeline>/`: the one place that knows these names."""
+"""Where everything lies: the names of files in the folders that stages make, and the folders below `work/<pipeline>/`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.names import (
-    EXAMPLES_NAME,
-    FINETUNING_NAME,
-    METADATA_NAME,
-    TRAINING_NAME,
-    VERIFICATION_NAME,
-    manifest_path,
-)
+from gaudi_bert.artefacts.packed import METADATA_NAME, VERIFICATION_NAME, manifest_path
 from gaudi_bert.artefacts.store.location import place_below
-from gaudi_bert.config import PipelineSettings
-
-__all__ = ["SPLITS", "SplitPaths", "WorkFolder"]
+from gaudi_bert.config.pipeline import PipelineSettings
 
 SPLITS = ("train", "evaluation")
+
+EXAMPLES_NAME = "examples.json"
+TRAINING_NAME = "training.json"
+FINETUNING_NAME = "metrics.json"
+
+
+def section_path(folder: Path, split: str, number: int) -> Path:
+    """Where the figures of a finished section of `prepare` lie, in the folder of examples."""
+    return folder / "sections" / f"{split}-{number:05d}.json"
 
 
 @dataclass(frozen=True)

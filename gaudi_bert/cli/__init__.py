@@ -1,5 +1,3 @@
-"""The command line: parses, calls a stage or a runner, prints. No work is done here."""
+"""The command line: it parses, calls a stage or a runner, and prints. It does no work itself."""
 
-from gaudi_bert.cli.main import main
-
-__all__ = ["main"]
+from gaudi_bert.cli.main import main as main

@@ -1,51 +1,35 @@
-"""Commands about clusters and hosts: wait, k8s status | logs | open | delete, doctor."""
+"""Commands about clusters and machines: wait, k8s status | logs | open | delete, doctor."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.common.progress import Reporter
-
-if TYPE_CHECKING:
-    from gaudi_bert.runners.kubernetes.manage import StepStatus
-    from gaudi_bert.runners.kubernetes.results import OpenedResults
-
-__all__ = ["register"]
+from gaudi_bert.common.progress import Reporter, count_of
 
 Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
 
 k8s = typer.Typer(
-    name="k8s", help="What a pipeline has on a Kubernetes cluster.", no_args_is_help=True, rich_markup_mode=None
+    name="k8s", help="Look after a pipeline on a Kubernetes cluster.", no_args_is_help=True, rich_markup_mode=None
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to `app`."""
-    app.command()(wait)
-    app.command()(doctor)
-    for command in (status, logs, delete):
-        k8s.command()(command)
-    k8s.command("open")(open_)
-    app.add_typer(k8s)
 
 
 def wait(
     pipeline: Pipeline,
     for_: Annotated[str, typer.Option("--for", help="The stage that is to start, or write-finish.", show_default=False)],
-    work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds after which to give up.")] = 86_400,
+    work: arguments.Work = Path("work"),
+    timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
     json: arguments.Json = False,
 ) -> None:
-    """Wait until all that a stage needs has been made."""
+    """Wait until everything that a stage needs has been made."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
-    from gaudi_bert.runners.waiting import wait_for_inputs
+    from gaudi_bert.runners.local import wait_for_inputs
 
     settings = arguments.pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
@@ -53,26 +37,28 @@ def wait(
     output.print_result({"stage": for_, "waited_seconds": round(seconds, 1)}, json, output.describe_any)
 
 
+@k8s.command()
 def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
     from gaudi_bert.runners.kubernetes.client import Cluster
 
     settings = arguments.pipeline_settings(pipeline, set_)
-    found = manage.status(settings, Cluster(settings.kubernetes.namespace))
-    output.print_result({step: one.as_json() for step, one in found.items()}, json, lambda _: _describe_status(found))
+    steps = manage.status(settings, Cluster(settings.kubernetes.namespace))
+    output.print_result({name: step.as_json() for name, step in steps.items()}, json, _describe_status)
 
 
-def _describe_status(found: Mapping[str, StepStatus]) -> list[str]:
+def _describe_status(steps: Mapping[str, Any]) -> list[str]:
     lines = []
-    for step, status in found.items():
-        pods = ", ".join(f"{count} {phase}" for phase, count in status.pods.items())
-        lines.append(f"{step}: {status.state}" + (f" ({pods})" if pods else ""))
-        if status.problem:
-            lines.append(f"  {status.problem}")
+    for name, step in steps.items():
+        pods = ", ".join(f"{count} {phase}" for phase, count in step.get("pods", {}).items())
+        lines.append(f"{name}: {step['state']}" + (f" ({pods})" if pods else ""))
+        if step.get("problem"):
+            lines.append(f"  {step['problem']}")
     return lines
 
 
+@k8s.command()
 def logs(
     pipeline: Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
@@ -86,6 +72,25 @@ def logs(
     manage.show_logs(settings, step, Cluster(settings.kubernetes.namespace), typer.echo)
 
 
+@k8s.command()
+def delete(
+    pipeline: Pipeline,
+    data: Annotated[
+        bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
+    ] = False,
+    set_: arguments.Set = None,
+    json: arguments.Json = False,
+) -> None:
+    """Remove all Jobs of a pipeline; its work folder stays unless you add --data."""
+    from gaudi_bert.runners.kubernetes import manage
+    from gaudi_bert.runners.kubernetes.client import Cluster
+
+    settings = arguments.pipeline_settings(pipeline, set_)
+    removed = manage.delete(settings, Cluster(settings.kubernetes.namespace), data=data)
+    output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["there was nothing to remove"])
+
+
+@k8s.command("open")
 def open_(
     pipeline: Pipeline,
     out: Annotated[
@@ -94,54 +99,41 @@ def open_(
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
-    """Bring the page and TensorBoard's files of a run here, and open the page in a browser."""
+    """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
     from gaudi_bert.runners.kubernetes.client import Cluster
     from gaudi_bert.runners.kubernetes.results import open_results
 
     settings = arguments.pipeline_settings(pipeline, set_)
     folder = out if out is not None else Path("opened") / settings.name
-    found = open_results(settings, Cluster(settings.kubernetes.namespace), folder, Reporter())
-    output.print_result(found.as_json(), json, lambda _: _describe_opened(found))
+    opened = open_results(settings, Cluster(settings.kubernetes.namespace), folder, Reporter())
+    output.print_result(opened.as_json(), json, _describe_opened)
     if sys.stdout.isatty():
         import webbrowser
 
-        webbrowser.open(found.report.resolve().as_uri())
+        webbrowser.open(opened.report.resolve().as_uri())
 
 
-def _describe_opened(found: OpenedResults) -> list[str]:
-    lines = [f"page: {found.report}"]
-    return lines if found.tensorboard is None else [*lines, f"curves: tensorboard --logdir {found.tensorboard}"]
-
-
-def delete(
-    pipeline: Pipeline,
-    data: Annotated[bool, typer.Option("--data", help="Remove the work folder, too: volume or objects.")] = False,
-    set_: arguments.Set = None,
-    json: arguments.Json = False,
-) -> None:
-    """Remove all Jobs of a pipeline; its work folder stays, unless you say --data."""
-    from gaudi_bert.runners.kubernetes import manage
-    from gaudi_bert.runners.kubernetes.client import Cluster
-
-    settings = arguments.pipeline_settings(pipeline, set_)
-    removed = manage.delete(settings, Cluster(settings.kubernetes.namespace), data=data)
-    output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["nothing was there"])
+def _describe_opened(opened: Mapping[str, Any]) -> list[str]:
+    lines = [f"page: {opened['report']}"]
+    return lines if opened["tensorboard"] is None else [*lines, f"curves: tensorboard --logdir {opened['tensorboard']}"]
 
 
 def doctor(
-    cluster: Annotated[bool, typer.Option("--cluster", help="Look at the cluster, not at this machine.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="Check the cluster, not this machine.")] = False,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file that must fit; default: all defaults.")] = None,
-    graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Look at a pipeline's training step.")] = None,
-    work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
-    store: Annotated[str | None, typer.Option(metavar="URL", help="Look at a place in an object store.")] = None,
+    graph: Annotated[Path | None, typer.Option(metavar="PIPELINE", help="Check a pipeline's training step.")] = None,
+    work: arguments.Work = Path("work"),
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Check a folder in an object store.")] = None,
     set_: arguments.Set = None,
     json: arguments.Json = False,
 ) -> None:
-    """Say whether all is ready for Gaudi, and what to mend."""
-    from gaudi_bert.runners.doctor.readiness import examine_cluster, examine_host, examine_store
+    """Check whether everything is ready for Gaudi, and say what to fix."""
+    from gaudi_bert.runners.doctor.checks import examine_store
+    from gaudi_bert.runners.doctor.cluster import examine_cluster
+    from gaudi_bert.runners.doctor.host import examine_host
 
     if graph is not None:
-        _examine_graph(graph, work, set_, json)
+        _check_graph(graph, work, set_, json)
         return
     settings = arguments.pipeline_settings(pipeline, set_)
     if store is not None:
@@ -152,10 +144,10 @@ def doctor(
     printed = {"ready": not wrong, "findings": [result.as_json() for result in results]}
     output.print_result(printed, json, lambda _: [str(result) for result in results])
     if wrong:
-        raise FailedError(f"{len(wrong)} of {len(results)} checks need mending, the first: {wrong[0].remedy}")
+        raise FailedError(f"{len(wrong)} of {len(results)} checks failed; the first remedy: {wrong[0].remedy}")
 
 
-def _examine_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
+def _check_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.stages.training.check_graph import check_graph, describe_graph
 
@@ -165,4 +157,4 @@ def _examine_graph(pipeline: Path, work: Path, overrides: list[str] | None, json
     problems = result.report.problems
     if problems:
         first = f"{problems[0].type}, {problems[0].kind}"
-        raise FailedError(f"{pipeline}: not fit for Gaudi: {len(problems)} problems, the first: {first}")
+        raise FailedError(f"{pipeline}: not fit for Gaudi: {count_of(len(problems), 'problem')}, the first: {first}")

@@ -1,26 +1,22 @@
-"""Commands from text to packed records: prepare, histogram, plan, write, pack, verify, estimate, compare, inspect."""
+"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from gaudi_bert.cli import arguments, output, table_options
-from gaudi_bert.cli.estimate_tables import describe_details, describe_estimate, describe_task_estimate
+from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 
-__all__ = ["register"]
+if TYPE_CHECKING:  # `--help` needs neither
+    from rich.text import Text
 
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to `app`."""
-    for command in (prepare, histogram, plan, write, pack, verify, estimate, compare, inspect):
-        app.command()(command)
+    from gaudi_bert.stages.data.inspect import RecordView, SequenceView
 
 
 def prepare(
@@ -31,9 +27,9 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The folder for examples.", show_default=False)],
     vocab: Annotated[str | None, typer.Option(help="A vocab.txt.")] = None,
     train_vocab: Annotated[int | None, typer.Option(help="Train a vocabulary of this size instead.")] = None,
-    max_sequence_length: Annotated[int | None, typer.Option(help="Slots of an example.")] = None,
-    max_predictions: Annotated[int | None, typer.Option(help="Most masked positions of an example.")] = None,
-    duplicates: Annotated[int | None, typer.Option(help="Times each document is used.")] = None,
+    max_sequence_length: Annotated[int | None, typer.Option(help="Slots per example.")] = None,
+    max_predictions: Annotated[int | None, typer.Option(help="Most masked positions per example.")] = None,
+    duplicates: Annotated[int | None, typer.Option(help="How often each document is used.")] = None,
     whole_word_masking: Annotated[bool | None, typer.Option(help="Mask whole words.")] = None,
     evaluation_fraction: Annotated[float | None, typer.Option(help="Share of documents held out.")] = None,
     seed: arguments.Seed = None,
@@ -47,9 +43,11 @@ def prepare(
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
-    from gaudi_bert.config import PrepareSettings, section_from_mapping
+    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.sections import PrepareSettings
 
     options = {
+        "text": text,
         "vocab": vocab,
         "train_vocab": train_vocab,
         "max_sequence_length": max_sequence_length,
@@ -59,8 +57,7 @@ def prepare(
         "evaluation_fraction": evaluation_fraction,
         "seed": seed,
     }
-    given = {name: value for name, value in options.items() if value is not None}
-    settings = section_from_mapping(PrepareSettings, {"text": text, **given}, "the command line", "prepare")
+    settings = section_from_mapping(PrepareSettings, arguments.given(options), "the command line", "prepare")
     result = run(
         settings,
         out,
@@ -73,6 +70,34 @@ def prepare(
     output.print_result(result, json, output.describe_examples)
 
 
+def import_tables(
+    source: Annotated[
+        str, typer.Argument(help="A .parquet, .arrow or .jsonl file, a folder or a glob.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for unpacked TFRecords.", show_default=False)],
+    max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Default: the longest row.")] = None,
+    max_predictions: Annotated[
+        int | None, typer.Option(min=1, help="Default: the most masked positions of any row.")
+    ] = None,
+    shard: arguments.Shard = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
+    from gaudi_bert.stages.tables.import_tables import import_tables as run
+
+    result = run(
+        source,
+        out,
+        max_sequence_length=max_sequence_length,
+        max_predictions=max_predictions,
+        shard=arguments.parse_shard(shard),
+        reporter=Reporter(),
+        overwrite=overwrite,
+    )
+    output.print_result(result, json, output.describe_any)
+
+
 def histogram(
     records: arguments.Records,
     out: Annotated[Path, typer.Option(help="The histogram.json to write.", show_default=False)],
@@ -82,8 +107,8 @@ def histogram(
     json: arguments.Json = False,
 ) -> None:
     """Count the sequences of each length, file by file."""
-    from gaudi_bert.stages.data.counted_records import histogram_shard
     from gaudi_bert.stages.data.histogram import histogram as run
+    from gaudi_bert.stages.data.histogram import histogram_shard
 
     part = arguments.parse_shard(shard)
     counted = part and histogram_shard(records, part)
@@ -112,7 +137,7 @@ def plan(
     settings = arguments.packing_settings(
         algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
-    # A shell's `histograms/*.json` also names the settings that lie beside each of them.
+    # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     result = run(counted, out, settings, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, output.describe_packing)
@@ -124,7 +149,7 @@ def write(
     out: Annotated[Path, typer.Option(help="The folder for packed shards.", show_default=False)],
     shard: arguments.Shard = None,
     finish: Annotated[bool, typer.Option("--finish", help="Check all groups and write the metadata.")] = False,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Write the packs as Parquet too, in OUT/parquet/.")] = False,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Also write the packs as Parquet, in OUT/parquet/.")] = False,
     predecessor_metadata: Annotated[
         bool, typer.Option("--predecessor-metadata", help="Also write OUT_metadata.json, for Habana's trainer.")
     ] = False,
@@ -134,7 +159,7 @@ def write(
 ) -> None:
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.cli.results import to_json
-    from gaudi_bert.stages.data.packed_copies import packed_copies
+    from gaudi_bert.stages.data.copies import packed_copies
     from gaudi_bert.stages.data.write import write as run
     from gaudi_bert.stages.data.write import write_shard
 
@@ -158,22 +183,41 @@ def pack(
     algorithm: arguments.Algorithm = None,
     depth: arguments.Depth = None,
     seed: arguments.Seed = None,
-    max_sequence_length: table_options.MaxSequenceLength = None,
-    too_long: table_options.TooLong = None,
-    index_only: table_options.IndexOnly = False,
-    keep_together: table_options.KeepTogether = None,
-    columns: table_options.Columns = None,
-    group_bytes: table_options.GroupBytes = None,
+    max_sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tables: slots per pack.", show_default=False)
+    ] = None,
+    too_long: Annotated[
+        str | None,
+        typer.Option(
+            help="Tables: what to do with longer rows: error (default), truncate, split or drop.", show_default=False
+        ),
+    ] = None,
+    index_only: Annotated[
+        bool, typer.Option("--index-only", help="Tables: write only which rows share a pack, no tokens.")
+    ] = False,
+    keep_together: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Tables: rows with the same value stay in one pack.", show_default=False),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Tables: pack only these columns.", show_default=False)
+    ] = None,
+    group_bytes: Annotated[
+        str | None, typer.Option(help="Tables: rows in memory at once, e.g. 256MiB (default 1GiB).", show_default=False)
+    ] = None,
     shard: arguments.Shard = None,
-    finish: table_options.Finish = False,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Tables: after all --shard, check them and write the metadata.")
+    ] = False,
     workers: arguments.Workers = None,
     verify: Annotated[bool, typer.Option("--verify", help="Prove afterwards that nothing was lost.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
-    from gaudi_bert.stages.data.pack import pack as run
+    from gaudi_bert.stages.tables.table_groups import is_table
 
+    options = {"algorithm": algorithm, "depth": depth, "seed": seed}
     of_tables = {
         "max_sequence_length": max_sequence_length,
         "too_long": too_long,
@@ -182,129 +226,141 @@ def pack(
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "group_bytes": group_bytes,
     }
-    if table_options.is_table(records):
-        options = {**of_tables, "algorithm": algorithm, "depth": depth, "seed": seed}
-        packed = table_options.pack_table(
-            *(records, out, options), shard=shard, finish=finish, workers=workers, verified=verify, overwrite=overwrite
+    if is_table(records):
+        result = _pack_table(
+            *(records, out, {**options, **of_tables}),
+            shard=shard,
+            finish=finish,
+            workers=workers,
+            verified=verify,
+            overwrite=overwrite,
         )
-        output.print_result(packed, json, table_options.describe_table)
+        output.print_result(result, json, _describe_packed_table)
         return
-    table_options.refuse_table_options(records, {**of_tables, "shard": shard, "finish": finish})
-    settings = arguments.packing_settings(algorithm=algorithm, depth=depth, seed=seed)
-    result = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers, verified=verify)
-    output.print_result(result, json, _describe_pack)
+    _refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
+    from gaudi_bert.stages.data.pack import pack as run
+
+    settings = arguments.packing_settings(**options)
+    packed = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers, verified=verify)
+    output.print_result(packed, json, _describe_pack)
 
 
 def _describe_pack(result: Mapping[str, Any]) -> list[str]:
-    lines = output.describe_packing(result)
-    if "verify" in result:
-        lines.append(f"verified: every one of {result['verify']['sequences']:,} sequences is there exactly once")
-    return lines
+    return [*output.describe_packing(result), *_verified_lines(result)]
+
+
+def _verified_lines(result: Mapping[str, Any]) -> list[str]:
+    return [f"verified: {line}" for line in output.describe_verification(result["verify"])] if "verify" in result else []
 
 
 def verify(
     records: arguments.RecordsOrTable,
     packed: Annotated[Path, typer.Argument(help="The packed folder.", show_default=False)],
     workers: arguments.Workers = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what is verified already.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Verify again what has been verified.")] = False,
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
     from gaudi_bert.stages.data.verify import verify as run
+    from gaudi_bert.stages.tables.table_groups import is_table
     from gaudi_bert.stages.tables.verify_table import verify_table
 
-    if table_options.is_table(records):
+    if is_table(records):
         proof = verify_table(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
-        output.print_result(proof, json, table_options.describe_proof)
+        output.print_result(proof, json, _describe_verified_table)
         return
     result = run(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_any)
 
 
-def estimate(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="TFRecords, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
-            show_default=False,
-        ),
-    ],
-    depths: Annotated[
-        str | None, typer.Option(help="Depths to compare.", show_default="1,2,3,4,8,max; of a task 3,6,12,max")
-    ] = None,
-    algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
-    picture: Annotated[Path | None, typer.Option(help="Also draw it, as PNG or SVG.")] = None,
-    details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
-    task: Annotated[str | None, typer.Option(help="SOURCE holds rows of this task: classification, ...")] = None,
-    model: Annotated[Path | None, typer.Option(help="With --task: a folder with the tokenizer.")] = None,
-    row_lengths: Annotated[str, typer.Option(help="With --task: tokens of a row, to compare.")] = "128,256,384,512",
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="With --task: columns of a table without header.")
-    ] = None,
-    set_: arguments.Set = None,
-    json: arguments.Json = False,
-) -> None:
-    """What packing would give at each depth and with each algorithm, before anything is written."""
-    from gaudi_bert.stages.estimates.estimate import estimate as run
-
-    if task is not None:
-        _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
-        return
-    wanted = (depths or "1,2,3,4,8,max").split(",")
-    result = run(source, depths=wanted, algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
-    output.print_result(result, json, describe_details if details else describe_estimate)
+# --- tables: what `pack` and `verify` do with them, and print
 
 
-def _estimate_task(
+def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value:
+            raise InputError(
+                f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
+                ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
+            )
+
+
+def _pack_table(
     source: str,
-    task: str,
-    model: Path | None,
-    row_lengths: str,
-    depths: str,
-    columns: str | None,
-    set_: list[str] | None,
-    json: bool,
-) -> None:
-    from gaudi_bert.stages.estimates.estimate import parse_depth
-    from gaudi_bert.stages.estimates.estimate_task import estimate_task
+    out: Path,
+    options: Mapping[str, object],
+    *,
+    shard: str | None,
+    finish: bool,
+    workers: int | None,
+    verified: bool,
+    overwrite: bool,
+) -> object:
+    """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
+    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.sections import TableSettings
+    from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
 
-    if model is None:
-        raise InputError("--task needs --model DIR, a folder with the tokenizer")
-    if not all(length.strip().isdigit() and int(length) >= 3 for length in row_lengths.split(",")):
-        raise InputError(f"--row-lengths {row_lengths}: write whole numbers from 3, with commas between")
-    result = estimate_task(
+    if options["max_sequence_length"] is None:
+        raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
+    part = arguments.parse_shard(shard)
+    if part is not None and (finish or verified):
+        raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
+    settings = section_from_mapping(TableSettings, arguments.given(options), "the command line")
+    if part is not None:
+        return pack_table_shard(source, out, settings, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    return pack_table(
         source,
-        model,
-        arguments.task_settings(set_, columns, name=task),
-        row_lengths=[int(length) for length in row_lengths.split(",")],
-        depths=[parse_depth(depth) for depth in depths.split(",")],
+        out,
+        settings,
+        finish=finish,
         reporter=Reporter(),
+        overwrite=overwrite,
+        workers=workers,
+        verified=verified,
     )
-    output.print_result(result, json, describe_task_estimate)
 
 
-def compare(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="LENGTHS",
-            help="Lengths (.npy, .txt, FILE.parquet:COLUMN), a histogram.json, a shipped one, or TFRecords.",
-            show_default=False,
-        ),
-    ],
-    max_sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Slots of a pack; default: the longest length.", show_default=False)
-    ] = None,
-    depth: arguments.Depth = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it, as PNG or SVG.")] = None,
-    json: arguments.Json = False,
-) -> None:
-    """Our packing beside that of TRL, seqpacker, NeMo, axolotl and grain, and the proven bound."""
-    from gaudi_bert.cli.compare_table import describe_comparison
-    from gaudi_bert.stages.estimates.compare import compare as run
+def _describe_packed_table(result: Mapping[str, Any]) -> list[str]:
+    if "too_long" not in result:
+        return output.describe_any(result)
+    packing = output.describe_packing({**result, "depth_used": result["deepest_pack"]})
+    lines = [f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}", *packing]
+    if result["gap"] and result["algorithm"] != "optimal":
+        saved = f"{count_of(result['gap'], 'pack')} might be saved"
+        lines.append(f"{saved}: --algorithm optimal looks for them, which takes a few seconds per group")
+    return [*lines, _describe_long_rows(result), *_verified_lines(result)]
 
-    result = run(source, max_sequence_length=max_sequence_length, depth=depth or "max", picture=picture, reporter=Reporter())
-    output.print_result(result, json, describe_comparison)
+
+def _describe_long_rows(result: Mapping[str, Any]) -> str:
+    """What was done with rows that were too long."""
+    effect = result["too_long"]
+    if not effect["rows"]:
+        return "no row was too long: none is cut, split or dropped"
+    were = "row was" if effect["rows"] == 1 else "rows were"
+    tokens = count_of(effect["dropped_tokens"], "token")
+    done = {
+        "truncate": f"cut by {tokens}",
+        "split": f"split, which added {count_of(effect['added_sequences'], 'sequence')}; no token is lost",
+        "drop": f"dropped with {tokens}",
+    }
+    return f"{effect['rows']:,} {were} too long: {done[effect['policy']]} (--too-long {effect['policy']})"
+
+
+def _describe_verified_table(result: Mapping[str, Any]) -> list[str]:
+    what = "in the index" if result["index_only"] else f"value for value in {', '.join(result['columns'])}"
+    counted = f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}"
+    return [
+        f"{counted} in {count_of(result['packs'], 'pack')}{output.skipped_note(result)}",
+        f"every sequence is there exactly once, {what}",
+        _describe_long_rows(result),
+    ]
+
+
+# --- one record for people
+
+_NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random next"}
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 
 
 def inspect(
@@ -313,8 +369,7 @@ def inspect(
     vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to show tokens.")] = None,
     json: arguments.Json = False,
 ) -> None:
-    """Show one record so that a person can read it."""
-    from gaudi_bert.cli.record_view import show_record
+    """Show one record in readable form."""
     from gaudi_bert.stages.data.inspect import inspect as run
 
     result = run(file, record=record, vocabulary=vocab)
@@ -322,3 +377,50 @@ def inspect(
         output.print_result(result, json, output.describe_any)
     else:
         show_record(result, sys.stdout)
+
+
+def show_record(view: RecordView, stream: TextIO) -> None:
+    """Print one paragraph for each sequence, told apart by number and, on a terminal, by colour.
+
+    A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
+    kind = f"packed, {count_of(len(view.sequences), 'sequence')}" if view.packed else "unpacked"
+    console.print(
+        f"{view.file}, record {view.record}: {kind}, {count_of(view.tokens, 'token')} and {view.padding} of padding "
+        f"in a row of {view.max_sequence_length}, {count_of(view.masked_slots, 'masked slot')}, {view.bytes} bytes",
+        markup=False,
+    )
+    for sequence in view.sequences:
+        colour = _COLOURS[(sequence.number - 1) % len(_COLOURS)]
+        label = _NEXT_SENTENCE_LABELS.get(sequence.next_sentence_label, "unknown")
+        segments = " + ".join(str(length) for _, length in sequence.segments)
+        length = count_of(sequence.length, "token")
+        head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
+        console.print(Text(head, style=f"bold {colour}"))
+        console.print(_sentence(sequence, colour))
+    for key, size in view.other_features.items():
+        console.print(f"also holds {key} ({count_of(size, 'value')})", markup=False)
+    for problem in view.problems:
+        console.print(Text(f"PROBLEM: {problem}", style="bold red"))
+
+
+def _sentence(sequence: SequenceView, colour: str) -> Text:
+    """The words of a sequence as styled text: word pieces joined, masked positions underlined."""
+    from rich.text import Text
+
+    words = sequence.tokens or [str(number) for number in sequence.input_ids]
+    hidden = {masked.position: masked.token or str(masked.id) for masked in sequence.masked}
+    text = Text("   ")
+    for position, word in enumerate(words):
+        joined = word.startswith("##") and position not in hidden
+        if position and not joined:
+            text.append(" ")
+        if position in hidden:
+            text.append(f"{word}→{hidden[position]}", style=f"underline {colour}")
+        else:
+            text.append(word.removeprefix("##") if joined else word, style=colour)
+    return text

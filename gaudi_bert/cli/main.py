@@ -5,23 +5,21 @@ Exit codes: 0 all done, 1 failed, 2 usage or bad input, 75 stopped on request (S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import (
-    cluster_commands,
-    data_commands,
-    exchange_commands,
-    model_commands,
-    pipeline_commands,
-    prediction_commands,
-    task_commands,
-)
-from gaudi_bert.cli.endings import run_to_the_end
-
-__all__ = ["main"]
+from gaudi_bert.cli import cluster_commands, data_commands, estimate_commands, model_commands, pipeline_commands
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shortened
+from gaudi_bert.common.files import BAD_PATH
+from gaudi_bert.common.launch import handled_signals
 
 app = typer.Typer(
     name="gaudi-bert",
@@ -31,17 +29,38 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-data_commands.register(app)
-exchange_commands.register(app)
-model_commands.register(app)
-prediction_commands.register(app)
-task_commands.register(app)
-pipeline_commands.register(app)
-cluster_commands.register(app)
+# In the order of `--help`.
+COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": data_commands.prepare,
+    "histogram": data_commands.histogram,
+    "plan": data_commands.plan,
+    "write": data_commands.write,
+    "pack": data_commands.pack,
+    "verify": data_commands.verify,
+    "estimate": estimate_commands.estimate,
+    "compare": estimate_commands.compare,
+    "inspect": data_commands.inspect,
+    "import": data_commands.import_tables,
+    "train": model_commands.train,
+    "evaluate": model_commands.evaluate,
+    "verify-model": model_commands.verify_model,
+    "export": model_commands.export,
+    "finetune": model_commands.finetune,
+    "predict": model_commands.predict,
+    "embed": model_commands.embed,
+    "run": pipeline_commands.run,
+    "report": pipeline_commands.report,
+    "settings": pipeline_commands.settings,
+    "wait": cluster_commands.wait,
+    "doctor": cluster_commands.doctor,
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+app.add_typer(cluster_commands.k8s)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"gaudi-bert {__version__}")
         raise typer.Exit
 
@@ -55,4 +74,96 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
-    run_to_the_end(lambda: app(args=list(arguments) if arguments is not None else None))
+    _run_to_the_end(lambda: app(args=list(arguments) if arguments is not None else None))
+
+
+# --- how a command ends: with 0, or with one error line of bounded length and its exit code
+
+_LONGEST_LINE = 480
+# Which extra of this package installs a module.
+_EXTRAS = {
+    "docker": "docker",
+    "kubernetes": "kubernetes",
+    "pyarrow": "parquet",
+    "safetensors": "tensorflow",
+    "seqeval": "tensorflow",
+    "sklearn": "tensorflow",
+    "tensorflow": "tensorflow",
+}
+
+
+def _run_to_the_end(command: Callable[[], object]) -> NoReturn:
+    """Run `command`, then leave the process with its exit code, or with that of the error that ended it."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # file names may hold anything
+    received: list[int] = []
+    try:
+        with _interrupting_signals(received):
+            command()
+    except (SystemExit, KeyboardInterrupt) as error:
+        if received:  # typer turns an interruption into an exit code of its own
+            _end(StoppedError("stopped; the same command goes on from what is finished"))
+        code = error.code if isinstance(error, SystemExit) else 1
+    except GaudiBertError as error:
+        _end(error)
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in _EXTRAS:
+            raise
+        _end(_missing_extra(module))
+    except OSError as error:
+        _end(_as_our_error(error))
+    else:
+        code = 0
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _end(_output_error(error))
+    sys.exit(code)
+
+
+@contextmanager
+def _interrupting_signals(received: list[int]) -> Iterator[None]:
+    """SIGTERM (sent by Kubernetes and Slurm) and Ctrl-C interrupt the command; their numbers are added to `received`.
+
+    Stages that can stop only at certain moments install handlers of their own. A signal that the caller ignores, as
+    shells do for background jobs, stays ignored.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
+    with handled_signals(numbers, interrupt):
+        yield
+
+
+def _as_our_error(error: OSError) -> GaudiBertError:
+    """An error of the operating system that no stage expected: an impossible path, or a machine that failed."""
+    if error.filename is None and error.errno == errno.ENOSPC:
+        return _output_error(error)
+    kind = InputError if error.errno in BAD_PATH else FailedError
+    return kind(f"{error.filename or 'this machine'}: {error.strerror or error}; check the path, or the machine")
+
+
+def _output_error(error: OSError) -> InputError:
+    """Standard output is full. It is given up, or Python would try to flush it again when the process ends."""
+    sys.stdout = None  # type: ignore[assignment]
+    return InputError(f"standard output: {error.strerror}; send it where there is room")
+
+
+def _missing_extra(module: str) -> InputError:
+    """How to get a module that an extra installs."""
+    if module == "tensorflow" and sys.version_info >= (3, 12):
+        python = ".".join(map(str, sys.version_info[:2]))
+        return InputError(f"this command needs TensorFlow 2.15, which runs on Python 3.10 and 3.11 only; this is {python}")
+    return InputError(
+        f"this command needs {module}, which is not installed; run: pip install 'gaudi-bert[{_EXTRAS[module]}]'"
+    )
+
+
+def _end(error: GaudiBertError) -> NoReturn:
+    print(f"error: {shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
+    sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""Commands about the model: train, evaluate, verify-model, export."""
+"""Commands about a model: train, evaluate, verify-model, export; and for tasks: finetune, predict, embed."""
 
 from __future__ import annotations
 
@@ -12,37 +12,30 @@ from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 
-__all__ = ["register"]
-
 Packed = Annotated[Path, typer.Option(help="A packed folder, or a folder of unpacked TFRecords.", show_default=False)]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to `app`."""
-    app.command()(train)
-    app.command()(evaluate)
-    app.command("verify-model")(verify_model)
-    app.command()(export)
 
 
 def train(
     data: Packed,
     out: Annotated[Path, typer.Option(help="The folder for checkpoints and metrics.", show_default=False)],
     evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
-    pipeline: Annotated[Path | None, typer.Option(help="A pipeline file for model and training settings.")] = None,
+    pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
     set_: arguments.Set = None,
-    on_the_fly: Annotated[Path | None, typer.Option(help="A plan.json: DATA is unpacked, pack it while training.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run, train nothing.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Let a run of fewer updates go on to training.updates.")] = False,
+    on_the_fly: Annotated[
+        Path | None, typer.Option(help="A plan.json: pack DATA, which is unpacked, while training.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that had fewer updates, up to training.updates.")
+    ] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Train BERT on packed (or unpacked) records."""
     from gaudi_bert.stages.training.train import train as run
 
-    settings = arguments.pipeline_settings(pipeline, set_)
     result = run(
-        settings,
+        arguments.pipeline_settings(pipeline, set_),
         data=data,
         evaluation_data=evaluation_data,
         out=out,
@@ -52,13 +45,12 @@ def train(
         dry_run=dry_run,
         on_the_fly=on_the_fly,
     )
-    if result is not None:  # all processes but the first have nothing to print
-        output.print_result(result, json, output.describe_any)
+    output.print_shared_result(result, json, output.describe_any)
 
 
 def evaluate(
     data: Packed,
-    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder that `train` made.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Option(help="A checkpoint, or a folder made by `train`.", show_default=False)],
     unpacked: Annotated[str | None, typer.Option(help="The same data unpacked, to show that the figures agree.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the figures to this JSON file.")] = None,
     json: arguments.Json = False,
@@ -67,49 +59,45 @@ def evaluate(
     from gaudi_bert.stages.training.evaluate import evaluate as run
 
     result = run(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
-    if result is not None:
-        output.print_result(result, json, output.describe_any)
+    output.print_shared_result(result, json, output.describe_any)
 
 
 def verify_model(
-    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint; without it, seeded random weights.")] = None,
-    data: Annotated[Path | None, typer.Option(help="A packed folder; without it, packs made for the purpose.")] = None,
-    huggingface: Annotated[
-        Path | None, typer.Option(help="The folder of a transformers model, to be tried instead.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="The way of feeding it packs; without it, all are tried.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint; default: seeded random weights.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A packed folder; default: generated packs.")] = None,
+    huggingface: Annotated[Path | None, typer.Option(help="Check this folder with a transformers model instead.")] = None,
+    target: Annotated[str | None, typer.Option(help="The way of feeding packs to check; default: all of them.")] = None,
     attention: Annotated[str | None, typer.Option(help="sdpa, eager or flex_attention; default: the model's own.")] = None,
     json: arguments.Json = False,
 ) -> None:
     """Prove that packing changes nothing: outputs, losses, gradients, and no leak between sequences."""
     if huggingface is not None:
         if checkpoint is not None or data is not None:
-            raise InputError("--huggingface is tried on packs made for the purpose: leave --checkpoint and --data out")
+            raise InputError("--huggingface is checked with generated packs: leave --checkpoint and --data out")
         from gaudi_bert.stages.training.verify_huggingface import verify_huggingface
 
-        found = verify_huggingface(huggingface, target=target, attention=attention, reporter=Reporter())
-        output.print_result(found, json, _describe_feeding)
+        ways = verify_huggingface(huggingface, target=target, attention=attention, reporter=Reporter())
+        output.print_result(ways, json, _describe_ways)
         return
     if target is not None or attention is not None:
-        raise InputError("--target and --attention are of a transformers model: give its folder with --huggingface")
+        raise InputError("--target and --attention are for a transformers model: give its folder with --huggingface")
     from gaudi_bert.stages.training.verify_model import verify_model as run
 
     result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
     output.print_result(result, json, output.describe_any)
 
 
-def _describe_feeding(result: Mapping[str, Any]) -> list[str]:
-    """Which way of feeding packs is right."""
+def _describe_ways(result: Mapping[str, Any]) -> list[str]:
     kind = f"{result['model']} ({result['model_type']}, {result['attention']})"
-    return [f"{kind}: packs are treated right when fed as {' or '.join(result['right'])}"]
+    return [f"{kind}: packs are treated correctly when fed as {' or '.join(result['right'])}"]
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Option(help="Weights: of ours, of Hugging Face or of Google.", show_default=False)],
+    checkpoint: Annotated[Path, typer.Option(help="Weights: ours, Hugging Face's or Google's.", show_default=False)],
     format_: Annotated[str, typer.Option("--format", help="huggingface, google or savedmodel.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
-    vocab: Annotated[Path | None, typer.Option(help="Its vocab.txt; default: found beside the examples or weights.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="savedmodel: rows of a batch.")] = 1,
+    out: Annotated[Path, typer.Option(help="The folder to create.", show_default=False)],
+    vocab: Annotated[Path | None, typer.Option(help="A vocab.txt; default: that of the examples or weights.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="savedmodel: rows per batch.")] = 1,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
@@ -118,3 +106,110 @@ def export(
 
     result = run(checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, output.describe_any)
+
+
+# --- tasks
+
+Columns = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Names of the columns of a CSV or TSV file without a header.")
+]
+Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
+_MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
+Precision = Annotated[str, typer.Option(help="Precision of matrix products: float32 or bfloat16.")]
+Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
+
+
+def finetune(
+    data: Annotated[
+        Path,
+        typer.Option(help="Labelled rows: .jsonl, .csv, .tsv, .parquet, .conll, SQuAD's .json, .txt.", show_default=False),
+    ],
+    model: Annotated[
+        Path, typer.Option(help="A Hugging Face folder, a TF1 checkpoint, or a checkpoint of ours.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to create; transformers can open it.", show_default=False)],
+    task: Annotated[str | None, typer.Option(help="classification, multi-label, ...: see docs/finetuning.md.")] = None,
+    evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
+    vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
+    depth: arguments.Depth = None,
+    columns: Columns = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="A file with one label name per line; the data hold line numbers, from 0.")
+    ] = None,
+    pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with task and finetune settings.")] = None,
+    set_: arguments.Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the packs and the plan; do not train.")] = False,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Train a pretrained BERT for a task, on packed rows."""
+    from gaudi_bert.stages.tasks.finetune import finetune as run
+    from gaudi_bert.stages.training.model_results import FineTuneInput
+
+    options = {"task.name": task, "finetune.depth": depth, "task.labels": labels}
+    overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
+    overrides += [f"task.columns=[{columns}]"] if columns is not None else []
+    result = run(
+        arguments.pipeline_settings(pipeline, [*overrides, *(set_ or ())]),
+        FineTuneInput(data, evaluation, model, vocab),
+        out,
+        reporter=Reporter(),
+        overwrite=overwrite,
+        dry_run=dry_run,
+    )
+    output.print_shared_result(result, json, output.describe_finetuning)
+
+
+def predict(
+    model: Model,
+    data: Annotated[
+        str,
+        typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json; - reads a pipe.", show_default=False),
+    ],
+    out: Annotated[str, typer.Option(help="The .jsonl file to write; - for a pipe.", show_default=False)],
+    columns: Columns = None,
+    max_sequence_length: _MaxSequenceLength = None,
+    precision: Precision = "float32",
+    unpacked: Unpacked = False,
+    set_: arguments.Set = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """The answers of a fine-tuned model, one JSON line per row, in the order of the rows."""
+    from gaudi_bert.stages.tasks.predict import PredictOptions
+    from gaudi_bert.stages.tasks.predict import predict as run
+
+    options = PredictOptions(max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
+    changes = arguments.task_settings(set_, columns).model_dump(exclude_unset=True)
+    result = run(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
+    if out != "-":
+        output.print_result(result, json, output.describe_answers)
+
+
+def embed(
+    model: Model,
+    data: Annotated[str, typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt; - reads a pipe.", show_default=False)],
+    out: Annotated[
+        str, typer.Option(help="A .npy, .parquet or .jsonl file; - for JSON lines to a pipe.", show_default=False)
+    ],
+    pooling: Annotated[str | None, typer.Option(help="cls, mean or max; default: the folder's own, or mean.")] = None,
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the folder's own.")
+    ] = None,
+    columns: Columns = None,
+    max_sequence_length: _MaxSequenceLength = None,
+    precision: Precision = "float32",
+    unpacked: Unpacked = False,
+    set_: arguments.Set = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """A vector for each text, in the order of the texts."""
+    from gaudi_bert.stages.tasks.embed import EmbedOptions
+    from gaudi_bert.stages.tasks.embed import embed as run
+
+    options = EmbedOptions(pooling, normalize, max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
+    settings = arguments.task_settings(set_, columns, too_long="truncate")
+    result = run(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
+    if out != "-":
+        output.print_result(result, json, output.describe_answers)

@@ -1,4 +1,4 @@
-"""Commands about whole pipelines: run and report."""
+"""Commands about whole pipelines: run, report, settings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import typer
 from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import find_launch, is_first_process
 from gaudi_bert.common.progress import Reporter
 
-if TYPE_CHECKING:  # settings take as long to load as all the rest, and `--help` needs none
-    from gaudi_bert.config import PipelineSettings
-
-__all__ = ["register"]
+if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+    from gaudi_bert.config.pipeline import PipelineSettings
 
 
 @dataclass(frozen=True)
-class RunRequest:
-    """What `run` was asked for."""
+class _Request:
+    """What `run` was asked to do."""
 
     settings: PipelineSettings
     stages: Sequence[str]
@@ -35,43 +34,72 @@ class RunRequest:
     json: bool
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to `app`."""
-    app.command()(run)
-    app.command()(report)
-    app.command()(settings)
-
-
-def _run_local(request: RunRequest) -> None:
-    from gaudi_bert.runners.local import LocalRun, run_stages
+def _run_local(request: _Request) -> None:
+    from gaudi_bert.runners.local import run_stages
+    from gaudi_bert.runners.stage_calls import LocalRun
 
     local = LocalRun(
         request.settings,
         request.work,
         request.pipeline.parent,
-        Reporter(),
+        Reporter(quiet=request.shard is None and not is_first_process()),
         overwrite=request.overwrite,
         shard=request.shard,
         finish=request.finish,
         workers=request.workers,
     )
-    describe = _describe_run if request.shard is None else _describe_shard
-    output.print_result(run_stages(local, request.stages), request.json, describe)
+    _print_summaries(run_stages(local, request.stages), request)
 
 
-def _run_docker(request: RunRequest) -> None:
+def _run_docker(request: _Request) -> None:
     from gaudi_bert.runners.docker.run import run_on_docker
 
     flags = ["--overwrite"] if request.overwrite else []
     flags += ["--finish"] if request.finish else []
     flags += ["--shard", "/".join(map(str, request.shard))] if request.shard is not None else []
     flags += ["--workers", str(request.workers)] if request.workers is not None else []
-    result = run_on_docker(request.settings, request.stages, request.pipeline, request.work, Reporter(), flags=flags)
-    describe = _describe_run if request.shard is None else _describe_shard
-    output.print_result(result, request.json, describe)
+    summaries = run_on_docker(request.settings, request.stages, request.pipeline, request.work, Reporter(), flags=flags)
+    _print_summaries(summaries, request)
 
 
-def _run_kubernetes(request: RunRequest) -> None:
+def _print_summaries(summaries: object, request: _Request) -> None:
+    if request.shard is None:
+        output.print_shared_result(summaries, request.json, lambda value: _describe_stages(value, _describe_stage))
+    else:  # this process has done a part of its own
+        output.print_result(summaries, request.json, lambda value: _describe_stages(value, _describe_part))
+
+
+def _describe_stages(summaries: Mapping[str, Any], describe: Callable[[str, Mapping[str, Any]], list[str]]) -> list[str]:
+    """A few lines per stage, and per split where a stage has two: what it made, and whether it had anything to do."""
+    from gaudi_bert.artefacts.work_folder import SPLITS
+
+    lines = []
+    for stage, summary in summaries.items():
+        splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
+        for split, figures in splits.items():
+            title = f"{stage} {split}".strip()
+            lines += [f"{title}: {line}" for line in describe(stage, figures)]
+    return lines
+
+
+def _describe_part(stage: str, figures: Mapping[str, Any]) -> list[str]:
+    return output.describe_any(figures)
+
+
+def _describe_stage(stage: str, figures: Mapping[str, Any]) -> list[str]:
+    describe = {
+        "prepare": output.describe_examples,
+        "histogram": output.describe_histogram,
+        "plan": output.describe_packing,
+        "write": output.describe_packing,
+        "verify": output.describe_verification,
+        "finetune": output.describe_finetuning,
+        "predict": output.describe_answers,
+    }
+    return describe.get(stage, output.describe_any)(figures)
+
+
+def _run_kubernetes(request: _Request) -> None:
     from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 
     if request.overwrite:
@@ -81,78 +109,84 @@ def _run_kubernetes(request: RunRequest) -> None:
         )
     if request.shard is not None or request.finish or request.workers is not None:
         raise InputError(
-            "--shard, --finish and --workers: on a cluster, resources.data_workers and resources.data_processes say this"
+            "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
         )
     result = run_on_kubernetes(request.settings, request.stages, Reporter())
     output.print_result(result, request.json, output.describe_any)
 
 
-def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:
-    from gaudi_bert.runners.kubernetes.rendering import write_rendered
-
-    parts = write_rendered(settings, stages, folder)
-    output.print_result({"folder": str(folder), "parts": parts}, json, _describe_rendered)
-
-
-def _describe_rendered(result: Mapping[str, Any]) -> list[str]:
-    folder = result["folder"]
-    return [f"{folder}: {', '.join(result['parts'])}", *(f"kubectl apply -k {folder}/{part}" for part in result["parts"])]
-
-
 # Where a pipeline runs, by name.
-RUNNERS: dict[str, Callable[[RunRequest], None]] = {
+_RUNNERS: dict[str, Callable[[_Request], None]] = {
     "local": _run_local,
     "docker": _run_docker,
     "kubernetes": _run_kubernetes,
 }
+# What all processes of a launcher do together.
+_STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 
 def run(
     pipeline: Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)],
     stages: Annotated[
-        str | None, typer.Option(help="Which stages, e.g. plan,write.", show_default="all that the pipeline has")
+        str | None, typer.Option(help="Which stages, e.g. plan,write.", show_default="all stages of the pipeline")
     ] = None,
-    on: Annotated[str, typer.Option(help=f"Where: {', '.join(RUNNERS)}.")] = "local",
+    on: Annotated[str, typer.Option(help=f"Where: {', '.join(_RUNNERS)}.")] = "local",
     set_: arguments.Set = None,
-    work: Annotated[Path, typer.Option(help="Where the work folders of pipelines lie.")] = Path("work"),
+    work: arguments.Work = Path("work"),
     shard: arguments.Shard = None,
-    finish: Annotated[bool, typer.Option("--finish", help="Put together what all shards of `write` made.")] = False,
+    finish: Annotated[bool, typer.Option("--finish", help="Finish `write` after all its shards.")] = False,
     workers: arguments.Workers = None,
-    render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder, run nothing.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings and stages, do nothing.")] = False,
+    render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder; run nothing.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings and stages; do nothing.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
-    """Run the stages of a pipeline file; what is finished already is not done again."""
+    """Run the stages of a pipeline file; finished stages are skipped."""
     from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
-    if on not in RUNNERS:
-        raise InputError(f"--on {on}: choose one of {', '.join(RUNNERS)}")
+    if on not in _RUNNERS:
+        raise InputError(f"--on {on}: choose one of {', '.join(_RUNNERS)}")
     settings = arguments.pipeline_settings(pipeline, set_)
-    asked = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
-    names = select_stages(asked)
+    requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
+    names = select_stages(requested)
     check_stages(settings, names)
+    part = arguments.parse_shard(shard)
+    _check_launch(on, names, part)
     if dry_run:
-        _show_dry_run(settings, names, work, pipeline.parent, json)
-        return
-    if render is not None:
+        _show_dry_run(settings, names, work, json)
+    elif render is not None:
         _render(settings, names, render, json)
+    else:
+        _RUNNERS[on](_Request(settings, names, pipeline, work, part, finish, workers, overwrite, json))
+
+
+def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
+    """Refuse what each process of a launcher would do by itself; with --shard, each does a part of its own."""
+    launch = find_launch()
+    if launch is None or launch.size == 1 or shard is not None:
         return
-    request = RunRequest(settings, names, pipeline, work, arguments.parse_shard(shard), finish, workers, overwrite, json)
-    RUNNERS[on](request)
+    started = f"{launch.launcher} started {launch.size} processes"
+    if on != "local":
+        raise InputError(f"--on {on}: {started}, but one is enough; leave out {launch.launcher}")
+    alone = [stage for stage in stages if stage not in _STAGES_OF_A_LAUNCHER]
+    if alone:
+        raise InputError(
+            f"{started}, but one process does {', '.join(alone)}: run these without {launch.launcher}, and with it only "
+            f"{', '.join(_STAGES_OF_A_LAUNCHER)}; or leave it out and set resources.workers, and `run` starts the processes"
+        )
 
 
-def _show_dry_run(settings: PipelineSettings, stages: Sequence[str], work: Path, pipeline_folder: Path, json: bool) -> None:
-    from gaudi_bert.runners.preview import preview_stages
+def _show_dry_run(settings: PipelineSettings, stages: Sequence[str], work: Path, json: bool) -> None:
+    from gaudi_bert.runners.requirements import preview_stage
 
-    previews = preview_stages(settings, stages, work, pipeline_folder)
+    previews = [preview_stage(settings, stage) for stage in stages]
     planned = {
         "stages": list(stages),
         "work": shown_place(work / settings.name),
         "outlook": [stage.as_json() for stage in previews],
         "settings": settings.model_dump(mode="json"),
     }
-    output.print_result(planned, json, lambda value: _describe_dry_run(value, [str(stage) for stage in previews]))
+    output.print_shared_result(planned, json, lambda value: _describe_dry_run(value, [str(stage) for stage in previews]))
 
 
 def _describe_dry_run(planned: Mapping[str, Any], steps: Sequence[str]) -> list[str]:
@@ -162,62 +196,27 @@ def _describe_dry_run(planned: Mapping[str, Any], steps: Sequence[str]) -> list[
     return [f"work folder: {planned['work']}", *steps, "", *settings.splitlines()]
 
 
-def _describe_run(summaries: Mapping[str, Any]) -> list[str]:
-    """One or a few lines per stage: what is there now, and whether anything had to be done."""
-    from gaudi_bert.artefacts.work_folder import SPLITS
+def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:
+    from gaudi_bert.runners.kubernetes.manifests import write_rendered
 
-    lines = []
-    for stage, summary in summaries.items():
-        splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
-        for split, figures in splits.items():
-            title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in _describe_stage(stage, figures)]
-    return lines
-
-
-def _describe_shard(summaries: Mapping[str, Any]) -> list[str]:
-    """One line per figure of one shard's part."""
-    from gaudi_bert.artefacts.work_folder import SPLITS
-
-    lines = []
-    for stage, summary in summaries.items():
-        splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
-        for split, figures in splits.items():
-            lines += [f"{stage} {split}".strip() + f": {line}" for line in output.describe_any(figures)]
-    return lines
-
-
-def _describe_stage(stage: str, figures: Mapping[str, Any]) -> list[str]:
-    if stage == "prepare":
-        return output.describe_examples(figures)
-    if stage == "histogram":
-        return output.describe_histogram(figures)
-    if stage in ("plan", "write"):
-        return output.describe_packing(figures)
-    if stage == "verify":
-        return [
-            f"every one of {figures['sequences']:,} sequences is there exactly once{output.skipped_note(figures)}",
-        ]
-    if stage == "finetune":
-        return output.describe_finetuning(figures)
-    if stage == "predict":
-        return output.describe_answers(figures)
-    return output.describe_any(figures)
+    parts = write_rendered(settings, stages, folder)
+    lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
+    output.print_result({"folder": str(folder), "parts": parts}, json, lambda _: lines)
 
 
 def report(
     workdir: Annotated[Path, typer.Argument(help="A work folder, e.g. work/demo.", show_default=False)],
     json: arguments.Json = False,
 ) -> None:
-    """Write report.html: one page with the pictures and figures of a work folder."""
+    """Write report.html: one page with the charts and figures of a work folder."""
     from gaudi_bert.stages.report import report as make
 
     output.print_result(make(workdir, reporter=Reporter()), json, output.describe_any)
 
 
 def settings() -> None:
-    """Print every key of a pipeline file: what it may be, its default, what it means."""
-    from gaudi_bert.cli.settings_reference import settings_page
+    """Print every key of a pipeline file: allowed values, default, meaning."""
+    from gaudi_bert.config.pipeline import settings_page
 
     for line in settings_page():
         typer.echo(line)

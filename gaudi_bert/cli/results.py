@@ -11,17 +11,9 @@ from dataclasses import fields, is_dataclass
 from functools import singledispatch
 from typing import Any
 
-from gaudi_bert.artefacts.model import Artefact
-from gaudi_bert.stages.results import (
-    PackResult,
-    PackTableResult,
-    PlanResult,
-    PreparedShard,
-    PrepareResult,
-    ReportResult,
-    VerifyResult,
-    VerifyTableResult,
-)
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.examples import ImportedSoFar, PreparedExamples
+from gaudi_bert.stages.results import Made, PackResult, PreparedShard, ReportResult
 from gaudi_bert.stages.training.model_results import (
     EvaluateResult,
     FineTuneDryRun,
@@ -31,12 +23,10 @@ from gaudi_bert.stages.training.model_results import (
     TrainResult,
 )
 
-__all__ = ["to_json"]
-
 
 @singledispatch
 def to_json(result: Any) -> Any:
-    """`result` as JSON holds it: objects as dictionaries, whatever is no result as it is."""
+    """`result` as JSON holds it: objects as dictionaries, anything else as it is."""
     if is_dataclass(result) and not isinstance(result, type):
         return _fields(result)
     return result
@@ -59,8 +49,10 @@ def _(result: Artefact) -> dict[str, Any]:
 
 
 @to_json.register
-def _(result: PrepareResult) -> dict[str, Any]:
-    return {**to_json(result.examples), **_fields(result, "examples")}
+def _(result: Made) -> dict[str, Any]:
+    # `prepare` and `import` always print whether they were skipped.
+    skipped = {"skipped": result.skipped} if isinstance(result.content, PreparedExamples | ImportedSoFar) else {}
+    return {**result.content.summary(), **_fields(result, "content"), **skipped}
 
 
 @to_json.register
@@ -69,31 +61,10 @@ def _(result: PreparedShard) -> dict[str, Any]:
 
 
 @to_json.register
-def _(result: PlanResult) -> dict[str, Any]:
-    return {**to_json(result.totals), **_fields(result, "totals")}
-
-
-@to_json.register
-def _(result: VerifyResult) -> dict[str, Any]:
-    return {**to_json(result.verification), **_fields(result, "verification")}
-
-
-@to_json.register
 def _(result: PackResult) -> dict[str, Any]:
+    planned = {} if result.planned is None else to_json(result.planned)
     verified = {} if result.verified is None else {"verify": to_json(result.verified)}
-    return {**to_json(result.planned), **to_json(result.written), **verified}
-
-
-@to_json.register
-def _(result: VerifyTableResult) -> dict[str, Any]:
-    return {**to_json(result.verification), **_fields(result, "verification")}
-
-
-@to_json.register
-def _(result: PackTableResult) -> dict[str, Any]:
-    content = {name: value for name, value in to_json(result.metadata).items() if name not in ("inputs", "histogram")}
-    verified = {} if result.verified is None else {"verify": to_json(result.verified)}
-    return {**content, "shards": len(result.metadata.shards), **_fields(result, "metadata", "verified"), **verified}
+    return {**planned, **to_json(result.written), **verified}
 
 
 @to_json.register

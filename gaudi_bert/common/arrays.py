@@ -1,25 +1,13 @@
-"""Names for the types of arrays that pass between functions; a docstring states the shape and the unit."""
+"""Names for the types of arrays, whose shape and unit a docstring states; and seeded permutations."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-__all__ = [
-    "AnyArray",
-    "BatchArrays",
-    "BoolArray",
-    "ByteArray",
-    "Float32Array",
-    "FloatArray",
-    "Int32Array",
-    "IntArray",
-    "RowArray",
-    "WeightArrays",
-]
 
 BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
@@ -35,3 +23,26 @@ BatchArrays = Mapping[str, Int32Array | Float32Array]
 """A batch on the host: each feature by its name."""
 WeightArrays = Mapping[str, Float32Array]
 """The values of a model's variables by their names."""
+
+# --- seeded permutations that never change with a library's version
+#
+# `numpy.random.Philox` is a counter-based bit generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)
+# whose raw output is fixed by its key. The key is the SHA-256 of (seed, purpose, indices); a permutation of n is the stable
+# argsort of n raw 64-bit outputs. Library shuffles may change between versions; this definition cannot.
+
+
+def philox(seed: int, purpose: str, *indices: int) -> np.random.Philox:
+    """A bit generator keyed by `seed`, `purpose` and `indices` (any integers, e.g. the number of a group or an epoch)."""
+    text = ":".join([str(int(seed)), purpose, *(str(int(index)) for index in indices)])
+    key = np.frombuffer(hashlib.sha256(text.encode("utf-8")).digest()[:16], dtype="<u8")
+    return np.random.Philox(key=key)
+
+
+def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[np.uint64]:
+    """`count` raw uint64 words."""
+    return philox(seed, purpose, *indices).random_raw(count)
+
+
+def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
+    """A permutation of 0 .. count - 1, int64, fixed for ever by its arguments."""
+    return np.argsort(random_words(count, seed, purpose, *indices), kind="stable")

@@ -2,11 +2,11 @@
 
 numba's own cache notices a change of the file that defines a kernel, not of the files that the kernel calls or takes
 constants from, and reads only folders that it may also write. Here a kernel's machine code is stamped with a digest of its
-file, of all files of this package that it imports, directly or not, and of the compiler's version: with another digest it
-is compiled anew. Kernels are looked for beside their module (where an installation or an image has built them, perhaps
-read-only), then in the user's cache folder, then in the temporary folder; a new one goes to the first of these that can be
-written. Without any, each process compiles for itself and says so in one line. `NUMBA_CACHE_DIR`, where it is set, is the
-only place.
+file, of all files of this package that it imports, directly or not, and of the compiler's version: when the digest changes,
+it is compiled again (a digest of the whole package would compile all kernels again after every edit, which takes minutes).
+Kernels are looked for next to their module (where an installation or an image has built them, perhaps read-only), then in
+the user's cache folder, then in the temporary folder; a new one is saved in the first of these that can be written. If none
+can be, each process compiles for itself and says so in one line. `NUMBA_CACHE_DIR`, if set, is the only folder.
 
 An image compiles for a named type of processor, so that its kernels serve every machine (`NUMBA_CPU_NAME=x86-64-v3`); on a
 processor that lacks the type's instructions, kernels are compiled for that machine alone.
@@ -29,9 +29,7 @@ import llvmlite
 import numba
 import numpy
 from numba import njit
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
-
-__all__ = ["borrowing_kernel", "fall_back_to_own_processor", "inlined_kernel", "kernel", "processor_flags", "source_digest"]
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,7 +38,7 @@ _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.M
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
 
 _IMAGE_PROCESSOR = "x86-64-v3"
-# What that type of processor, with the carry-less multiplication that images add to it, is called in /proc/cpuinfo.
+# That type of processor, with the carry-less multiplication that images add to it, in the words of /proc/cpuinfo.
 _IMAGE_PROCESSOR_FLAGS = frozenset(["avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "pclmulqdq", "popcnt", "sse4_2"])
 
 # A maximum may run in vector lanes: no kernel uses infinities or NaN. Sums keep their order and are not fused with products,
@@ -51,7 +49,7 @@ _FLOAT_RELAXATIONS = frozenset({"nnan", "ninf", "nsz"})
 def kernel(function: Function) -> Function:
     """Compile `function` at its first call, or load what an earlier process compiled from the same sources.
 
-    Array indices and integer divisors are not checked; the caller vouches for them.
+    Array indices and integer divisors are not checked: the caller must make sure that they are right.
     """
     return _compiled(function)
 
@@ -79,6 +77,9 @@ def inlined_kernel(function: Function) -> Function:
     return compiled
 
 
+# --- the cache
+
+
 @functools.cache
 def _source(file: Path) -> bytes:
     return file.read_bytes()
@@ -95,61 +96,60 @@ def _imported_files(file: Path) -> Iterator[Path]:
 @functools.cache
 def source_digest(file: Path) -> str:
     """What the machine code of kernels in `file` depends on: its text, that of all it imports from here, the compiler."""
-    found, waiting = {file}, [file]
+    files, waiting = {file}, [file]
     while waiting:
-        new = set(_imported_files(waiting.pop())) - found
-        found |= new
+        new = set(_imported_files(waiting.pop())) - files
+        files |= new
         waiting += new
     digest = hashlib.sha256(_VERSIONS.encode())
-    for path in sorted(found):
+    for path in sorted(files):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(_source(path)).digest())
     return digest.hexdigest()
 
 
+@functools.cache
+def _shared_folders() -> tuple[Path, ...]:
+    """Where kernels may lie besides the folders of their modules; not where others may have put machine code."""
+    folders = []
+    user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if os.path.isabs(user_cache):  # a user without a home has none
+        folders.append(Path(user_cache, "gaudi-bert", "kernels"))
+    with contextlib.suppress(OSError):  # there is no temporary folder that can be written
+        folders.append(Path(tempfile.gettempdir(), f"gaudi-bert-kernels-{os.getuid()}"))
+    return tuple(folder for folder in folders if _is_private(folder))
+
+
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else can have put machine code there: `folder` is ours, or absent."""
+    """Whether `folder` is ours, or does not exist."""
     try:
         return folder.stat().st_uid == os.getuid()
     except OSError:
         return True
 
 
-@functools.cache
-def _shared_places() -> tuple[Path, ...]:
-    """Where kernels may lie besides the folders of their modules, in the order in which they are looked for."""
-    places = []
-    user_cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if os.path.isabs(user_cache):  # a user without a home has none
-        places.append(Path(user_cache, "gaudi-bert", "kernels"))
-    with contextlib.suppress(OSError):  # no temporary folder can be written
-        places.append(Path(tempfile.gettempdir(), f"gaudi-bert-kernels-{os.getuid()}"))
-    return tuple(place for place in places if _is_private(place))
+class _Locator:
+    """The folders and the stamp of a kernel's machine code, under the names by which numba asks for them."""
 
-
-def _folders(file: Path) -> list[Path]:
-    """Where kernels of the module `file` may lie, in the order in which they are looked for."""
-    below = f"{file.parent.name}-{hashlib.sha256(str(file.parent).encode()).hexdigest()[:16]}"
-    if numba.config.CACHE_DIR:
-        return [Path(numba.config.CACHE_DIR, below)]
-    return [file.parent / "__pycache__", *(place / below for place in _shared_places())]
-
-
-class _Place:
-    """Names numba the folder and the stamp of a kernel's machine code (numba calls this a cache locator)."""
-
-    def __init__(self, function: Callable[..., Any], file: Path, folder: Path) -> None:
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
         self._line = function.__code__.co_firstlineno
-        self._file, self._folder = file, folder
-        self._py_file = str(file)  # numba names it in a warning
+        self._py_file = file  # numba names it in a warning
+        self._file = Path(file).resolve()
+        parent = self._file.parent
+        below = f"{parent.name}-{hashlib.sha256(str(parent).encode()).hexdigest()[:16]}"
+        if numba.config.CACHE_DIR:
+            self.folders = [Path(numba.config.CACHE_DIR, below)]
+        else:
+            self.folders = [parent / "__pycache__", *(folder / below for folder in _shared_folders())]
 
-    def from_function(self, _function: Callable[..., Any], _file: str) -> _Place:
-        return self
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> _Locator:
+        return cls(function, file)
 
     def ensure_cache_path(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Not needed: `_KernelCache` makes the folders."""
 
     def get_cache_path(self) -> str:
-        return str(self._folder)
+        return str(self.folders[0])
 
     def get_source_stamp(self) -> str:
         return source_digest(self._file)
@@ -159,79 +159,67 @@ class _Place:
 
 
 class _StoredCode(CompileResultCacheImpl):  # type: ignore[misc]
-    """numba's format of machine code on a disk, in the place that we choose."""
+    """numba's format of machine code on a disk, in the folders that we choose."""
 
-    def __init__(self, function: Callable[..., Any], place: _Place) -> None:
-        self._locator_classes = [place]
-        super().__init__(function)
+    _locator_classes = (_Locator,)
 
 
-class _FolderCache(FunctionCache):  # type: ignore[misc]
-    """One kernel's machine code in one folder."""
+class _CodeFile(IndexDataCacheFile):  # type: ignore[misc]
+    """A kernel's file in one folder, with the types of arguments that it was compiled for."""
 
-    def __init__(self, function: Callable[..., Any], place: _Place) -> None:
-        self._impl_class = functools.partial(_StoredCode, place=place)
-        super().__init__(function)
+    def _load_index(self) -> Any:
+        """Empty where a type has been renamed or moved since: numba reads the types before it compares the stamps."""
+        try:
+            return super()._load_index()
+        except (AttributeError, ImportError):
+            return {}
 
 
-class _KernelCache:
-    """One kernel's machine code, in the first folder that has it or takes it (numba's interface of a cache)."""
+class _KernelCache(FunctionCache):  # type: ignore[misc]
+    """A kernel's machine code, in the first folder that has it, or that can be written (numba's cache knows one folder)."""
+
+    _impl_class = _StoredCode
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        file = Path(function.__code__.co_filename).resolve()
-        self._folders = [_FolderCache(function, _Place(function, file, folder)) for folder in _folders(file)]
-
-    @property
-    def cache_path(self) -> str:
-        """The folder where the kernel is looked for first."""
-        return str(self._folders[0].cache_path)
+        super().__init__(function)
+        locator, name = self._impl.locator, self._impl.filename_base
+        stamp = locator.get_source_stamp()
+        self._files = [(folder, _CodeFile(str(folder), name, stamp)) for folder in locator.folders]
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The machine code for arguments of these types, or None."""
-        for folder in self._folders:
-            try:
-                found = folder.load_overload(signature, target)
-            except OSError:
-                continue
-            if found is not None:
-                return found
+        for _, cache_file in self._files:
+            self._cache_file = cache_file
+            with contextlib.suppress(OSError):
+                code = super().load_overload(signature, target)
+                if code is not None:
+                    return code
         return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep the machine code for later processes, where there is a place for it."""
+        """Keep the machine code for later processes, if there is a folder for it."""
         refusals = []
-        for folder in self._folders:
+        for folder, cache_file in self._files:
+            self._cache_file = cache_file
             try:
-                folder.save_overload(signature, compiled)
+                folder.mkdir(parents=True, exist_ok=True)
+                super().save_overload(signature, compiled)
             except OSError as error:
-                refusals.append(f"{folder.cache_path} ({error.strerror})")
+                refusals.append(f"{folder} ({error.strerror})")
             else:
                 return
         _say_once(
-            f"compiled kernels cannot be kept, so every start compiles them anew: {', '.join(refusals)}; "
+            f"compiled kernels cannot be saved, so every start compiles them again: {', '.join(refusals)}; "
             "set NUMBA_CACHE_DIR to a folder that can be written"
         )
-
-    def flush(self) -> None:
-        """Forget the machine code wherever it can be written."""
-        for folder in self._folders:
-            if os.access(folder.cache_path, os.W_OK):
-                folder.flush()
-
-    def enable(self) -> None:
-        """Look at the folders (numba calls this when a kernel's recompiling is allowed again)."""
-        for folder in self._folders:
-            folder.enable()
-
-    def disable(self) -> None:
-        """Leave the folders alone."""
-        for folder in self._folders:
-            folder.disable()
 
 
 @functools.cache
 def _say_once(line: str) -> None:
     sys.stderr.write(f"gaudi-bert: {line}\n")
+
+
+# --- the processor
 
 
 def processor_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

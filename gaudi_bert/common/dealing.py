@@ -13,15 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.permutation import permutation
-
-__all__ = ["DealtPacks", "deal_sequences"]
 
 
-class DealtPacks(NamedTuple):
+class _DealtPacks(NamedTuple):
     """Pack p holds `members[starts[p] : starts[p + 1]]`.
 
     Attributes:
@@ -39,7 +36,7 @@ def deal_sequences(
     seed: int,
     group: int,
     members: AnyArray,
-) -> DealtPacks:
+) -> _DealtPacks:
     """Deal sequences to the packs of a plan.
 
     Args:
@@ -48,9 +45,6 @@ def deal_sequences(
         seed: of both orders.
         group: number of the group, so that groups differ.
         members: int32 or int64 [sequences], to be filled.
-
-    Raises:
-        InputError: the packs do not hold exactly these lengths.
     """
     sizes = np.array([len(strategy) for strategy, _ in strategies], dtype=np.int64)
     counts = np.array([count for _, count in strategies], dtype=np.int64)
@@ -67,22 +61,22 @@ def deal_sequences(
     kinds = kinds[permutation(kinds.size, seed, "packs", group)]
     starts = np.zeros(kinds.size + 1, dtype=np.int64)
     _fill_packs(kinds, flat, flat_starts, by_length, firsts, starts, members)
-    return DealtPacks(starts, members)
+    return _DealtPacks(starts, members)
 
 
 def _first_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> IntArray:
     """int64 [longest + 2]: how many sequences are shorter than each length; the plan must have places for all."""
     most = int(max(lengths.max(initial=0), flat.max(initial=0)))
-    found = np.bincount(lengths, minlength=most + 1)
+    counted = np.bincount(lengths, minlength=most + 1)
     planned = np.zeros(most + 1, dtype=np.int64)
     np.add.at(planned, flat, repeats)
-    if not np.array_equal(found, planned):
-        length = int(np.flatnonzero(found != planned)[0])
+    if not np.array_equal(counted, planned):
+        length = int(np.flatnonzero(counted != planned)[0])
         raise InputError(
-            f"the plan has places for {planned[length]} sequences of length {length}, the records hold {found[length]};"
+            f"the plan has places for {planned[length]} sequences of length {length}, the records hold {counted[length]};"
             " make the histogram and the plan again"
         )
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(found)])
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counted)])
 
 
 @kernel
@@ -108,8 +102,8 @@ def _fill_packs(
     filled = 0
     for pack in range(kinds.size):
         starts[pack] = filled
-        for place in range(flat_starts[kinds[pack]], flat_starts[kinds[pack] + 1]):
-            length = flat[place]
+        for index in range(flat_starts[kinds[pack]], flat_starts[kinds[pack] + 1]):
+            length = flat[index]
             members[filled] = by_length[places[length]]
             places[length] += 1
             filled += 1

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import reprlib
 
-__all__ = ["ArgumentError", "FailedError", "GaudiBertError", "InputError", "StoppedError", "shortened", "shown"]
-
 
 class GaudiBertError(Exception):
     """Base of all errors that are shown to the user as one line."""

@@ -1,4 +1,4 @@
-"""The features of an example: their names, their types and what each counts. All who know features by name read them here.
+"""Names that several rooms know: the features of an example, their types and what each counts; and the texts built in.
 
 A feature's number is its place in the order of the names, which is the order of a deterministic serialisation.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 from typing import Literal
-
-__all__ = ["Axis", "Feature", "PackedFeature", "UnpackedFeature"]
 
 Axis = Literal["tokens", "masked", "sequences"]
 """What the values of a feature are counted by: slots of the row, masked slots, or sequences of the row."""
@@ -60,3 +58,12 @@ class PackedFeature(Feature):
     NEXT_SENTENCE_WEIGHTS = 7
     POSITIONS = 8
     SEGMENT_IDS = 9
+
+
+# --- names that stand for data in place of a file: the documentation that every CPython carries
+
+# By name, about how many bytes the text has (it differs a little from one Python to the next).
+BUILT_IN_TEXTS = {"python-docs": 470_000, "python-docstrings": 1_400_000}
+
+# Labelled rows: docstrings, and the package of the standard library that each is from.
+BUILT_IN_ROWS = ("python-docstrings",)

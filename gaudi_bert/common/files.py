@@ -2,6 +2,9 @@
 
 A file is written to a hidden temporary name beside its destination, flushed to the disk, and renamed; the folder is flushed
 after the rename. A process killed at any moment leaves at most a temporary file, which `atomic_file` replaces next time.
+
+Every file that outlives a stage becomes whole here. So this is the door to object stores: whoever mirrors a
+folder is told of each file there (`whole_files_go_to`), in the order in which files become whole.
 """
 
 from __future__ import annotations
@@ -11,24 +14,12 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gaudi_bert.common.errors import FailedError, InputError, shortened, shown
-
-__all__ = [
-    "BAD_PATH",
-    "atomic_file",
-    "check_name",
-    "exclusive_lock",
-    "explained_os_errors",
-    "hidden_beside",
-    "read_json",
-    "write_json",
-    "write_text",
-]
 
 BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What the operating system says of a path that is wrong, not of a machine that cannot."""
@@ -36,12 +27,7 @@ BAD_PATH = (errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.
 
 @contextmanager
 def explained_os_errors(path: Path, action: str) -> Iterator[None]:
-    """Turn an `OSError` while doing `action` on `path` into one line with its remedy.
-
-    Raises:
-        InputError: `path` does not exist, or cannot.
-        FailedError: disk full, no permission, read-only folder, or any other refusal by the operating system.
-    """
+    """Turn an `OSError` while doing `action` on `path` into one line with its remedy."""
     remedies = {
         errno.ENOSPC: "free some space on that disk and run the same command again",
         errno.EDQUOT: "raise the quota or choose another folder",
@@ -49,7 +35,7 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
         errno.EROFS: "the file system is read-only: choose another folder",
         errno.ENOENT: "it does not exist or has vanished: check the path",
         errno.ENAMETOOLONG: "use shorter names",
-        errno.ELOOP: "mend the symbolic links",
+        errno.ELOOP: "fix the symbolic links",
     }
     try:
         yield
@@ -61,21 +47,13 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
 
 
 def check_name(path: Path) -> None:
-    """Refuse what has no name of its own: a file or folder that is made, locked or removed must have one.
-
-    Raises:
-        InputError: `path` is `.`, `..`, `/` or empty.
-    """
+    """Refuse what has no name of its own: a file or folder that is made, locked or removed must have one."""
     if path.name in ("", ".."):
         raise InputError(f"{str(path)!r}: has no name of its own; give the name of a file or folder to make")
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
-    """`.<name>.<ending>` beside `path`.
-
-    Raises:
-        InputError: `path` has no name of its own.
-    """
+    """`.<name>.<ending>` beside `path`."""
     check_name(path)
     return path.with_name(f".{path.name}.{ending}")
 
@@ -86,9 +64,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     The temporary name is `.<name>.tmp`, so listings that skip dot files never see it. On an exception it is removed.
     Several processes that write the same file (shards of one job write the same settings) do so one after the other.
-
-    Raises:
-        FailedError: the file cannot be written, flushed or renamed.
     """
     temporary = hidden_beside(Path(path), "tmp")
     with explained_os_errors(path, "write"):
@@ -103,6 +78,34 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 temporary.unlink(missing_ok=True)
                 raise
         flush_folder(path.parent)
+    _tell_receiver(path)
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Give a finished and flushed file its name."""
+    with explained_os_errors(path, "write"):
+        os.replace(temporary, path)
+        flush_folder(path.parent)
+    _tell_receiver(path)
+
+
+_RECEIVERS: dict[Path, Callable[[Path], None]] = {}
+
+
+@contextmanager
+def whole_files_go_to(receive: Callable[[Path], None], folder: Path) -> Iterator[None]:
+    """Inside the block, call `receive` with each file below `folder` once it is whole, in the thread that made it."""
+    _RECEIVERS[folder] = receive
+    try:
+        yield
+    finally:
+        del _RECEIVERS[folder]
+
+
+def _tell_receiver(path: Path) -> None:
+    for folder, receive in list(_RECEIVERS.items()):
+        if folder in path.parents:
+            receive(path)
 
 
 def _open_alone(temporary: Path) -> BinaryIO:
@@ -129,12 +132,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` (UTF-8) to `path`, whole or not at all.
-
-    Raises:
-        InputError: the text holds a file name that is not UTF-8.
-        FailedError: the file cannot be written.
-    """
+    """Write `text` (UTF-8) to `path`, whole or not at all."""
     try:
         data = text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -150,11 +148,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        InputError: the file is missing, unreadable or not JSON.
-    """
+    """Read a JSON file."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -174,9 +168,6 @@ def exclusive_lock(path: Path, what: str, wait: bool = False) -> Iterator[None]:
         path: what the lock is for.
         what: how to call it in an error.
         wait: wait for another holder to end (for moments, not for work) instead of refusing.
-
-    Raises:
-        FailedError: another process holds the lock.
     """
     lock_path = hidden_beside(Path(path), "lock")
     with explained_os_errors(lock_path, "lock"):

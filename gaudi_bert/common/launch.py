@@ -1,14 +1,27 @@
-"""Which of several processes this is, as the launcher that started it says in the environment."""
+"""Which of several processes or parts this is, as a launcher, a scheduler or `--shard` says; and the signals it handles.
+
+Parts (see docs/many-machines.md):
+
+    K/N      part K, from 0
+    auto     Slurm's array: K counts from SLURM_ARRAY_TASK_MIN, N is SLURM_ARRAY_TASK_COUNT
+    auto/N   an Indexed Job of Kubernetes: K is JOB_COMPLETION_INDEX
+
+For parts, the environment is read for the last two only, so that a variable that is left over never changes what a command
+does.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from gaudi_bert.common.errors import InputError
-
-__all__ = ["Launch", "find_launch"]
 
 # Launcher, and where it puts a process's number and how many there are. Open MPI's is what the Gaudi images have.
 LAUNCHERS = (
@@ -34,19 +47,87 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str] | None = None) -> Launch | None:
-    """What a launcher left in `environment` (default: this process's); None without one.
-
-    Raises:
-        InputError: the variables are there, but are no rank and size.
-    """
-    found = os.environ if environment is None else environment
+    """What a launcher left in `environment` (default: this process's); None without one."""
+    variables = os.environ if environment is None else environment
     for launcher, rank_name, size_name in LAUNCHERS:
-        if rank_name not in found or size_name not in found:
+        if rank_name not in variables or size_name not in variables:
             continue
-        rank, size = found[rank_name], found[size_name]
+        rank, size = variables[rank_name], variables[size_name]
         if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
             raise InputError(
                 f"{rank_name}={rank} and {size_name}={size} are not 0 <= rank < size; unset both, or use {launcher}"
             )
         return Launch(launcher, int(rank), int(size))
     return None
+
+
+@contextmanager
+def handled_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """While the context lasts, `handler` takes these signals; in the main thread only, as Python has it."""
+    allowed = numbers if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handler) for number in allowed}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def is_first_process() -> bool:
+    """Whether this process prints the result of what all processes of a launcher did together; true without a launcher."""
+    launch = find_launch()
+    return launch is None or launch.rank == 0
+
+
+# --- parts
+
+_SLURM_ID, _SLURM_FIRST, _SLURM_LAST = "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX"
+_SLURM_COUNT, _SLURM_STEP = "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_STEP"
+_JOB_INDEX = "JOB_COMPLETION_INDEX"
+
+
+def parse_part(text: str, environment: Mapping[str, str] | None = None) -> tuple[int, int]:
+    """`K/N`, `auto` or `auto/N` as (K, N), with 0 <= K < N.
+
+    Args:
+        environment: variables; by default this process's.
+    """
+    variables = os.environ if environment is None else environment
+    if text == "auto":
+        return _slurm_part(variables)
+    match = re.fullmatch(r"(\d{1,9}|auto)/(\d{1,9})", text, re.ASCII)
+    if match is None:
+        raise InputError(f"--shard {text}: write K/N with K from 0 to N - 1, for example 0/4; or auto, or auto/N")
+    number = _number(text, variables, _JOB_INDEX, "an Indexed Job") if match[1] == "auto" else int(match[1])
+    if number >= int(match[2]):
+        where = f"{_JOB_INDEX} is {number}, " if match[1] == "auto" else ""
+        raise InputError(f"--shard {text}: {where}write K/N with K from 0 to N - 1, for example 0/4")
+    return number, int(match[2])
+
+
+def _slurm_part(variables: Mapping[str, str]) -> tuple[int, int]:
+    """The part of one task of a Slurm array whose numbers follow one another."""
+    if _SLURM_ID not in variables and _JOB_INDEX in variables:
+        raise InputError("--shard auto: an Indexed Job does not say how many pods it has; write auto/N")
+    task, first, last, count = (
+        _number("auto", variables, name, "a Slurm array (sbatch --array=0-7)")
+        for name in (_SLURM_ID, _SLURM_FIRST, _SLURM_LAST, _SLURM_COUNT)
+    )
+    step = _number("auto", variables, _SLURM_STEP, "a Slurm array") if _SLURM_STEP in variables else 1
+    if step != 1 or last - first + 1 != count:
+        raise InputError(
+            f"--shard auto: the {count} tasks of this array go from {first} to {last} in steps of {step}; "
+            f"use an array without gaps, --array={first}-{first + count - 1}, or write K/N"
+        )
+    if not first <= task <= last:
+        raise InputError(f"--shard auto: {_SLURM_ID} is {task}, and the array goes from {first} to {last}; write K/N")
+    return task - first, count
+
+
+def _number(text: str, variables: Mapping[str, str], name: str, where: str) -> int:
+    value = variables.get(name)
+    if value is None:
+        raise InputError(f"--shard {text}: {name} is not set, so this is not part of {where}; write K/N")
+    if re.fullmatch(r"\d{1,9}", value, re.ASCII) is None:
+        raise InputError(f"--shard {text}: {name} is {value!r}, not a whole number; write K/N")
+    return int(value)

@@ -10,17 +10,22 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
-
-__all__ = ["Reporter", "Task", "TaskProgress", "human_bytes", "human_seconds"]
+from pathlib import Path
+from typing import Generic, TextIO, TypeVar
 
 LOG_LINE_EVERY_SECONDS = 10.0
 TERMINAL_LINE_EVERY_SECONDS = 0.2
 _BYTE_UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def count_of(number: int, noun: str) -> str:
+    """How many things there are, for people: 1 pack, 1,500 packs, 2 processes. `noun` has a regular plural."""
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def human_bytes(count: float) -> str:
@@ -65,8 +70,8 @@ class TaskProgress:
     def line(self) -> str:
         """As one line: share done, speed, time left."""
         rate = f"{human_bytes(self.rate)}/s" if self.unit == "bytes" else f"{self.rate:,.0f} {self.unit}/s"
-        left = human_seconds(self.seconds_left) if self.seconds_left != float("inf") else "?"
-        return f"{self.name}: {self.share:.0f} %, {rate}, {left} left"
+        remaining = human_seconds(self.seconds_left) if self.seconds_left != float("inf") else "?"
+        return f"{self.name}: {self.share:.0f} %, {rate}, {remaining} left"
 
     @staticmethod
     def parse(text: str) -> TaskProgress | None:
@@ -107,8 +112,8 @@ class Task:
         elapsed = max(now - self.started, 1e-9)
         speed = self.done / elapsed
         share = 100.0 * self.done / self.total if self.total else 100.0
-        left = (self.total - self.done) / speed if speed > 0 else float("inf")
-        return TaskProgress(self.name, share, speed, self.unit, left).line()
+        remaining = (self.total - self.done) / speed if speed > 0 else float("inf")
+        return TaskProgress(self.name, share, speed, self.unit, remaining).line()
 
 
 class Reporter:
@@ -164,3 +169,44 @@ class Reporter:
             if self._line_width:
                 self._clear()
                 self.stream.flush()
+
+
+# --- the time and the memory that a call takes
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)  # Python 3.10 has no generic named tuples
+class _Measured(Generic[Result]):
+    """What a call returned, its wall time, and by how much the peak of resident memory rose above what was in use before."""
+
+    result: Result
+    seconds: float
+    memory_bytes: int | None
+
+
+def measured(function: Callable[[], Result]) -> _Measured[Result]:
+    """Call `function`; its memory is None where the operating system does not tell."""
+    before = _reset_peak()
+    started = time.perf_counter()
+    result = function()
+    seconds = time.perf_counter() - started
+    after = _status_bytes("VmHWM")
+    return _Measured(result, seconds, None if before is None or after is None else max(after - before, 0))
+
+
+def _reset_peak() -> int | None:
+    """Reset the kernel's record of the peak (Linux); the memory in use now, or None where that cannot be known."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return None
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(key: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), None)

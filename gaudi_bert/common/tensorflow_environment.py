@@ -1,15 +1,16 @@
-"""What TensorFlow reads from the environment while it is loaded: set by the rooms that import it, before they do.
-
-What the user, an image or a launcher has set is left alone.
-"""
+"""Around TensorFlow: what it reads from the environment while it is loaded, and what it prints below Python."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
-__all__ = ["prepare_tensorflow"]
+from gaudi_bert.common.files import explained_os_errors
 
 # TensorFlow reports every step of its graph optimisers, and quotes damaged records; our own errors say it in one line.
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -20,7 +21,7 @@ ONEDNN = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
 
 def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what is not set; call it before TensorFlow is imported, it has no effect later.
+    """Set what no user, image or launcher has set; call it before TensorFlow is imported, it has no effect later.
 
     On a host with the Gaudi software the choice of kernels is left to the vendor's TensorFlow: what oneDNN rewrites in a
     graph is not for the card.
@@ -28,3 +29,37 @@ def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> No
     has_gaudi = importlib.util.find_spec("habana_frameworks") is not None
     for name, value in (QUIET if has_gaudi else {**QUIET, **ONEDNN}).items():
         environment.setdefault(name, value)
+
+
+# --- what libraries write to standard error below Python
+
+STANDARD_ERROR = 2
+
+
+@contextmanager
+def native_lines_to(log: Path) -> Iterator[None]:
+    """Append to `log` what is written to file descriptor 2; what Python prints to `sys.stderr` goes where it went before.
+
+    A stream that was taken from `sys.stderr` before is on descriptor 2, so take it anew inside.
+    """
+    python_stream = sys.stderr
+    with explained_os_errors(log, "write"):
+        file = log.open("ab")
+    with file, os.fdopen(os.dup(STANDARD_ERROR), "w", buffering=1) as terminal:
+        if _is_on(python_stream, STANDARD_ERROR):
+            python_stream.flush()
+            sys.stderr = terminal
+        os.dup2(file.fileno(), STANDARD_ERROR)
+        try:
+            yield
+        finally:
+            os.dup2(terminal.fileno(), STANDARD_ERROR)
+            sys.stderr = python_stream
+
+
+def _is_on(stream: TextIO | None, descriptor: int) -> bool:
+    """Whether `stream` writes to `descriptor`; one in memory writes to none."""
+    try:
+        return stream is not None and stream.fileno() == descriptor
+    except (OSError, ValueError):
+        return False

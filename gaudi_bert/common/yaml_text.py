@@ -12,8 +12,6 @@ import yaml
 
 from gaudi_bert.common.errors import InputError, shortened
 
-__all__ = ["parse_yaml"]
-
 MOST_CHARACTERS = 1 << 18
 MOST_DEPTH = 32
 MOST_VALUES = 10_000
@@ -63,11 +61,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """The value of a YAML text.
 
     Args:
-        text: of the file, or of one value.
         source: how to call it in an error.
-
-    Raises:
-        InputError: it is not YAML, holds a key twice, or is longer, deeper or larger than any settings are.
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{source}: {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}")

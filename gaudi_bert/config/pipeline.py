@@ -1,18 +1,38 @@
-"""A pipeline file as a whole."""
+"""A pipeline file as a whole: its type, how it is read and refused, and the page of all its keys.
+
+A pipeline file is YAML; every key is optional. An unknown key or a wrong value is refused with the path of the key, what is
+allowed and, for a misspelt key, the nearest right one. `--set packing.depth=4` changes one value after the file is read.
+"""
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from gaudi_bert.config.data import PackingSettings, PrepareSettings
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
-from gaudi_bert.config.tasks import PredictSettings, TaskSettings
-from gaudi_bert.config.training import FineTuneSettings, GaudiSettings, MlperfSettings, ModelSettings, TrainingSettings
+from gaudi_bert.config.sections import (
+    FineTuneSettings,
+    GaudiSettings,
+    MlperfSettings,
+    ModelSettings,
+    PackingSettings,
+    PredictSettings,
+    PrepareSettings,
+    TaskSettings,
+    TrainingSettings,
+)
 from gaudi_bert.config.values import Settings
-
-__all__ = [
-    "PipelineSettings",
-]
 
 
 class PipelineSettings(Settings):
@@ -80,3 +100,204 @@ class PipelineSettings(Settings):
                 "kubernetes.efa is for an MPIJob on cards; set resources.cards and resources.workers, or efa to 0"
             )
         return self
+
+
+# --- reading
+
+Section = TypeVar("Section", bound=Settings)
+
+
+def load_pipeline(path: Path | str | None, overrides: Iterable[str] = ()) -> PipelineSettings:
+    """Read a pipeline file and apply `--set` overrides (`key.path=value`, the value read as YAML).
+
+    None reads no file: all settings have their defaults.
+    """
+    source = str(path) if path is not None else "the defaults"
+    mapping: Any = {}
+    if path is not None:
+        try:
+            mapping = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+        except OSError as error:
+            raise InputError(f"{path}: cannot read the pipeline file: {error.strerror}; check the path") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a YAML file: {error}") from error
+        if mapping is None:
+            mapping = {}
+        if not isinstance(mapping, dict):
+            raise InputError(f"{path}: a pipeline file holds `key: value` pairs, not a {type(mapping).__name__}")
+    for override in overrides:
+        _apply_override(mapping, override)
+    return pipeline_from_mapping(mapping, source)
+
+
+def pipeline_from_mapping(mapping: Mapping[str, Any], source: str) -> PipelineSettings:
+    """Validate `mapping`; `source` names where it came from in errors."""
+    try:
+        return PipelineSettings.model_validate(mapping)
+    except ValidationError as error:
+        raise InputError(f"{source}: {_first_problem(error, PipelineSettings)}") from error
+
+
+def section_from_mapping(section: type[Section], values: Mapping[str, Any], source: str, name: str | None = None) -> Section:
+    """Validate one section alone, for a command that needs no other: all of them take 0.1 s.
+
+    Keys that are missing have their defaults; `source` names where `values` came from in errors, `name` the section in a
+    pipeline file.
+    """
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        raise InputError(f"{source}: {_first_problem(error, section, name)}") from error
+
+
+def _apply_override(mapping: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise InputError(f"--set {shortened(override)}: write it as key.path=value, for example packing.depth=4")
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        if mapping.get(parent) is None:
+            mapping[parent] = {}
+        mapping = mapping[parent]
+        if not isinstance(mapping, dict):
+            raise InputError(f"--set {shortened(override)}: {shortened(parent)} is a single value, it has no keys below it")
+    value = parse_yaml(text, f"--set {shortened(override)}")
+    # A version such as 9.90 is a number or a date to YAML, but a text to us.
+    is_text = isinstance(value, int | float | date) and not isinstance(value, bool) and _takes_text(parents, last)
+    mapping[last] = text.strip() if is_text else value
+
+
+def _takes_text(parents: Sequence[str], last: str) -> bool:
+    """Whether a key's values are texts, and never numbers."""
+    model: Any = PipelineSettings
+    for part in (*parents, last):
+        field = getattr(model, "model_fields", {}).get(part)
+        if field is None:
+            return False
+        model = field.annotation
+    kinds = _plain_types(model)
+    return str in kinds and not kinds & {int, float}
+
+
+def _plain_types(annotation: Any) -> set[Any]:
+    """The types that an annotation allows, without metadata: str and None for `Annotated[str, ...] | None`."""
+    if get_origin(annotation) is Annotated:
+        return _plain_types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for one in get_args(annotation) for kind in _plain_types(one)}
+    return {annotation}
+
+
+def _first_problem(error: ValidationError, settings: type[Settings], section: str | None = None) -> str:
+    """One line for the first problem of `settings`, with the nearest right key for an unknown one."""
+    problem = error.errors()[0]
+    location = [str(part) for part in problem["loc"]]
+    within = [section, *location] if section else location
+    key = shortened(".".join(part for part in within if part != "constrained-int" and not part.startswith("literal[")))
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if problem["type"] == "extra_forbidden":
+        parent = _section_at(settings, location[:-1])
+        known = list(parent.model_fields) if parent is not None else []
+        near = difflib.get_close_matches(location[-1][:80], known, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+        return f"unknown key `{key}`; {hint}{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float | date):
+        message += "; put it in quotes"
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        choices = [choice.strip("' ") for choice in re.findall(r"'[^']*'", problem["ctx"]["expected"])]
+        near = difflib.get_close_matches(problem["input"][:80], choices, n=1, cutoff=0.5)
+        message += f"; did you mean `{near[0]}`?" if near else ""
+    if problem["type"] == "model_type":
+        message = "a section holds `key: value` pairs"
+    elif problem["type"] == "missing" or _section_at(settings, location) is not None:
+        # A rule between the keys of a section names them itself; printing the whole section would not help.
+        return f"`{key}`: {message}{more}" if key else f"{message}{more}"
+    return f"`{key}` = {shown(problem['input'])}: {message}{more}"
+
+
+def _section_at(settings: type[Settings], location: Sequence[str]) -> type[Settings] | None:
+    """The section at a path of keys; None where a value is there."""
+    section: Any = settings
+    for part in location:
+        field = getattr(section, "model_fields", {}).get(part)
+        kinds = _plain_types(field.annotation) if field is not None else set()
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+    return section
+
+
+# --- the page of all keys: `gaudi-bert settings`, docs/settings.md
+
+_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "key: value pairs", tuple: "list"}
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def settings_page() -> list[str]:
+    """The lines of the page."""
+    lines = [
+        "# Every key of a pipeline file",
+        "",
+        "All keys are optional. `--set packing.depth=4` changes one on the command line. A wrong key or value is refused",
+        "with the nearest right one. This page is `gaudi-bert settings`.",
+        "",
+        *_table(PipelineSettings, ""),
+    ]
+    for name, field in PipelineSettings.model_fields.items():
+        model = field.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            lines += ["", f"## {name}", "", *(model.__doc__ or "").strip().splitlines()[:1], "", *_table(model, f"{name}.")]
+    return lines
+
+
+def _table(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    rows = list(_rows(model, prefix))
+    if rows:
+        yield "| key | value | default | meaning |"
+        yield "|---|---|---|---|"
+        yield from rows
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if prefix:
+                yield from _rows_of_part(kind, f"{prefix}{name}.", field)
+            continue
+        yield _row(f"{prefix}{name}", field, field.get_default(call_default_factory=True))
+
+
+def _rows_of_part(model: type[BaseModel], prefix: str, outer: FieldInfo) -> Iterator[str]:
+    """The keys of a setting that has keys of its own; their defaults are those of the whole."""
+    for name, field in model.model_fields.items():
+        yield _row(f"{prefix}{name}", field, getattr(outer.get_default(call_default_factory=True), name))
+
+
+def _row(key: str, field: FieldInfo, default: Any) -> str:
+    shown = "" if default is None else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
+    described = (field.description or "").replace("|", "\\|")
+    return f"| `{key}` | {_value(field)} | {shown} | {described} |"
+
+
+def _value(field: FieldInfo) -> str:
+    kind = _kind(field.annotation)
+    limits = [
+        f"{sign} {getattr(limit, name):,}"
+        for limit in field.metadata
+        for name, sign in _SIGNS.items()
+        if getattr(limit, name, None) is not None
+    ]
+    return f"{kind}, {' and '.join(limits)}" if limits else kind
+
+
+def _kind(annotation: Any) -> str:
+    """What a type is called by people who write YAML."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _kind(get_args(annotation)[0])
+    if origin is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if origin in (Union, UnionType):
+        kinds = [_kind(part) for part in get_args(annotation) if part is not type(None)]
+        return " or ".join(dict.fromkeys(kinds))
+    return _NAMES.get(origin or annotation, str(annotation))

@@ -9,19 +9,6 @@ from pydantic import Field, model_validator
 
 from gaudi_bert.config.values import Bytes, EnvironmentName, ImageName, KubernetesName, Quantity, Settings
 
-__all__ = [
-    "DataPodResources",
-    "DockerSettings",
-    "ImageSettings",
-    "KubernetesSettings",
-    "PodPlacement",
-    "PodResources",
-    "ResourceSettings",
-    "StoreSettings",
-    "Toleration",
-    "TrainingPodResources",
-]
-
 
 class ImageSettings(Settings):
     """Container images."""
@@ -41,7 +28,7 @@ class ImageSettings(Settings):
 
 
 class PodResources(Settings):
-    """What one container asks for."""
+    """What one container requests."""
 
     cpu: Quantity = Field("100m", description="cores; a limit only for training on cards, where request and limit are equal")
     memory: Quantity = "256Mi"
@@ -56,7 +43,7 @@ def _limit_follows_memory(values: Any) -> Any:
 
 
 class DataPodResources(PodResources):
-    """What a container that prepares, counts, plans, writes or verifies asks for."""
+    """What a container that prepares, counts, plans, writes or verifies requests."""
 
     memory_limit: Quantity | None = Field("2Gi", description="where `memory` is set: the same by default")
 
@@ -64,7 +51,7 @@ class DataPodResources(PodResources):
 
 
 class TrainingPodResources(PodResources):
-    """What a container that trains asks for."""
+    """What a container that trains requests."""
 
     cpu: Quantity = Field("200m", description="cores; a limit only on cards, where request and limit are equal")
     memory: Quantity = "1Gi"
@@ -76,34 +63,34 @@ class TrainingPodResources(PodResources):
 
 
 class ResourceSettings(Settings):
-    """Workers, cards, and what each container asks for."""
+    """Workers, cards, and what each container requests."""
 
     workers: int = Field(1, ge=1, le=1024, description="containers that train together")
-    cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards a worker, one process each; 0: CPU, one process")
+    cards: Literal[0, 1, 2, 4, 8] = Field(0, description="Gaudi cards per worker, one process for each; 0: CPU, one process")
     data_workers: int = Field(1, ge=1, le=10_000, description="containers that prepare, count and write side by side")
-    data_processes: int = Field(2, ge=1, le=1024, description="processes or threads of each of them; each takes memory")
+    data_processes: int = Field(2, ge=1, le=1024, description="processes or threads in each of them; each takes memory")
     data: DataPodResources = Field(default_factory=DataPodResources)
     training: TrainingPodResources = Field(default_factory=TrainingPodResources)
-    hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages a training worker, e.g. 95000Mi for 8 Gaudi2 cards")
+    hugepages_2Mi: Quantity = Field("0", description="2 MiB huge pages per training worker, e.g. 95000Mi for 8 Gaudi2 cards")
     shared_memory: Quantity = Field("256Mi", description="/dev/shm of a training worker; part of its memory")
     cores_per_process: int | None = Field(
-        None, ge=1, description="bind each training process to so many cores; default: unbound"
+        None, ge=1, description="bind each training process to this many cores; default: unbound"
     )
     mpi_prefix: str | None = Field(
         None, pattern=r"^/[A-Za-z0-9._/-]+$", description="where Open MPI lies in the training image; default: on its PATH"
     )
     environment: dict[EnvironmentName, str] = Field(
-        {}, description="more variables for training; no secrets, all can read them"
+        {}, description="more variables for training; no secrets: everyone can read them"
     )
 
     @property
     def processes_per_worker(self) -> int:
-        """Training processes of one worker: one a card, one without cards."""
+        """Training processes per worker: one per card, or one without cards."""
         return max(self.cards, 1)
 
 
 class Toleration(Settings):
-    """A taint of nodes that pods may be put on all the same."""
+    """A taint of nodes that pods tolerate."""
 
     key: str | None = Field(None, description="default: any")
     operator: Literal["Equal", "Exists"] = "Equal"
@@ -133,7 +120,7 @@ class PodPlacement(Settings):
     """Where pods may run, and how they are marked."""
 
     node_selector: dict[str, str] = Field({}, description="labels of the nodes")
-    tolerations: tuple[Toleration, ...] = Field((), description="taints of nodes that may be used all the same")
+    tolerations: tuple[Toleration, ...] = Field((), description="taints that the pods tolerate")
     affinity: dict[str, Any] = Field({}, description="as in a pod's manifest")
     priority_class: str | None = Field(None, description="a PriorityClass of the cluster")
     runtime_class: str | None = Field(None, description="a RuntimeClass of the cluster")
@@ -175,18 +162,18 @@ class KubernetesSettings(Settings):
     node_selector: dict[str, str] = Field({}, description="labels of the nodes that train; see also training_pods")
     data_pods: PodPlacement = Field(default_factory=PodPlacement)
     training_pods: PodPlacement = Field(default_factory=PodPlacement)
-    scratch: Quantity = Field("1Gi", description="what a pod's /tmp may hold; it is asked of the node as ephemeral storage")
-    efa: int = Field(0, ge=0, le=16, description="EFA network devices a worker (AWS); implies the node's network")
+    scratch: Quantity = Field("1Gi", description="size of a pod's /tmp, requested from the node as ephemeral storage")
+    efa: int = Field(0, ge=0, le=16, description="EFA network devices per worker (AWS); implies the node's network")
     network_policy: bool = Field(
         True, description="let only the pods of an MPIJob reach one another; not for pods on the node's network (efa)"
     )
     network_interface: str = Field(
-        "eth0", pattern=r"^[A-Za-z0-9._,/-]+$", description="what the workers reach one another by"
+        "eth0", pattern=r"^[A-Za-z0-9._,/-]+$", description="the network interface between the workers"
     )
     wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for what it needs")
     start_seconds: int = Field(600, ge=1, description="how long a pod may wait for a node, a volume or an image")
     outage_seconds: int = Field(
-        3600, ge=1, description="how long an API server that is away is asked again while a run is followed"
+        3600, ge=1, description="how long an unreachable API server is retried while a run is followed"
     )
     keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
 
@@ -200,32 +187,34 @@ class KubernetesSettings(Settings):
 
 
 class DockerSettings(Settings):
-    """How a pipeline runs in containers of one machine. What is for Gaudi applies only to stages with cards."""
+    """How a pipeline runs in containers on one machine. Keys for Gaudi apply only to stages with cards."""
 
-    cpus: float | None = Field(None, gt=0, description="cores of one container at the most; default: all")
+    cpus: float | None = Field(None, gt=0, description="most cores per container; default: all")
     runtime: str = Field(
         "habana", pattern=r"^[a-z0-9._-]+$", description="Gaudi: the container runtime that brings the cards"
     )
     visible_devices: str = Field("all", pattern=r"^(all|\d+(,\d+)*)$", description="Gaudi: HABANA_VISIBLE_DEVICES")
     host_network: bool = Field(False, description="Gaudi: use the host's network, as the vendor's own examples do")
     unlimited_memory_lock: bool = Field(
-        False, description="Gaudi: --ulimit memlock=-1, where the driver asks for it and the host allows it"
+        False, description="Gaudi: --ulimit memlock=-1, where the driver needs it and the host allows it"
     )
 
 
 class StoreSettings(Settings):
-    """How object stores are reached. Credentials are never here: each store's own variables and files give them."""
+    """How object stores are reached. Credentials are never here: each store's own variables and files hold them."""
 
     endpoint_url: str | None = Field(
         None,
         pattern=r"^https?://[^\s@/?#]+/?$",
-        description="s3: a server of one's own, e.g. https://minio.example:9000; default: AWS_ENDPOINT_URL, or AWS",
+        description="s3: your own server, e.g. https://minio.example:9000; default: AWS_ENDPOINT_URL, or AWS",
     )
     ca_file: str | None = Field(None, description="s3: the certificates to trust, a PEM file; default: AWS_CA_BUNDLE")
     attempts: int = Field(8, ge=1, le=100, description="how often a request is tried before the command fails")
-    first_pause_seconds: float = Field(0.5, gt=0, le=60, description="between two attempts; each pause is twice the last")
-    longest_pause_seconds: float = Field(30.0, gt=0, le=3600, description="... and no longer than this")
-    timeout_seconds: float = Field(60.0, gt=0, le=3600, description="s3: how long a silent server is waited for")
-    connections: int = Field(4, ge=1, le=64, description="objects that are fetched or put at the same time")
-    cache_bytes: Bytes = Field(64 * 2**30, description="training: packed shards kept on the local disk, at most")
-    scratch: str | None = Field(None, description="the folder for scratch; default: TMPDIR, or /tmp")
+    first_pause_seconds: float = Field(
+        0.5, gt=0, le=60, description="pause after the first attempt; each later pause is twice as long"
+    )
+    longest_pause_seconds: float = Field(30.0, gt=0, le=3600, description="the longest pause between two attempts")
+    timeout_seconds: float = Field(60.0, gt=0, le=3600, description="s3: how long to wait for a silent server")
+    connections: int = Field(4, ge=1, le=64, description="objects transferred at the same time")
+    cache_bytes: Bytes = Field(64 * 2**30, description="training: most bytes of packed shards kept on the local disk")
+    scratch: str | None = Field(None, description="the scratch folder; default: TMPDIR, or /tmp")

@@ -7,21 +7,6 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-__all__ = [
-    "ALGORITHMS",
-    "MOST_DEPTH",
-    "Algorithm",
-    "Bytes",
-    "Depth",
-    "EnvironmentName",
-    "ImageName",
-    "KubernetesName",
-    "Quantity",
-    "Settings",
-    "parse_bytes",
-]
-
-
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
@@ -38,7 +23,7 @@ def parse_bytes(value: object) -> object:
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
-def parse_quantity(value: object) -> object:
+def _parse_quantity(value: object) -> object:
     """A Kubernetes quantity (`500m`, `2`, `409Gi`) as the string that manifests need; 2 and 0.5 without quotes are fine."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
@@ -54,13 +39,25 @@ def parse_depth(value: object) -> object:
     return number
 
 
-Quantity = Annotated[str, BeforeValidator(parse_quantity)]
+Quantity = Annotated[str, BeforeValidator(_parse_quantity)]
 KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 ImageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]*[a-z0-9]$")]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 MOST_DEPTH = 1024
 Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
+
+
+class _Free:
+    """The mark of a setting that may change between two runs in one training folder: it changes nothing of the model."""
+
+
+FREE = _Free()
+
+
+def free_settings(section: type[BaseModel]) -> set[str]:
+    """The keys of a section that are marked `FREE`."""
+    return {name for name, field in section.model_fields.items() if FREE in field.metadata}
 
 
 class Settings(BaseModel):
@@ -71,7 +68,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        """`true` is no 1: pydantic would take it for one."""
+        """`true` is not 1, though pydantic would take it for that."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError("give a value, not true or false")

@@ -1,59 +1,55 @@
-"""Documents held out for evaluation, and the blocks in which documents are worked on.
+"""How the work of `prepare` is divided: held-out documents, blocks, sections with their output files, worker processes.
 
 A *block* is a run of consecutive documents of one split (`train` or `evaluation`) with about `BLOCK_CHARACTERS` characters
-of text, over the borders of files. It is what a worker holds, and the world in which a "random next" document is looked for,
-as one input file is in Google's script. A *section* is a run of blocks whose examples are dealt to the same few output
-files. Sections need nothing from each other, so machines share them (`--shard K/N`).
+of text, across files. One worker holds it, and a "random next" document is looked for in it, as in one input file of
+Google's script. A *section* is a run of blocks whose examples are dealt to the same few output files. Sections need nothing
+from each other, so machines share them (`--shard K/N`).
+
+Examples are shuffled in a buffer. It takes whole blocks until it holds `SHUFFLE_BYTES`; then its examples, in a seeded
+random order, are dealt one by one to the files of the section. So the examples of one document are spread over several
+files, and the sizes of files differ by one example at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import BinaryIO, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gaudi_bert.common.arrays import BoolArray, IntArray, permutation
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.permutation import permutation
-from gaudi_bert.corpus.documents import TextFormat, detect_format, read_documents
-from gaudi_bert.corpus.sources import Source
-
-__all__ = [
-    "BLOCK_CHARACTERS",
-    "Block",
-    "Section",
-    "SourceScan",
-    "Split",
-    "choose_evaluation",
-    "form_blocks",
-    "form_sections",
-    "read_blocks",
-    "scan_source",
-]
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.corpus.documents import Source, TextFormat, detect_format, read_documents
+from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
 
 BLOCK_CHARACTERS = 2 << 20
 PARTS_OF_SECTION = 4
+SHUFFLE_BYTES = 64 << 20
 
 Split: TypeAlias = Literal["train", "evaluation"]
-Counts: TypeAlias = NDArray[np.int64]
-Chosen: TypeAlias = NDArray[np.bool_]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class SourceScan:
-    """What one pass over a source found.
-
-    Args:
-        source: the source.
-        text_format: what it is.
-        document_characters: int64 [documents], characters of each document.
-    """
+    """A source after one pass over it: its format, and the characters of each document, int64 [documents]."""
 
     source: Source
     text_format: TextFormat
-    document_characters: Counts
+    document_characters: IntArray
 
 
 @dataclass(frozen=True)
@@ -77,24 +73,16 @@ class Section:
 
 
 def scan_source(source: Source) -> SourceScan:
-    """Read `source` once: its format and the size of each of its documents.
-
-    Raises:
-        InputError: the source is malformed or holds no text.
-    """
+    """Read `source` once: its format and the size of each of its documents."""
     text_format = detect_format(source)
     characters = [sum(map(len, document)) for document in read_documents(source, text_format)]
     if not characters:
         raise InputError(f"{source.shown}: holds no text; remove the file or name another (prepare.text)")
-    return SourceScan(source, text_format, np.array(characters, dtype=np.int64))
+    return SourceScan(source, text_format, np.array(characters, np.int64))
 
 
-def choose_evaluation(documents: int, fraction: float, seed: int) -> Chosen:
-    """bool [documents]: which are held out: `fraction` of them, at least one and not all; none where `fraction` is 0.
-
-    Raises:
-        InputError: there is a single document, so none can be held out.
-    """
+def choose_evaluation(documents: int, fraction: float, seed: int) -> BoolArray:
+    """bool [documents]: which are held out: `fraction` of them, at least one and not all; none where `fraction` is 0."""
     held_out = np.zeros(documents, dtype=bool)
     if fraction == 0:
         return held_out
@@ -108,7 +96,7 @@ def choose_evaluation(documents: int, fraction: float, seed: int) -> Chosen:
     return held_out
 
 
-def form_blocks(characters: Counts, chosen: Chosen) -> list[Block]:
+def form_blocks(characters: IntArray, chosen: BoolArray) -> list[Block]:
     """The blocks of the `chosen` documents (bool [documents]), each of at least two documents where there are so many."""
     blocks: list[Block] = []
     first, size, count = -1, 0, 0
@@ -145,13 +133,9 @@ def form_sections(split: Split, blocks: Sequence[Block], parts: int) -> list[Sec
 
 
 def read_blocks(
-    scans: Sequence[SourceScan], chosen: Chosen, blocks: Sequence[Block]
+    scans: Sequence[SourceScan], chosen: BoolArray, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, list[list[str]]]]:
-    """The documents of consecutive `blocks`, reading only the sources that hold some of them.
-
-    Raises:
-        FailedError: a source changed since it was scanned.
-    """
+    """The documents of consecutive `blocks`, reading only the sources that hold some of them."""
     waiting = iter(blocks)
     block = next(waiting, None)
     gathered: list[list[str]] = []
@@ -178,3 +162,134 @@ def read_blocks(
                 if block is None:
                     return
         offset += documents_here
+
+
+# --- the output files of a section
+
+
+@dataclass(frozen=True)
+class _WrittenPart:
+    """An output file."""
+
+    name: str
+    sequences: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _WrittenSection:
+    """The files of a section, and what was counted of its text."""
+
+    counts: ExampleCounts
+    files: tuple[_WrittenPart, ...]
+
+
+def _part_name(part: int, parts: int) -> str:
+    """The name of an output file."""
+    return f"part-{part:05d}-of-{parts:05d}.tfrecord"
+
+
+def write_section(
+    section: Section, examples: Iterable[BlockExamples], folder: Path, parts: int, seed: int
+) -> _WrittenSection:
+    """Write the output files of `section` into `folder`; each appears whole or not at all.
+
+    Args:
+        examples: of its blocks, in their order.
+        folder: `train/` or `evaluation/`.
+        parts: how many files the whole split has.
+    """
+    counts = ExampleCounts()
+    names = [_part_name(part, parts) for part in section.parts]
+    dealt = np.zeros((len(names), 2), dtype=np.int64)
+    with ExitStack() as stack:
+        handles = [stack.enter_context(atomic_file(folder / name)) for name in names]
+        buffer: list[BlockExamples] = []
+        flushes = 0
+        for block in examples:
+            counts += block.counts
+            buffer.append(block)
+            if sum(len(held.frames) for held in buffer) >= SHUFFLE_BYTES:
+                _deal(buffer, handles, dealt, seed, section, flushes)
+                buffer, flushes = [], flushes + 1
+        _deal(buffer, handles, dealt, seed, section, flushes)
+        if not dealt[:, 0].all():
+            raise InputError(
+                f"prepare.shards = {parts}: the text of {section.split} gives only {dealt[:, 0].sum()} examples for "
+                f"{len(names)} files; ask for fewer shards, or give more text"
+            )
+    files = tuple(_WrittenPart(name, int(count), int(size)) for name, (count, size) in zip(names, dealt, strict=True))
+    return _WrittenSection(counts, files)
+
+
+def _deal(
+    buffer: Sequence[BlockExamples],
+    handles: Sequence[BinaryIO],
+    dealt: IntArray,
+    seed: int,
+    section: Section,
+    flush: int,
+) -> None:
+    """Deal the examples of `buffer`; `dealt` [files, 2] counts the examples and bytes that each file has."""
+    if not buffer:
+        return
+    views = [memoryview(held.frames) for held in buffer]
+    starts = np.concatenate([np.cumsum(held.lengths) - held.lengths for held in buffer])
+    lengths = np.concatenate([held.lengths for held in buffer])
+    holders = np.repeat(np.arange(len(buffer)), [len(held.lengths) for held in buffer])
+    order = permutation(len(lengths), seed, f"order of {section.split}", section.number, flush)
+    files = (int(dealt[:, 0].sum()) + np.arange(len(order))) % len(handles)
+    dealt[:, 0] += np.bincount(files, minlength=len(handles))
+    np.add.at(dealt[:, 1], files, lengths[order])
+    for values in zip(files.tolist(), holders[order].tolist(), starts[order].tolist(), lengths[order].tolist(), strict=True):
+        file, holder, start, length = values
+        handles[file].write(views[holder][start : start + length])
+
+
+# --- worker processes
+
+
+def default_workers() -> int:
+    """The processors that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def _start_worker() -> None:
+    """Keep one thread of the tokenizer, and end when the parent does, however that ends; Ctrl-C is for the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """`function` of each item, in the order of the items; with one worker, in this process.
+
+    At most `workers` + 1 items and results are held at a time. Processes are spawned, not forked, because the tokenizer
+    keeps threads.
+    """
+    if workers <= 1:
+        yield from map(function, items)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
+        in_flight: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                in_flight.append(pool.submit(function, item))
+                if len(in_flight) > workers:
+                    yield in_flight.popleft().result()
+            while in_flight:
+                yield in_flight.popleft().result()
+        except BrokenProcessPool as error:
+            raise FailedError(
+                "a worker process died (out of memory?); run the same command again, with fewer --workers"
+            ) from error
+        finally:
+            for future in in_flight:
+                future.cancel()

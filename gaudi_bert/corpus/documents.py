@@ -1,33 +1,35 @@
-"""Documents of a text file, one at a time: plain text, WikiExtractor's `<doc ...>` blocks, JSON lines; plain or gzipped.
+"""Sources of text, and their documents one at a time: plain text, WikiExtractor's `<doc ...>` blocks, JSON lines, or the
+documentation that Python carries.
 
-What a file is, is found from its first bytes, never from its name. A document is a list of non-empty, stripped lines. One of
-more than `DOCUMENT_CHARACTERS` is cut between lines into several, so that memory stays bounded.
+A source is known by its name (relative to the folder or glob that was given), its size and the CRC-32 of its bytes, so the
+same text in another folder makes the same examples. Its format (also gzip) is detected from its first bytes, never from its
+name. A document is a list of non-empty, stripped lines. One of more than `DOCUMENT_CHARACTERS` is cut between lines into
+several, so that memory stays bounded.
 """
 
 from __future__ import annotations
 
+import glob
 import gzip
 import html
 import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.corpus.documentation import documentation_documents
-from gaudi_bert.corpus.python_texts import python_texts
+from gaudi_bert.common.features import BUILT_IN_TEXTS
+from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
-from gaudi_bert.corpus.sources import Source
-
-__all__ = ["DOCUMENT_CHARACTERS", "TextFormat", "detect_format", "read_documents"]
 
 FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]
 
 DOCUMENT_CHARACTERS = 1 << 20
+_READ_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 64 << 20
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_LINES = 2000
@@ -37,9 +39,86 @@ _OTHER_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": 
 _TITLE = re.compile(r'\btitle="([^"]*)"')
 
 
+# --- sources
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input: a text file, or a text that Python carries (`path` is None).
+
+    Args:
+        name: relative name, the same on every machine, or a key of `BUILT_IN_TEXTS`.
+        size_bytes: as it lies on the disk, compressed or not; 0 for a built-in text.
+    """
+
+    name: str
+    path: Path | None
+    size_bytes: int
+
+    @property
+    def shown(self) -> str:
+        """How messages name it."""
+        return str(self.path) if self.path is not None else self.name
+
+
+def find_sources(texts: Sequence[str], folder: Path) -> list[Source]:
+    """All sources of `texts` in a fixed order; relative paths start at `folder`."""
+    if not texts:
+        raise InputError(f"prepare: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
+    sources: list[Source] = []
+    seen: set[Path] = set()
+    for text in texts:
+        if text in BUILT_IN_TEXTS:
+            sources.append(Source(text, None, 0))
+            continue
+        for name, path in _named_files(text, folder):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                sources.append(Source(name, path, path.stat().st_size))
+    return sources
+
+
+def _named_files(text: str, folder: Path) -> list[tuple[str, Path]]:
+    path = folder / Path(text).expanduser()
+    if path.is_file():
+        return [(path.name, path)]
+    if path.is_dir():
+        files = [child for child in path.rglob("*") if child.is_file()]
+        root = path
+    elif glob.has_magic(text):
+        files = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+        root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+    else:
+        raise InputError(f"{path}: no such file or folder; check the path of the text (prepare.text)")
+    named = sorted((child.relative_to(root).as_posix(), child) for child in files)
+    named = [(name, child) for name, child in named if not any(part.startswith(".") for part in name.split("/"))]
+    if not named:
+        raise InputError(f"{path}: holds no text file; check the path of the text (prepare.text)")
+    return named
+
+
+def source_identity(source: Source) -> dict[str, Any]:
+    """Name, size and CRC-32 of a source, for the settings stored beside the examples."""
+    checksum, size = 0, 0
+    if source.path is None:
+        content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
+        checksum, size = zlib.crc32(content), len(content)
+    else:
+        try:
+            with open(source.path, "rb") as handle:
+                while chunk := handle.read(_READ_BYTES):
+                    checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
+        except OSError as error:
+            raise InputError(f"{source.path}: cannot read: {error.strerror}; check the file and its permissions") from error
+    return {"name": source.name, "bytes": size, "crc32": f"{checksum:08x}"}
+
+
+# --- documents
+
+
 @dataclass(frozen=True)
 class TextFormat:
-    """What a source was found to be."""
+    """The format of a source."""
 
     name: FormatName
     gzipped: bool
@@ -52,8 +131,7 @@ class TextFormat:
         return f"{self.name}{', gzipped' if self.gzipped else ''}, {lines[self.layout]}"
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """A line of text with its number, from 1, for messages."""
 
     number: int
@@ -61,11 +139,7 @@ class _Line:
 
 
 def detect_format(source: Source) -> TextFormat:
-    """Find what `source` is from its beginning.
-
-    Raises:
-        InputError: it cannot be read, is compressed in another way, or its beginning is malformed.
-    """
+    """The format of `source`, from its beginning."""
     if source.path is None:
         return TextFormat("Python documentation", False, "sentences")
     with _open_bytes(source.path) as handle:
@@ -103,11 +177,7 @@ def _format_of_line(text: str, path: Path) -> FormatName:
 
 
 def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str]]:
-    """The documents of `source`, each a non-empty list of sentences.
-
-    Raises:
-        InputError: the file is missing, truncated, not UTF-8, or a record of it is malformed.
-    """
+    """The documents of `source`, each a non-empty list of sentences."""
     if source.path is None:
         yield from documentation_documents(python_texts(source.name))
         return
@@ -160,9 +230,7 @@ def _wikiextractor_documents(path: Path, lines: Iterator[_Line]) -> Iterator[lis
             yield document or []
             document = None
         elif line.text and document is None:
-            raise InputError(
-                f"{path}: line {line.number}: text outside <doc ...> and </doc>; the file is not as WikiExtractor wrote it"
-            )
+            raise InputError(f"{path}: line {line.number}: text outside <doc ...> and </doc>; extract the file again")
         elif line.text and document is not None and (document or html.unescape(line.text) != title):
             document.append(line.text)
     yield document or []
@@ -176,11 +244,11 @@ def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
             value = json.loads(line.text)
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"{path}: line {line.number}: not JSON ({shortened(str(error))}); mend or remove the line"
+                f"{path}: line {line.number}: not JSON ({shortened(str(error))}); fix or remove the line"
             ) from error
         text = value.get("text") if isinstance(value, dict) else None
         if not isinstance(text, str):
-            raise InputError(f"{path}: line {line.number}: no field `text` with a string in it; mend or remove the line")
+            raise InputError(f"{path}: line {line.number}: no field `text` with a string in it; fix or remove the line")
         yield [stripped for part in text.splitlines() if (stripped := part.strip())]
 
 
@@ -212,9 +280,9 @@ def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                place = f"byte {offset + error.start}{' of the unpacked text' if gzipped else ''} (line {number})"
+                position = f"byte {offset + error.start}{' of the unpacked text' if gzipped else ''} (line {number})"
                 raise InputError(
-                    f"{path}: not UTF-8 at {place}; convert the file, for example with iconv -t UTF-8"
+                    f"{path}: not UTF-8 at {position}; convert the file, for example with iconv -t UTF-8"
                 ) from error
             offset += len(line)
             yield _Line(number, text.strip())

@@ -1,7 +1,13 @@
 """Unpacked pretraining examples of one block of documents: [CLS] A [SEP] B [SEP], masked, as framed tf.train.Examples.
 
 A block is the unit of work and of randomness: all that is random in it is a function of (seed, split, block, duplicate), so
-neither the number of workers nor who makes a block changes a byte.
+neither the number of workers nor the machine that makes a block changes a byte.
+
+Masked-LM targets are chosen as in BERT's `create_pretraining_data.py`. Of a sequence of n tokens,
+min(P, max(1, round(0.15 n))) are predicted, chosen among all but [CLS] and [SEP]. A chosen token is replaced by [MASK]
+(80 %), kept (10 %), or replaced by a random token of the vocabulary (10 %). With whole-word masking, words (a token and the
+`##` continuations behind it) are taken in random order as long as they fit. Random order: every position is given a random
+64-bit key, and the smallest keys are chosen.
 
 Letters of shapes: N sequences, L slots, P masked positions.
 """
@@ -16,32 +22,20 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.permutation import philox
-from gaudi_bert.corpus.masking import mask_sequences, prediction_counts
-from gaudi_bert.corpus.pairs import SegmentPairs, choose_pairs
-from gaudi_bert.corpus.randomness import RandomStream
-from gaudi_bert.corpus.tokens import TokenBlock, tokenize_documents
-from gaudi_bert.corpus.vocabulary import Vocabulary
-from gaudi_bert.records.write.rows import encode_rows
+from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, philox
+from gaudi_bert.corpus.pairs import SPECIAL_TOKENS_IN_PAIR, RandomStream, SegmentPairs, choose_pairs
+from gaudi_bert.corpus.vocabulary import TokenBlock, Vocabulary, tokenize_documents
+from gaudi_bert.records.unpacked_encoder import encode_rows
 
-__all__ = [
-    "BlockExamples",
-    "BlockJob",
-    "ExampleColumns",
-    "ExampleCounts",
-    "ExampleSettings",
-    "assemble_columns",
-    "make_examples",
-]
+Keys: TypeAlias = NDArray[np.uint64]
 
-Integers: TypeAlias = NDArray[np.int64]
-Slots: TypeAlias = NDArray[np.int32]
-Flags: TypeAlias = NDArray[np.bool_]
+_NEVER = np.uint64(2**64 - 1)
+_MASK_SHARE, _KEEP_SHARE = 0.8, 0.1
 
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """How examples are made; see `gaudi_bert.config.PrepareSettings`."""
+    """How examples are made; see `gaudi_bert.config.sections.PrepareSettings`."""
 
     vocabulary: Vocabulary
     lower_case: bool
@@ -52,19 +46,6 @@ class ExampleSettings:
     masked_lm_probability: float
     whole_word_masking: bool
     seed: int
-
-
-@dataclass(frozen=True)
-class ExampleColumns:
-    """N examples as matrices: int32 [N, L] and [N, P]; lengths, counts and labels int64 [N]."""
-
-    input_ids: Slots
-    segment_ids: Slots
-    lengths: Integers
-    masked_lm_positions: Slots
-    masked_lm_ids: Slots
-    masked_counts: Integers
-    next_sentence_labels: Integers
 
 
 @dataclass(frozen=True)
@@ -89,13 +70,11 @@ class BlockExamples:
     """The records of one block, framed, one after the other.
 
     Args:
-        frames: the bytes.
         lengths: int64 [records], bytes of each.
-        counts: what was counted on the way.
     """
 
     frames: bytes
-    lengths: Integers
+    lengths: IntArray
     counts: ExampleCounts
 
 
@@ -118,35 +97,51 @@ def make_examples(job: BlockJob) -> BlockExamples:
     frames = [np.zeros(0, dtype=np.uint8)]
     lengths = [np.zeros(0, dtype=np.int64)]
     for duplicate in range(settings.duplicates if block.documents else 0):
-        columns = _columns_of_duplicate(block, job, duplicate)
-        records, record_lengths = _encode(columns)
+        records, record_lengths, duplicate_counts = _examples_of_duplicate(block, job, duplicate)
         frames.append(records)
         lengths.append(record_lengths)
-        counts += ExampleCounts(
-            sequences=len(columns.lengths),
-            tokens=int(columns.lengths.sum()),
-            random_next=int(columns.next_sentence_labels.sum()),
-            masked=int(columns.masked_counts.sum()),
-        )
+        counts += duplicate_counts
     return BlockExamples(np.concatenate(frames).tobytes(), np.concatenate(lengths), counts)
 
 
-def _columns_of_duplicate(block: TokenBlock, job: BlockJob, duplicate: int) -> ExampleColumns:
-    settings = job.settings
-    random = RandomStream(settings.seed, f"pairs of {job.split}", job.block_number, duplicate)
+def _examples_of_duplicate(
+    block: TokenBlock, job: BlockJob, duplicate: int
+) -> tuple[NDArray[np.uint8], IntArray, ExampleCounts]:
+    """The framed records of one duplicate, the bytes of each, and their counts."""
+    settings, indices = job.settings, (job.block_number, duplicate)
+    random = RandomStream(settings.seed, f"pairs of {job.split}", *indices)
     pairs = choose_pairs(block, settings.max_sequence_length, settings.short_sequence_probability, random)
-    generator = philox(settings.seed, f"masks of {job.split}", job.block_number, duplicate)
-    return assemble_columns(block, pairs, settings, generator)
+    first_lengths = pairs.first_stop - pairs.first_start
+    lengths = first_lengths + (pairs.second_stop - pairs.second_start) + SPECIAL_TOKENS_IN_PAIR
+    masked = _mask_pairs(block, pairs, lengths, settings, philox(settings.seed, f"masks of {job.split}", *indices))
+    slots = np.arange(settings.max_sequence_length)
+    frames, frame_lengths = encode_rows(
+        {
+            "input_ids": masked.input_ids,
+            "input_mask": slots < lengths[:, None],
+            "segment_ids": (slots >= (first_lengths + 2)[:, None]) & (slots < lengths[:, None]),
+            "masked_lm_positions": masked.positions,
+            "masked_lm_ids": masked.ids,
+            "masked_lm_weights": (np.arange(settings.max_predictions) < masked.counts[:, None]).astype(np.float32),
+            "next_sentence_labels": pairs.labels[:, None],
+        }
+    )
+    counts = ExampleCounts(
+        sequences=len(pairs),
+        tokens=int(lengths.sum()),
+        random_next=int(pairs.labels.sum()),
+        masked=int(masked.counts.sum()),
+    )
+    return frames, frame_lengths, counts
 
 
-def assemble_columns(
-    block: TokenBlock, pairs: SegmentPairs, settings: ExampleSettings, generator: np.random.Philox
-) -> ExampleColumns:
+def _mask_pairs(
+    block: TokenBlock, pairs: SegmentPairs, lengths: IntArray, settings: ExampleSettings, generator: np.random.Philox
+) -> _MaskedSequences:
     """Put the tokens of `pairs` into rows and mask them."""
     vocabulary = settings.vocabulary
     first_lengths = pairs.first_stop - pairs.first_start
     second_lengths = pairs.second_stop - pairs.second_start
-    lengths = first_lengths + second_lengths + 3
     rows = np.arange(len(pairs))
     input_ids_NL = np.zeros((len(pairs), settings.max_sequence_length), dtype=np.int32)
     input_ids_NL[:] = vocabulary.number("[PAD]")
@@ -155,61 +150,133 @@ def assemble_columns(
     _copy_runs(block.tokens, pairs.second_start, second_lengths, input_ids_NL, candidates_NL, first_lengths + 2)
     input_ids_NL[rows, 0] = vocabulary.number("[CLS]")
     input_ids_NL[rows, first_lengths + 1] = input_ids_NL[rows, lengths - 1] = vocabulary.number("[SEP]")
-    slots = np.arange(settings.max_sequence_length)
-    segment_ids_NL = (slots >= (first_lengths + 2)[:, None]) & (slots < lengths[:, None])
     word_starts_NL = None
     if settings.whole_word_masking:
         word_starts_NL = ~vocabulary.continuations()[input_ids_NL]
         word_starts_NL[rows, 1] = word_starts_NL[rows, first_lengths + 2] = True
-    counts = prediction_counts(lengths, settings.masked_lm_probability, settings.max_predictions)
-    masked = mask_sequences(
+    return mask_sequences(
         input_ids_NL,
         candidates_NL,
-        counts,
+        prediction_counts(lengths, settings.masked_lm_probability, settings.max_predictions),
         settings.max_predictions,
         vocabulary.number("[MASK]"),
         len(vocabulary),
         generator,
         word_starts_NL,
     )
-    return ExampleColumns(
-        input_ids=masked.input_ids,
-        segment_ids=segment_ids_NL.astype(np.int32),
-        lengths=lengths,
-        masked_lm_positions=masked.positions,
-        masked_lm_ids=masked.ids,
-        masked_counts=masked.counts,
-        next_sentence_labels=pairs.labels,
-    )
 
 
 def _copy_runs(
-    tokens: Slots,
-    starts: Integers,
-    lengths: Integers,
-    input_ids_NL: Slots,
-    candidates_NL: Flags,
-    columns: Integers,
+    tokens: Int32Array,
+    starts: IntArray,
+    lengths: IntArray,
+    input_ids_NL: Int32Array,
+    candidates_NL: BoolArray,
+    columns: IntArray,
 ) -> None:
     """Copy `tokens[starts[n] : starts[n] + lengths[n]]` into row n from `columns[n]` on."""
     rows = np.repeat(np.arange(len(lengths)), lengths)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    places = columns[rows] + within
-    input_ids_NL[rows, places] = tokens[starts[rows] + within]
-    candidates_NL[rows, places] = True
+    slots = columns[rows] + within
+    input_ids_NL[rows, slots] = tokens[starts[rows] + within]
+    candidates_NL[rows, slots] = True
 
 
-def _encode(columns: ExampleColumns) -> tuple[NDArray[np.uint8], Integers]:
-    """The framed records, and the bytes of each."""
-    slots, predictions = columns.input_ids.shape[1], columns.masked_lm_ids.shape[1]
-    return encode_rows(
-        {
-            "input_ids": columns.input_ids,
-            "input_mask": np.arange(slots) < columns.lengths[:, None],
-            "segment_ids": columns.segment_ids,
-            "masked_lm_positions": columns.masked_lm_positions,
-            "masked_lm_ids": columns.masked_lm_ids,
-            "masked_lm_weights": (np.arange(predictions) < columns.masked_counts[:, None]).astype(np.float32),
-            "next_sentence_labels": columns.next_sentence_labels[:, None],
-        }
-    )
+# --- masking
+
+
+@dataclass(frozen=True)
+class _MaskedSequences:
+    """What masking makes of N sequences.
+
+    Args:
+        input_ids: int32 [N, L] with masks.
+        positions: int32 [N, P], ascending, 0 where unused.
+        ids: int32 [N, P], the original tokens, 0 where unused.
+        counts: int64 [N], how many positions are used.
+    """
+
+    input_ids: Int32Array
+    positions: Int32Array
+    ids: Int32Array
+    counts: IntArray
+
+
+def prediction_counts(lengths: IntArray, probability: float, max_predictions: int) -> IntArray:
+    """How many tokens to predict in sequences of `lengths` tokens (int64 [N]); halves are rounded to even, as in Python."""
+    rounded = np.rint(lengths * probability).astype(np.int64)
+    candidates = np.maximum(lengths - SPECIAL_TOKENS_IN_PAIR, 0)
+    return np.minimum(np.minimum(np.maximum(rounded, 1), max_predictions), candidates)
+
+
+def mask_sequences(
+    input_ids_NL: Int32Array,
+    candidates_NL: BoolArray,
+    counts: IntArray,
+    max_predictions: int,
+    mask_id: int,
+    vocabulary_size: int,
+    generator: np.random.Philox,
+    word_starts_NL: BoolArray | None = None,
+) -> _MaskedSequences:
+    """Choose and replace tokens.
+
+    Args:
+        input_ids_NL: int32, the original sequences.
+        candidates_NL: bool, where a token may be chosen.
+        counts: int64 [N], how many to choose in each.
+        vocabulary_size: random replacements are uniform below it.
+        word_starts_NL: bool, where a word starts; given for whole-word masking.
+    """
+    keys_NL = generator.random_raw(input_ids_NL.size).reshape(input_ids_NL.shape) >> np.uint64(1)
+    keys_NL[~candidates_NL] = _NEVER
+    if word_starts_NL is None:
+        chosen_NL = _smallest_keys(keys_NL, counts, max_predictions)
+    else:
+        chosen_NL = _whole_words(keys_NL, word_starts_NL & candidates_NL, candidates_NL, counts)
+    rows, columns = np.nonzero(chosen_NL)
+    used = np.bincount(rows, minlength=len(counts))
+    slots = np.arange(len(rows)) - np.repeat(np.cumsum(used) - used, used)
+    positions_NP = np.zeros((len(counts), max_predictions), dtype=np.int32)
+    ids_NP = np.zeros_like(positions_NP)
+    positions_NP[rows, slots] = columns
+    ids_NP[rows, slots] = input_ids_NL[rows, columns]
+    masked_NL = input_ids_NL.copy()
+    masked_NL[rows, columns] = _replacements(input_ids_NL[rows, columns], mask_id, vocabulary_size, generator)
+    return _MaskedSequences(masked_NL, positions_NP, ids_NP, used)
+
+
+def _smallest_keys(keys_NL: Keys, counts: IntArray, max_predictions: int) -> BoolArray:
+    """bool [N, L]: the `counts[n]` smallest keys of each row."""
+    most = min(max_predictions, keys_NL.shape[1])
+    smallest_NP = np.sort(np.partition(keys_NL, most - 1, axis=1)[:, :most], axis=1)
+    last_N = np.take_along_axis(smallest_NP, np.maximum(counts - 1, 0)[:, None], axis=1)
+    return (keys_NL <= last_N) & (counts > 0)[:, None] & (keys_NL != _NEVER)
+
+
+def _whole_words(keys_NL: Keys, starts_NL: BoolArray, candidates_NL: BoolArray, counts: IntArray) -> BoolArray:
+    """bool [N, L]: whole words in the order of the keys of their first tokens; one that does not fit is passed over."""
+    chosen_NL = np.zeros(keys_NL.shape, dtype=bool)
+    for row in range(len(counts)):
+        starts = np.flatnonzero(starts_NL[row])
+        # A word ends where the next one starts, or where candidates end ([SEP], padding).
+        barriers = np.flatnonzero(starts_NL[row] | ~candidates_NL[row])
+        behind = np.append(barriers, keys_NL.shape[1])[np.searchsorted(barriers, starts, side="right")]
+        remaining = int(counts[row])
+        order = np.argsort(keys_NL[row, starts])
+        for start, stop in zip(starts[order].tolist(), behind[order].tolist(), strict=True):
+            if stop - start <= remaining:
+                chosen_NL[row, start:stop] = True
+                remaining -= stop - start
+                if remaining == 0:
+                    break
+    return chosen_NL
+
+
+def _replacements(original: Int32Array, mask_id: int, vocabulary_size: int, generator: np.random.Philox) -> Int32Array:
+    """What each chosen token is replaced by."""
+    choice = (generator.random_raw(len(original)) >> np.uint64(11)) * 2.0**-53
+    drawn = ((generator.random_raw(len(original)) >> np.uint64(32)) * np.uint64(vocabulary_size)) >> np.uint64(32)
+    replaced = np.where(choice < _MASK_SHARE, mask_id, drawn.astype(np.int64))
+    keeps = (choice >= _MASK_SHARE) & (choice < _MASK_SHARE + _KEEP_SHARE)
+    return np.where(keeps, original, replaced).astype(np.int32)

@@ -2,7 +2,7 @@
 
 A document is walked from its first sentence. Sentences are gathered until they hold the target length: the longest pair,
 L - 3 tokens, or for one document in ten a random shorter one. A random cut makes the first of them segment A. With
-probability 1/2 (and always where one sentence was gathered) segment B is taken from a random place of another document,
+probability 1/2 (and always where one sentence was gathered) segment B comes from a random position in another document,
 label 1, and the sentences behind the cut are put back to be gathered again; otherwise they are segment B, label 0. A pair
 that is too long loses tokens from its longer segment (B where they are equal), each from the front or the back at random.
 
@@ -14,21 +14,57 @@ were in front is a sum of fair coins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gaudi_bert.corpus.randomness import RandomStream
-from gaudi_bert.corpus.tokens import TokenBlock
-
-__all__ = ["SPECIAL_TOKENS_IN_PAIR", "SegmentPairs", "choose_pairs", "kept_tokens"]
-
-Integers: TypeAlias = NDArray[np.int64]
+from gaudi_bert.common.arrays import IntArray, philox
+from gaudi_bert.corpus.vocabulary import TokenBlock
 
 SPECIAL_TOKENS_IN_PAIR = 3
 _SHORTEST_PAIR = 2
 _RANDOM_NEXT_PROBABILITY = 0.5
+_WORDS_AT_ONCE = 1024
+
+
+class RandomStream:
+    """Random numbers for loops that draw one at a time, fixed for ever by `seed`, `purpose` and `indices`.
+
+    The words are the raw 64-bit outputs of Philox (see `gaudi_bert.common.arrays`). From a word w, an integer below n
+    is floor(w n / 2^64) (biased by less than n / 2^64) and a real number in [0, 1) is its upper 53 bits. Nothing here
+    depends on the version of Python or numpy.
+    """
+
+    def __init__(self, seed: int, purpose: str, *indices: int) -> None:
+        self._generator = philox(seed, purpose, *indices)
+        self._words: list[int] = []
+
+    def word(self) -> int:
+        """The next 64 random bits."""
+        if not self._words:
+            self._words = self._generator.random_raw(_WORDS_AT_ONCE).tolist()
+            self._words.reverse()
+        return self._words.pop()
+
+    def below(self, bound: int) -> int:
+        """An integer in [0, bound)."""
+        return (self.word() * bound) >> 64
+
+    def between(self, lowest: int, highest: int) -> int:
+        """An integer in [lowest, highest], both included."""
+        return lowest + self.below(highest - lowest + 1)
+
+    def chance(self, probability: float) -> bool:
+        """True with `probability`."""
+        return (self.word() >> 11) * 2.0**-53 < probability
+
+    def heads(self, tosses: int) -> int:
+        """How many of `tosses` fair coins show heads."""
+        count = 0
+        while tosses > 0:
+            used = min(tosses, 64)
+            count += (self.word() >> (64 - used)).bit_count()
+            tosses -= used
+        return count
 
 
 @dataclass(frozen=True)
@@ -41,11 +77,11 @@ class SegmentPairs:
         labels: 0 = B really follows A, 1 = B is from another document.
     """
 
-    first_start: Integers
-    first_stop: Integers
-    second_start: Integers
-    second_stop: Integers
-    labels: Integers
+    first_start: IntArray
+    first_stop: IntArray
+    second_start: IntArray
+    second_stop: IntArray
+    labels: IntArray
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,8 +120,8 @@ def _pairs_of_document(
             stop += 1
         cut = first + random.between(1, stop - first - 1) if stop - first >= 2 else stop
         if stop - first == 1 or random.chance(_RANDOM_NEXT_PROBABILITY):
-            wanted = target - (starts[cut] - starts[first])
-            second = _random_segment(starts, documents, document, wanted, random)
+            least_tokens = target - (starts[cut] - starts[first])
+            second = _random_segment(starts, documents, document, least_tokens, random)
             label, following = 1, cut
         else:
             second = (starts[cut], starts[stop])
@@ -95,9 +131,9 @@ def _pairs_of_document(
 
 
 def _random_segment(
-    starts: list[int], documents: list[int], document: int, wanted: int, random: RandomStream
+    starts: list[int], documents: list[int], document: int, least_tokens: int, random: RandomStream
 ) -> tuple[int, int]:
-    """At least one sentence, and at least `wanted` tokens if there are so many, from a random sentence of another document.
+    """From a random sentence of another document: at least one sentence, and at least `least_tokens` tokens if it has them.
 
     In a block of one document it is taken from that document, as Google's script does when it finds no other.
     """
@@ -109,7 +145,7 @@ def _random_segment(
     end = documents[other + 1]
     first = documents[other] + random.below(end - documents[other])
     stop = first + 1
-    while stop < end and starts[stop] - starts[first] < wanted:
+    while stop < end and starts[stop] - starts[first] < least_tokens:
         stop += 1
     return starts[first], starts[stop]
 

@@ -1,39 +1,56 @@
-"""The documentation that every CPython carries, as small corpora that need no download.
+"""The documentation that every CPython carries, as small corpora that need no download: documents, and labelled rows.
 
 `python-docs` are the topics of its manual (`pydoc_data.topics`): some 80 long texts. `python-docstrings` are the docstrings
 of its standard library, read from the source files without importing any: some 6,000 texts, most of them shorter than a row.
 Both are a function of the Python that runs, and differ a little from one version to the next.
+
+A heading, a paragraph (its wrapped lines joined, then split into sentences), a list item and each line of an example are
+sentences. Rulers below headings and borders of tables are left out. Some texts repeat parts of others (the topic
+"specialnames" holds "attribute-access"; subclasses repeat the docstrings of their base): a paragraph is kept once, in the
+shortest text that has it, so that no held-out document is also part of a training document.
 """
 
 from __future__ import annotations
 
 import ast
 import gc
+import hashlib
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.corpus.sentences import split_sentences
 
-__all__ = ["docstrings_of_source", "python_texts"]
-
-# Left out: what some distributions pack apart, tests, and modules that are jokes.
+# Left out: modules that some distributions ship separately, tests, and modules that are jokes.
 _NOT_EVERYWHERE = {"distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "tkinter", "turtledemo"}
 _NOT_READ = {"antigravity", "this"}
 _TEST_FOLDERS = {"test", "tests"}
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
+_RULER = re.compile(r"\s*([*=~^+|\-])[*=~^+|\-\s]*")
+_MARKER = re.compile(r"(?:[*\-•]|\d+\.|\[\d+\])\s+")
+# Shorter paragraphs ("For example:", "Note:") occur in many texts anyway.
+_SHORTEST_REPEATED_PARAGRAPH = 40
+
+LABELS = 12
+"""Packages that are labels: those with the most docstrings."""
+HELD_OUT_OF = 5
+"""One row in so many is held out."""
+
+
+# --- texts
+
 
 @lru_cache(maxsize=2)
 def python_texts(name: str) -> dict[str, str]:
-    """The texts that `name`, a key of `BUILT_IN_TEXTS`, stands for, by the name of the topic or of what is documented.
-
-    Raises:
-        InputError: this Python has no source files of its standard library.
-    """
+    """The texts that `name`, a key of `BUILT_IN_TEXTS`, stands for, by the name of the topic or of what is documented."""
     if name == "python-docs":
         from pydoc_data import topics
 
@@ -84,3 +101,90 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
         for child in getattr(node, field, ()):
             own = getattr(child, "name", None) if isinstance(child, _Documented) else None
             yield from _docstrings(child, f"{name}.{own}" if own else name)
+
+
+# --- documents
+
+
+def documentation_documents(texts: Mapping[str, str]) -> list[list[str]]:
+    """One document (a list of sentences) per text, in the order of the names; a text left without a sentence gives none."""
+    return list(_named_documents(texts).values())
+
+
+def _named_documents(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """The same, by the names of the texts."""
+    seen: set[str] = set()
+    documents: dict[str, list[str]] = {}
+    for name in sorted(texts, key=lambda name: (len(texts[name]), name)):
+        sentences = _sentences_of_text(texts[name], seen)
+        if sentences:
+            documents[name] = sentences
+    return dict(sorted(documents.items()))
+
+
+def _sentences_of_text(text: str, seen: set[str]) -> list[str]:
+    sentences: list[str] = []
+    after_colon = False
+    outer_indent = 0
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = [line for line in paragraph.splitlines() if line.strip() and not _RULER.fullmatch(line)]
+        if not lines:
+            continue
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        is_example = (after_colon and indent > outer_indent) or lines[0].lstrip().startswith(">>>")
+        content = " ".join(" ".join(lines).split())
+        if not is_example:
+            after_colon, outer_indent = content.endswith(":"), indent
+        if content in seen:
+            continue
+        if len(content) >= _SHORTEST_REPEATED_PARAGRAPH:
+            seen.add(content)
+        sentences.extend(_sentences_of_paragraph(lines, content, is_example))
+    return sentences
+
+
+def _sentences_of_paragraph(lines: list[str], content: str, is_example: bool) -> list[str]:
+    if is_example:
+        return [" ".join(line.split()) for line in lines]
+    if all("|" in line for line in lines):
+        return [" ".join(line.replace("|", " ").split()) for line in lines if line.replace("|", " ").strip()]
+    return split_sentences(_MARKER.sub("", content, count=1) if _MARKER.match(content) else content)
+
+
+# --- labelled rows
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """A row: what is documented, its text, the package as its label, and whether the row is held out."""
+
+    name: str
+    text: str
+    label: str
+    held_out: bool
+
+
+def labelled_docstrings(texts: Mapping[str, str], labels: int = LABELS) -> list[LabelledText]:
+    """Docstrings (by qualified name, from `python_texts`) of the `labels` packages with the most, in the order of the names.
+
+    A text is kept once, so no held-out row is also among the others. Whether a row is held out depends on its name alone.
+    """
+    by_text: dict[str, str] = {}
+    for name, sentences in _named_documents(texts).items():
+        by_text.setdefault(" ".join(sentences), name)
+    counts = Counter(map(_package, by_text.values()))
+    chosen = set(sorted(counts, key=lambda label: (-counts[label], label))[:labels])
+    return [
+        LabelledText(name, text, _package(name), _is_held_out(name))
+        for text, name in sorted(by_text.items(), key=lambda item: item[1])
+        if _package(name) in chosen
+    ]
+
+
+def _package(name: str) -> str:
+    """`xml` of `xml.dom.minidom.Node`, `pydecimal` of `_pydecimal.Decimal`."""
+    return name.split(".")[0].lstrip("_")
+
+
+def _is_held_out(name: str) -> bool:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % HELD_OUT_OF == 0

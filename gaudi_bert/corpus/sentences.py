@@ -10,10 +10,10 @@ next character (behind opening quotes and brackets) is not a lower-case letter. 
 
 A Chinese or Japanese full stop (`。`, `！`, `？`) ends a sentence wherever it stands.
 
-How the lines of a file are to be read is its *layout*, found from its first lines:
+How the lines of a file are to be read is its *layout*, detected from its first lines:
 
-- `sentences`: one sentence a line; every line is kept as it is;
-- `paragraphs`: one paragraph a line; every line is split by the rules above;
+- `sentences`: one sentence per line; every line is kept as it is;
+- `paragraphs`: one paragraph per line; every line is split by the rules above;
 - `wrapped`: lines broken at a fixed width; the lines of a document are joined, then split.
 """
 
@@ -22,8 +22,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import Literal
-
-__all__ = ["ABBREVIATIONS", "NUMBERED_ABBREVIATIONS", "Layout", "detect_layout", "sentences_of_lines", "split_sentences"]
 
 Layout = Literal["sentences", "paragraphs", "wrapped"]
 
@@ -47,7 +45,7 @@ _LAST_WORD = re.compile(r"[^\s\"'“‘«(\[]+$")
 _INITIAL_OR_DOTTED = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[A-ZÀ-ÖØ-Þ]")
 _FINISHED_LINE = re.compile(rf"[.!?…。！？:;][{_CLOSING}」』]*$")
 
-# A file whose lines are finished sentences, with at most this many further sentences a line, has one sentence a line.
+# A file whose lines are finished sentences, with at most this many further sentences per line, has one sentence per line.
 _MOST_INNER_BOUNDARIES = 0.3
 _LEAST_LOWER_CASE_STARTS = 0.2
 _LEAST_FILL_OF_WRAPPED_LINES = 0.8

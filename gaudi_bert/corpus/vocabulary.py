@@ -1,33 +1,43 @@
-"""The WordPiece vocabulary: a given vocab.txt, or one trained from the text; the same text gives the same vocabulary.
+"""The WordPiece vocabulary (a given vocab.txt, or one trained from the text), and documents as its token numbers.
 
-Training is byte-pair merging on word counts as in the `tokenizers` library (its WordPiece trainer). That trainer meets
-characters in the order of a randomised hash table, so its result changes from run to run; here it is handed the alphabet,
-alone and as `##` continuations, as reserved tokens in a fixed order, which takes all freedom from it.
+The same text gives the same vocabulary. Training is byte-pair merging on word counts as in the `tokenizers` library (its
+WordPiece trainer). That trainer meets characters in the order of a randomised hash table, so its result changes from run to
+run; here it is handed the alphabet, alone and as `##` continuations, as reserved tokens in a fixed order, so that nothing is
+left to chance.
+
+A space always separates words: BERT's clean-up, case, accents and punctuation look at one character at a time, and WordPiece
+at one word. So the tokens of a sentence are those of its words between spaces, and as few words make up most of a text, each
+is given to the tokenizer once (a test compares this with the tokenizer's own result on whole sentences).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["SPECIAL_TOKENS", "Vocabulary", "read_vocabulary", "train_vocabulary", "wordpiece_tokenizer"]
-
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LARGEST_ALPHABET = 1000
 # Google's limit; a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 200
+# Some 200 MB at most; then all words are forgotten, and learnt again as they come.
+MOST_KNOWN_WORDS = 1_000_000
+
+
+# --- the vocabulary
 
 
 @dataclass(frozen=True)
@@ -53,17 +63,13 @@ class Vocabulary:
         """The SHA-256 of vocab.txt."""
         return hashlib.sha256(self.text.encode("utf-8")).hexdigest()
 
-    def continuations(self) -> NDArray[np.bool_]:
+    def continuations(self) -> BoolArray:
         """bool [vocabulary]: which tokens continue a word (`##...`)."""
         return np.array([token.startswith("##") for token in self.tokens], dtype=bool)
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a vocab.txt, one token a line.
-
-    Raises:
-        InputError: the file is missing, not UTF-8, has a token twice, or lacks one of `SPECIAL_TOKENS`.
-    """
+    """Read a vocab.txt, one token a line."""
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except OSError as error:
@@ -79,7 +85,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     first_line: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
         if token in first_line:
-            raise InputError(f"{path}: line {number}: token {token!r} stands on line {first_line[token]} too; remove one")
+            raise InputError(f"{path}: line {number}: token {token!r} is on line {first_line[token]} too; remove one")
         first_line[token] = number
     return Vocabulary(tokens)
 
@@ -99,13 +105,7 @@ def wordpiece_tokenizer(tokens: Iterable[str], lower_case: bool) -> Tokenizer:
 def train_vocabulary(documents: Callable[[], Iterable[list[str]]], size: int, lower_case: bool) -> Vocabulary:
     """Train a vocabulary of at most `size` tokens; memory grows with the number of different words, not with the text.
 
-    Args:
-        documents: gives the documents (lists of sentences) from the start, each time it is called; it is called twice.
-        size: how many tokens are wanted.
-        lower_case: as in `wordpiece_tokenizer`.
-
-    Raises:
-        InputError: `size` leaves no room for the characters of the text.
+    `documents` gives the documents (lists of sentences) from the start each time it is called; it is called twice.
     """
     from tokenizers import trainers
 
@@ -143,3 +143,82 @@ def _alphabet(documents: Iterable[list[str]], tokenizer: Tokenizer) -> list[str]
                 normalised[part] += count
     ranked = sorted(normalised, key=lambda character: (-normalised[character], character))
     return sorted(ranked[:_LARGEST_ALPHABET])
+
+
+# --- documents as tokens
+
+
+@dataclass(frozen=True)
+class TokenBlock:
+    """Token numbers of some documents, one after the other.
+
+    Args:
+        tokens: int32 [tokens].
+        sentence_starts: int64 [sentences + 1], where each sentence starts in `tokens`.
+        document_starts: int64 [documents + 1], where each document starts in `sentence_starts`.
+    """
+
+    tokens: Int32Array
+    sentence_starts: IntArray
+    document_starts: IntArray
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self.document_starts) - 1
+
+    @property
+    def sentences(self) -> int:
+        """How many sentences there are."""
+        return len(self.sentence_starts) - 1
+
+
+class _KnownWords:
+    """The tokens of every word met so far, each tokenised once."""
+
+    def __init__(self, vocabulary: Vocabulary, lower_case: bool) -> None:
+        self._tokenizer = wordpiece_tokenizer(vocabulary.tokens, lower_case)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._tokens: Int32Array = np.zeros(0, dtype=np.int32)
+        self._starts: IntArray = np.zeros(1, dtype=np.int64)
+
+    def _learn(self, words: Sequence[str]) -> None:
+        if len(self._numbers) + len(words) > MOST_KNOWN_WORDS:
+            self._forget()
+        new = [word for word in dict.fromkeys(words) if word not in self._numbers]
+        encoded = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(new, add_special_tokens=False)]
+        self._numbers.update(zip(new, range(len(self._numbers), len(self._numbers) + len(new)), strict=True))
+        ends = self._starts[-1] + np.cumsum([len(ids) for ids in encoded], dtype=np.int64)
+        self._tokens = np.concatenate((self._tokens, np.fromiter(chain.from_iterable(encoded), dtype=np.int32)))
+        self._starts = np.concatenate((self._starts, ends))
+
+    def tokens_of(self, words: Sequence[str]) -> tuple[Int32Array, IntArray]:
+        """The tokens of `words`, one word after the other, and how many each word has."""
+        self._learn(words)
+        numbers = np.fromiter(map(self._numbers.__getitem__, words), dtype=np.int64, count=len(words))
+        starts, lengths = self._starts[numbers], np.diff(self._starts)[numbers]
+        before = np.cumsum(lengths) - lengths
+        return self._tokens[np.repeat(starts - before, lengths) + np.arange(lengths.sum())], lengths
+
+
+_known_words = lru_cache(maxsize=2)(_KnownWords)
+
+
+def tokenize_documents(documents: Sequence[Sequence[str]], vocabulary: Vocabulary, lower_case: bool) -> TokenBlock:
+    """Tokenise the sentences of `documents`; sentences without a token and documents without a sentence are left out."""
+    sentences = [sentence for document in documents for sentence in document]
+    if not sentences:
+        return TokenBlock(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    tokens, word_lengths = _known_words(vocabulary, lower_case).tokens_of(" ".join(sentences).split(" "))
+    words = np.array([sentence.count(" ") + 1 for sentence in sentences], dtype=np.int64)
+    lengths = np.add.reduceat(word_lengths, np.cumsum(words) - words)
+    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
+    sentences_before = np.concatenate(([0], np.cumsum(lengths > 0)))
+    return TokenBlock(
+        tokens=tokens,
+        sentence_starts=np.concatenate(([0], np.cumsum(lengths[lengths > 0]))),
+        document_starts=np.unique(np.concatenate(([0], sentences_before[ends]))),
+    )

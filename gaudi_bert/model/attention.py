@@ -21,28 +21,23 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.dropout import kept_places, kept_scale
-from gaudi_bert.model.forward_pass import ForwardPass
+from gaudi_bert.model.dropout import ForwardPass, kept_places, kept_scale
 from gaudi_bert.model.operations import dense, kernel, widen, without_gradient
 
-__all__ = ["attend", "attention_bias", "self_attention"]
-
-FORBIDDEN_SCORE = -10000.0
+_FORBIDDEN_SCORE = -10000.0
 
 
 def attention_bias(input_mask_BL: tf.Tensor, causal: bool, dtype: tf.DType = tf.float32) -> tf.Tensor:
     """What is added to the scores, [B, 1, L, L]: 0 where a position may attend, -10,000 where not.
 
-    Args:
-        input_mask_BL: int32, the number of the sequence at each position, 0 for padding.
-        causal: allow only positions up to the own one.
-        dtype: float32, or float64 for proofs.
+    `input_mask_BL` is the number of the sequence at each position, int32, 0 for padding; with `causal`, only positions up to
+    the own one are allowed.
     """
     same_BLL = tf.cast(tf.equal(input_mask_BL[:, :, tf.newaxis], input_mask_BL[:, tf.newaxis, :]), dtype)
     if causal:
         order_L = tf.range(input_mask_BL.shape[1], dtype=tf.int32)
         same_BLL *= tf.cast(order_L[:, tf.newaxis] >= order_L[tf.newaxis, :], dtype)
-    return ((1.0 - same_BLL) * FORBIDDEN_SCORE)[:, tf.newaxis]
+    return ((1.0 - same_BLL) * _FORBIDDEN_SCORE)[:, tf.newaxis]
 
 
 def self_attention(
@@ -57,15 +52,8 @@ def self_attention(
 ) -> tf.Tensor:
     """The context of every token that asks, [R, H], before the output projection.
 
-    Args:
-        asking_RH: the layer's input at the places that ask; where all do, `hidden_TH` itself.
-        hidden_TH: the layer's input.
-        bias_B1PL: from `attention_bias`, the rows of the places that ask.
-        parameters: all variables; those of this attention begin with `scope`.
-        scope: for example `bert/encoder/layer_0/attention/self`.
-        config: the model's.
-        forward_pass: how it is run.
-        dropout_site: number of this dropout in the model.
+    `asking_RH` are the rows of `hidden_TH` at the positions that ask, `bias_B1PL` their rows of the bias; `scope` is for
+    example `bert/encoder/layer_0/attention/self`, `dropout_site` the number of this dropout in the model.
     """
     packs, _, asking, length = bias_B1PL.shape
     heads, size = config.num_attention_heads, config.head_size
@@ -101,14 +89,8 @@ def attend(
     The backward pass is written out to go over [B, N, P, L] as seldom as possible: the dropout's scale is
     applied to the context, which is smaller by L / D, and what is elementwise is one kernel.
 
-    Args:
-        query_BNPD: already divided by the square root of D.
-        key_BNLD: in the same type.
-        value_BNLD: in the same type.
-        bias_B1PL: from `attention_bias`, the rows of the places that ask.
-        drawn: from `ForwardPass.draw`; None for no dropout.
-        rate: of dropout.
-        compiled: whether kernels are.
+    `query_BNPD` is divided by the square root of D already; `bias_B1PL` is from `attention_bias`, `drawn` from
+    `ForwardPass.draw`.
     """
     scale = kept_scale(drawn, rate)
 
@@ -162,7 +144,7 @@ def _fused_projection(
 
     The queries' part carries the division by the square root of the head size, which saves a pass over
     the scores. The keys' bias adds the same number to all scores of a row, to which softmax is blind: its
-    true gradient is zero, and zero it is given, not the rounding noise that an adaptive optimiser would
+    true gradient is zero, and zero it is given, not the rounding noise that an adaptive optimizer would
     take for a direction.
     """
     scale = 1.0 / math.sqrt(size)

@@ -14,19 +14,163 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.attention import attention_bias
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.embeddings import embed
-from gaudi_bert.model.encoder import encode
-from gaudi_bert.model.forward_pass import ForwardPass
-from gaudi_bert.model.heads import masked_lm_logits, next_sentence_logits, pool
+from gaudi_bert.model.attention import attention_bias, self_attention
+from gaudi_bert.model.config import BertConfig, ParameterSpec, initializer_seed, layer_scope, parameter_specs
+from gaudi_bert.model.dropout import ForwardPass
 from gaudi_bert.model.inputs import check_batch
-from gaudi_bert.model.operations import pick_tokens, widen
-from gaudi_bert.model.parameters import ParameterSpec, initializer_seed, parameter_specs
+from gaudi_bert.model.operations import (
+    activation,
+    dense,
+    dropout,
+    gather_rows,
+    layer_norm,
+    pick_tokens,
+    residual_layer_norm,
+    widen,
+)
 
-__all__ = ["BertForPretraining", "PackedBert", "PretrainingOutputs", "encode_packs"]
+# --- Embeddings: token, segment and position (Devlin et al., 2019, section 3; packed positions: Krell et al., 2021, 3.2.1)
+#
+# Positions restart in every sequence of a pack, so they are looked up by the feature `positions` rather than added as a
+# slice.
 
-COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
+_EMBEDDINGS_DROPOUT_SITE = 0
+
+
+def _embed(
+    batch: Mapping[str, tf.Tensor],
+    parameters: Mapping[str, tf.Tensor],
+    config: BertConfig,
+    compute_dtype: tf.DType,
+    forward_pass: ForwardPass,
+) -> tf.Tensor:
+    """The input of the encoder, [T, H] in `compute_dtype`."""
+    scope = "bert/embeddings"
+    words_TH = gather_rows(parameters[f"{scope}/word_embeddings"], tf.reshape(batch["input_ids"], [-1]))
+    positions_TH = gather_rows(parameters[f"{scope}/position_embeddings"], tf.reshape(batch["positions"], [-1]))
+    # Two rows are picked faster, and their gradient summed faster, by a product with 0 and 1 than by a gather.
+    types_YH = parameters[f"{scope}/token_type_embeddings"]
+    segments_TY = tf.one_hot(tf.reshape(batch["segment_ids"], [-1]), config.type_vocab_size, dtype=types_YH.dtype)
+    total_TH = words_TH + positions_TH + tf.matmul(segments_TY, types_YH)
+    normal_TH = layer_norm(
+        total_TH,
+        parameters[f"{scope}/LayerNorm/gamma"],
+        parameters[f"{scope}/LayerNorm/beta"],
+        config.layer_norm_eps,
+        forward_pass.compiled,
+    )
+    rate = config.hidden_dropout_prob
+    drawn = forward_pass.draw(normal_TH.shape, rate, _EMBEDDINGS_DROPOUT_SITE)
+    return tf.cast(dropout(normal_TH, drawn, rate, forward_pass.compiled), compute_dtype)
+
+
+# --- The Transformer encoder with layer norm after each residual sum (Vaswani et al., 2017; Devlin et al., 2019)
+#
+# Where only some positions of a pack are read, as pretraining reads masked tokens and [CLS], the last layer is computed for
+# these alone: its keys and values come from all tokens, its queries and all that follows from those that are read. The
+# result is the same; of a pack of 512 tokens, about 80 of which are read, it takes less than a third of the layer's
+# operations.
+
+_DROPOUT_SITES_PER_LAYER = 3
+
+
+def encode(
+    hidden_TH: tf.Tensor,
+    bias_B1LL: tf.Tensor,
+    parameters: Mapping[str, tf.Tensor],
+    config: BertConfig,
+    forward_pass: ForwardPass,
+    places_BP: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """The output of the last layer: [B * P, H], or [T, H] where all places are read.
+
+    `places_BP`, int32, are the positions of each pack that are read; None for all.
+    """
+    for layer in range(config.num_hidden_layers):
+        asking_RH, bias_B1PL = hidden_TH, bias_B1LL
+        if places_BP is not None and layer == config.num_hidden_layers - 1:
+            asking_RH, bias_B1PL = _at_places(hidden_TH, bias_B1LL, places_BP)
+        scope, first_site = layer_scope(layer), 1 + _DROPOUT_SITES_PER_LAYER * layer
+        hidden_TH = _encoder_layer(asking_RH, hidden_TH, bias_B1PL, parameters, scope, config, forward_pass, first_site)
+    return hidden_TH
+
+
+def _at_places(hidden_TH: tf.Tensor, bias_B1LL: tf.Tensor, places_BP: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of the hidden states and of the bias that belong to `places_BP`: [R, H] and [B, 1, P, L]."""
+    packs, _, length, _ = bias_B1LL.shape
+    bias_RL = pick_tokens(tf.reshape(bias_B1LL, [packs * length, length]), places_BP, length)
+    return pick_tokens(hidden_TH, places_BP, length), tf.reshape(bias_RL, [packs, 1, places_BP.shape[1], length])
+
+
+def _encoder_layer(
+    asking_RH: tf.Tensor,
+    hidden_TH: tf.Tensor,
+    bias_B1PL: tf.Tensor,
+    parameters: Mapping[str, tf.Tensor],
+    scope: str,
+    config: BertConfig,
+    forward_pass: ForwardPass,
+    first_site: int,
+) -> tf.Tensor:
+    def project(inputs: tf.Tensor, name: str) -> tf.Tensor:
+        kernel_IO, bias_O = parameters[f"{scope}/{name}/kernel"], parameters[f"{scope}/{name}/bias"]
+        return dense(inputs, kernel_IO, bias_O, forward_pass.compiled)
+
+    def add_and_normalise(new_RH: tf.Tensor, old_RH: tf.Tensor, name: str, site: int) -> tf.Tensor:
+        gamma_H, beta_H = parameters[f"{scope}/{name}/LayerNorm/gamma"], parameters[f"{scope}/{name}/LayerNorm/beta"]
+        rate = config.hidden_dropout_prob
+        drawn = forward_pass.draw(new_RH.shape, rate, site)
+        return residual_layer_norm(
+            new_RH, old_RH, gamma_H, beta_H, drawn, rate, config.layer_norm_eps, forward_pass.compiled
+        )
+
+    context_RH = self_attention(
+        asking_RH, hidden_TH, bias_B1PL, parameters, f"{scope}/attention/self", config, forward_pass, first_site
+    )
+    attended_RH = add_and_normalise(
+        project(context_RH, "attention/output/dense"), asking_RH, "attention/output", first_site + 1
+    )
+    activate = activation(config.hidden_act, forward_pass.compiled)
+    intermediate = activate(project(attended_RH, "intermediate/dense"))
+    return add_and_normalise(project(intermediate, "output/dense"), attended_RH, "output", first_site + 2)
+
+
+# --- The pooler and the two heads of pretraining, each computed only where it is read (Krell et al., 2021, section 3.2.3)
+#
+# The masked-LM head sees the Q masked slots of a pack, not its L positions; the pooler sees the [CLS] of every sequence.
+
+
+def pool(first_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """BERT's pooler, [P, H]: a dense layer and tanh on the hidden state of every [CLS]."""
+    scope = "bert/pooler/dense"
+    return tf.tanh(dense(first_PH, parameters[f"{scope}/kernel"], parameters[f"{scope}/bias"]))
+
+
+def _next_sentence_logits(pooled_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Wide scores [P, 2]: 0 = the second text really follows the first, 1 = it is a random one."""
+    pooled_PH = widen(pooled_PH)
+    weights_2H = tf.cast(parameters["cls/seq_relationship/output_weights"], pooled_PH.dtype)
+    # Gaudi's conversion to bfloat16 goes by names; those of gradients contain the name of what they are of.
+    with tf.name_scope("KEEP_FP32_PRECISION"):
+        logits_P2 = tf.matmul(pooled_PH, weights_2H, transpose_b=True)
+    return tf.nn.bias_add(logits_P2, tf.cast(parameters["cls/seq_relationship/output_bias"], logits_P2.dtype))
+
+
+def masked_lm_logits(
+    picked_PH: tf.Tensor, parameters: Mapping[str, tf.Tensor], config: BertConfig, compiled: bool
+) -> tf.Tensor:
+    """Wide scores [P, V] of every word at the masked slots; the output matrix is the word embeddings."""
+    scope = "cls/predictions/transform"
+    changed_PH = dense(picked_PH, parameters[f"{scope}/dense/kernel"], parameters[f"{scope}/dense/bias"])
+    changed_PH = activation(config.hidden_act, compiled)(changed_PH)
+    gamma_H, beta_H = parameters[f"{scope}/LayerNorm/gamma"], parameters[f"{scope}/LayerNorm/beta"]
+    changed_PH = layer_norm(changed_PH, gamma_H, beta_H, config.layer_norm_eps, compiled)
+    words_VH = tf.cast(parameters["bert/embeddings/word_embeddings"], changed_PH.dtype)
+    logits_PV = widen(tf.matmul(changed_PH, words_VH, transpose_b=True))
+    return tf.nn.bias_add(logits_PV, tf.cast(parameters["cls/predictions/output_bias"], logits_PV.dtype))
+
+
+_COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
 
 
 class PretrainingOutputs(NamedTuple):
@@ -49,9 +193,6 @@ class PackedBert(tf.Module):
         compiled: compile chains of elementwise operations by XLA: a tenth faster on a CPU, once a few seconds
             of compiling are over. Dropout then draws other places. On Gaudi leave it off: its graph compiler
             fuses by itself.
-
-    Raises:
-        InputError: `compute_dtype` is none of these.
     """
 
     def __init__(
@@ -64,8 +205,8 @@ class PackedBert(tf.Module):
         compiled: bool = False,
     ) -> None:
         super().__init__(name="bert")
-        if compute_dtype not in COMPUTE_DTYPES:
-            raise InputError(f"model: compute_dtype = {compute_dtype!r}; it must be one of {', '.join(COMPUTE_DTYPES)}")
+        if compute_dtype not in _COMPUTE_DTYPES:
+            raise InputError(f"model: compute_dtype = {compute_dtype!r}; it must be one of {', '.join(_COMPUTE_DTYPES)}")
         self.config = config
         self.compute_dtype = tf.as_dtype(compute_dtype)
         self.compiled = compiled
@@ -82,11 +223,7 @@ class PackedBert(tf.Module):
         return parameters
 
     def load_values(self, values: WeightArrays) -> None:
-        """Set variables by name; those that `values` does not name keep what they hold.
-
-        Raises:
-            InputError: a name or a shape is not the model's.
-        """
+        """Set variables by name; those that `values` does not name keep what they hold."""
         for name, value in values.items():
             variable = self.variables_by_name.get(name)
             if variable is None:
@@ -109,17 +246,11 @@ def encode_packs(
 ) -> tf.Tensor:
     """Hidden states, [B * P, H] or of every token [B * L, H]: embeddings and encoder, each sequence of a pack by itself.
 
-    Args:
-        batch: `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L].
-        parameters: from `PackedBert.parameters`.
-        config: of the model.
-        compute_dtype: of the matrix products.
-        forward_pass: how it is run.
-        places_BP: int32, the positions of each pack that are read; None for all.
+    `batch` holds `input_ids`, `input_mask`, `segment_ids` and `positions`, int32 [B, L]; `places_BP` as in `encode`.
     """
     wide_dtype = tf.float64 if compute_dtype == tf.float64 else tf.float32
     bias_B1LL = attention_bias(batch["input_mask"], config.attention == "causal", wide_dtype)
-    embedded_TH = embed(batch, parameters, config, compute_dtype, forward_pass)
+    embedded_TH = _embed(batch, parameters, config, compute_dtype, forward_pass)
     length = batch["input_ids"].shape[1]
     if places_BP is not None and places_BP.shape[1] >= length:
         hidden_TH = encode(embedded_TH, bias_B1LL, parameters, config, forward_pass)
@@ -146,9 +277,6 @@ class BertForPretraining(PackedBert):
         Args:
             batch: the `PACKED_FEATURES` (unpacked features through `as_packed`), shapes static.
             dropout_seed: int32 [2], another one for every pass of a training run; None for no dropout.
-
-        Raises:
-            InputError: the batch does not fit (see `check_batch`); raised while the graph is traced.
         """
         sizes, parameters = check_batch(batch, self.config), self.parameters()
         places_BP = tf.concat([batch["next_sentence_positions"], batch["masked_lm_positions"]], axis=1)
@@ -159,14 +287,7 @@ class BertForPretraining(PackedBert):
         return self._heads(first_BSH, masked_BQH, parameters)
 
     def with_hidden_states(self, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, PretrainingOutputs]:
-        """The hidden state of every token too, wide, [B, L, H]; no dropout.
-
-        Args:
-            batch: as for `__call__`.
-
-        Raises:
-            InputError: as `__call__`.
-        """
+        """The hidden state of every token too, wide, [B, L, H]; no dropout."""
         sizes, parameters = check_batch(batch, self.config), self.parameters()
         hidden_TH = encode_packs(batch, parameters, self.config, self.compute_dtype, ForwardPass(None, self.compiled))
         first_BSH, masked_BQH = (
@@ -186,7 +307,7 @@ class BertForPretraining(PackedBert):
         return PretrainingOutputs(
             pooled_output_BSH=tf.reshape(widen(pooled_PH), [packs, depth, hidden]),
             masked_lm_logits_BQV=tf.reshape(logits_PV, [packs, slots, words]),
-            next_sentence_logits_BS2=tf.reshape(next_sentence_logits(pooled_PH, parameters), [packs, depth, 2]),
+            next_sentence_logits_BS2=tf.reshape(_next_sentence_logits(pooled_PH, parameters), [packs, depth, 2]),
         )
 
 

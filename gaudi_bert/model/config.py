@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from gaudi_bert.common.errors import InputError
 
-__all__ = ["BertConfig"]
-
-ACTIVATIONS = ("gelu", "gelu_new", "relu")
+_ACTIVATIONS = ("gelu", "gelu_new", "relu")
 ATTENTIONS = ("bidirectional", "causal")
 
 _AT_LEAST_ONE = (
@@ -27,11 +26,7 @@ _AT_LEAST_ONE = (
 
 @dataclass(frozen=True)
 class BertConfig:
-    """What fixes a BERT, apart from its weights; the defaults are BERT-base's (Devlin et al., 2019).
-
-    Raises:
-        InputError: a value is outside its range, or the heads do not divide the hidden size.
-    """
+    """What fixes a BERT, apart from its weights; the defaults are BERT-base's (Devlin et al., 2019)."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -58,7 +53,7 @@ class BertConfig:
         for name in ("initializer_range", "layer_norm_eps"):
             if not getattr(self, name) > 0:
                 raise InputError(f"model: {name} = {getattr(self, name)!r}; it must be greater than 0")
-        for name, allowed in (("hidden_act", ACTIVATIONS), ("attention", ATTENTIONS)):
+        for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", ATTENTIONS)):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} = {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
         if self.hidden_size % self.num_attention_heads:
@@ -78,11 +73,7 @@ class BertConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BertConfig:
-        """The config in `values`, e.g. a parsed `config.json` of Hugging Face; keys that are not ours are passed over.
-
-        Raises:
-            InputError: it is another kind of model, or a value is not allowed.
-        """
+        """The config in `values`, e.g. a parsed `config.json` of Hugging Face; other keys are ignored."""
         kind = values.get("model_type", "bert")
         if kind != "bert":
             raise InputError(f"model: model_type = {kind!r}; only bert can be read")
@@ -95,3 +86,81 @@ class BertConfig:
             )
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
+
+
+# --- Every variable of BERT: its name in Google's checkpoints, its shape, how it starts
+#
+# The names are those of google-research/bert (`modeling.py`, `run_pretraining.py`), so that published checkpoints load
+# without a table. The tied output matrix of the masked-LM head is the word embeddings and has no name of its own.
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One variable: `start` says whether it begins as truncated normal noise, zeros or ones."""
+
+    shape: tuple[int, ...]
+    start: Literal["normal", "zeros", "ones"]
+
+
+def layer_scope(layer: int) -> str:
+    """The prefix of the variables of encoder layer `layer` (from 0)."""
+    return f"bert/encoder/layer_{layer}"
+
+
+def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
+    """The variables of `BertForPretraining`, in the order in which the forward pass meets them."""
+    hidden = config.hidden_size
+    specs: dict[str, ParameterSpec] = {}
+    embeddings = "bert/embeddings"
+    specs[f"{embeddings}/word_embeddings"] = ParameterSpec((config.vocab_size, hidden), "normal")
+    specs[f"{embeddings}/token_type_embeddings"] = ParameterSpec((config.type_vocab_size, hidden), "normal")
+    specs[f"{embeddings}/position_embeddings"] = ParameterSpec((config.max_position_embeddings, hidden), "normal")
+    specs.update(_layer_norm(f"{embeddings}/LayerNorm", hidden))
+    for layer in range(config.num_hidden_layers):
+        specs.update(_encoder_layer(layer_scope(layer), config))
+    specs.update(_dense("bert/pooler/dense", hidden, hidden))
+    specs.update(_dense("cls/predictions/transform/dense", hidden, hidden))
+    specs.update(_layer_norm("cls/predictions/transform/LayerNorm", hidden))
+    specs["cls/predictions/output_bias"] = ParameterSpec((config.vocab_size,), "zeros")
+    specs["cls/seq_relationship/output_weights"] = ParameterSpec((2, hidden), "normal")
+    specs["cls/seq_relationship/output_bias"] = ParameterSpec((2,), "zeros")
+    return specs
+
+
+def parameter_count(config: BertConfig) -> int:
+    """Number of trained numbers."""
+    total = 0
+    for spec in parameter_specs(config).values():
+        size = 1
+        for extent in spec.shape:
+            size *= extent
+        total += size
+    return total
+
+
+def initializer_seed(seed: int, name: str) -> tuple[int, int]:
+    """Two 31-bit words for the noise of variable `name`: a function of seed and name alone."""
+    digest = hashlib.sha256(f"{int(seed)}:initializer:{name}".encode()).digest()
+    first, second = (int.from_bytes(digest[start : start + 4], "little") & 0x7FFFFFFF for start in (0, 4))
+    return first, second
+
+
+def _encoder_layer(scope: str, config: BertConfig) -> Iterator[tuple[str, ParameterSpec]]:
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    for part in ("query", "key", "value"):
+        yield from _dense(f"{scope}/attention/self/{part}", hidden, hidden)
+    yield from _dense(f"{scope}/attention/output/dense", hidden, hidden)
+    yield from _layer_norm(f"{scope}/attention/output/LayerNorm", hidden)
+    yield from _dense(f"{scope}/intermediate/dense", hidden, intermediate)
+    yield from _dense(f"{scope}/output/dense", intermediate, hidden)
+    yield from _layer_norm(f"{scope}/output/LayerNorm", hidden)
+
+
+def _dense(scope: str, inputs: int, outputs: int) -> Iterator[tuple[str, ParameterSpec]]:
+    yield f"{scope}/kernel", ParameterSpec((inputs, outputs), "normal")
+    yield f"{scope}/bias", ParameterSpec((outputs,), "zeros")
+
+
+def _layer_norm(scope: str, size: int) -> Iterator[tuple[str, ParameterSpec]]:
+    yield f"{scope}/gamma", ParameterSpec((size,), "ones")
+    yield f"{scope}/beta", ParameterSpec((size,), "zeros")

@@ -11,23 +11,23 @@ Both round the share that is dropped to 1 / 65,536, and scale by exactly that ro
 
 from __future__ import annotations
 
-import tensorflow as tf
+from dataclasses import dataclass
 
-__all__ = ["fold_seed", "kept_places", "kept_scale", "plain_mask"]
+import tensorflow as tf
 
 # 2^32 divided by the golden ratio, odd, as a signed 32-bit number: multiples by the numbers of the sites are
 # far apart (Knuth, TAOCP 3, 6.4).
-GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
+_GOLDEN_STRIDE = 0x9E3779B1 - (1 << 32)
 FIRST_FACTOR, SECOND_FACTOR = 0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32)
 STEPS = 1 << 16
 
 
-def fold_seed(seed_2: tf.Tensor, site: int) -> tf.Tensor:
+def _fold_seed(seed_2: tf.Tensor, site: int) -> tf.Tensor:
     """The seed of place number `site` in the model, int32 [2], from that of a pass."""
-    return seed_2 + tf.constant([_wrapped(site * GOLDEN_STRIDE), 0], dtype=tf.int32)
+    return seed_2 + tf.constant([_wrapped(site * _GOLDEN_STRIDE), 0], dtype=tf.int32)
 
 
-def plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
+def _plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tensor:
     """False where a number is dropped and True elsewhere: a byte a place, as it is kept for the backward pass.
 
     A random 32-bit word serves two places: once as it is, and once with its lower half moved up.
@@ -41,11 +41,7 @@ def plain_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Tens
 def kept_places(drawn: tf.Tensor, shape: tf.TensorShape, rate: float, dtype: tf.DType) -> tf.Tensor:
     """Ones where a number is kept and zeros where it is dropped.
 
-    Args:
-        drawn: a `plain_mask`, or, for hashing, a folded seed, int32 [2].
-        shape: static.
-        rate: share that is dropped.
-        dtype: of the result.
+    `drawn` is a `_plain_mask`, or, for hashing, a folded seed, int32 [2]; `rate` is the share that is dropped.
     """
     if drawn.dtype == tf.int32:
         return tf.cast(_hashed_mask(shape, rate, drawn), dtype)
@@ -65,7 +61,7 @@ def _hashed_mask(shape: tf.TensorShape, rate: float, seed_2: tf.Tensor) -> tf.Te
     """
     places = tf.reshape(tf.range(shape.num_elements(), dtype=tf.int32), shape)
     first_key = _mixed(seed_2[0] + _mixed(seed_2[1]))
-    second_key = _mixed(seed_2[1] + _mixed(first_key + GOLDEN_STRIDE))
+    second_key = _mixed(seed_2[1] + _mixed(first_key + _GOLDEN_STRIDE))
     hashed = _mixed(_mixed(tf.bitwise.bitwise_xor(places, first_key)) + second_key)
     return hashed >= _threshold(rate)
 
@@ -94,3 +90,28 @@ def _threshold(rate: float) -> int:
 def _wrapped(value: int) -> int:
     """`value` as a signed 32-bit number."""
     return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+# --- How one forward pass is run, as opposed to what it computes
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """What every layer is handed.
+
+    `dropout_seed` is int32 [2], another one for every pass of a training run; None for no dropout. `compiled` makes one
+    pass over memory of each chain of elementwise operations, by XLA (for CPUs).
+    """
+
+    dropout_seed: tf.Tensor | None = None
+    compiled: bool = False
+
+    def draw(self, shape: tf.TensorShape, rate: float, site: int) -> tf.Tensor | None:
+        """What `kept_places` needs to know for one dropout; None where nothing is dropped.
+
+        `site` is the number of this dropout in the model.
+        """
+        if self.dropout_seed is None or rate == 0:
+            return None
+        seed_2 = _fold_seed(self.dropout_seed, site)
+        return seed_2 if self.compiled else _plain_mask(shape, rate, seed_2)

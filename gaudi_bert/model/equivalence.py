@@ -23,8 +23,6 @@ from gaudi_bert.model.bert import BertForPretraining, PretrainingOutputs
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.model.sequences import PlacedSequence, join_sequences, split_packs
 
-__all__ = ["Differences", "LeakReport", "compare_packed_with_unpacked", "gradients_of", "probe_leaks"]
-
 Loss = Literal["token", "sequence"]
 
 
@@ -43,7 +41,7 @@ class Differences:
 
 
 @dataclass(frozen=True)
-class LeakReport:
+class _LeakReport:
     """Of the leak probe: outputs of unchanged sequences that were compared, and how many of them changed by a bit."""
 
     sequences_changed: int
@@ -60,11 +58,7 @@ class _Outputs(NamedTuple):
 
 
 def compare_packed_with_unpacked(model: BertForPretraining, packed: BatchArrays, loss: Loss = "token") -> Differences:
-    """Run `packed` (packed features as arrays) and the same sequences one to a row, and compare.
-
-    Raises:
-        InputError: the packs do not fit the model, or are not packs.
-    """
+    """Run `packed` (packed features as arrays) and the same sequences one to a row, and compare."""
     placed = split_packs(packed)
     length, slots = packed["input_ids"].shape[1], packed["masked_lm_ids"].shape[1]
     unpacked = join_sequences([[each.sequence] for each in placed], length, slots, 1)
@@ -107,16 +101,10 @@ def gradients_of(
     return arrays, losses, {name: gradient.numpy() for name, gradient in zip(names, gradients, strict=True)}
 
 
-def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0) -> LeakReport:
+def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0) -> _LeakReport:
     """Change every token of one sequence in each pack; compare all outputs of all others, bit for bit.
 
-    Args:
-        model: any.
-        packed: packed features as arrays.
-        chosen: which sequence of a pack of k: number chosen modulo k.
-
-    Raises:
-        InputError: the packs do not fit the model, or are not packs.
+    Of a pack of k sequences, number `chosen` modulo k is changed.
     """
     placed = split_packs(packed)
     per_pack = np.bincount([each.pack for each in placed], minlength=len(packed["input_ids"]))
@@ -137,7 +125,7 @@ def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0)
             moved = moved and not any(same)
         else:
             leaks += not all(same)
-    return LeakReport(sum(is_chosen), len(placed) - sum(is_chosen), leaks, moved)
+    return _LeakReport(sum(is_chosen), len(placed) - sum(is_chosen), leaks, moved)
 
 
 def _tensors(batch: BatchArrays) -> dict[str, tf.Tensor]:

@@ -10,18 +10,15 @@ import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.parameters import parameter_specs
+from gaudi_bert.model.config import BertConfig, parameter_specs
 
-__all__ = ["from_hugging_face", "hugging_face_name", "to_hugging_face"]
-
-TIED = {
+_TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 TASK_HEADS = ("classifier.", "qa_outputs.")
 """The heads of `BertForSequenceClassification`, `...TokenClassification` and `...QuestionAnswering`."""
-COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
+_COUNTERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 
 _WHOLE_NAMES = {
     "cls/predictions/output_bias": "cls.predictions.bias",
@@ -55,16 +52,9 @@ def to_hugging_face(values: WeightArrays) -> dict[str, Float32Array]:
 def from_hugging_face(tensors: WeightArrays, config: BertConfig) -> dict[str, Float32Array]:
     """The state of `BertForPreTraining`, of a `BertFor...` of a task, or of a bare `BertModel`, as our variables.
 
-    Args:
-        tensors: by their names; also those of the first releases, with `gamma` and `beta` for layer norm.
-        config: of the model they belong to.
-
-    Returns:
-        Float32 arrays by our names. The heads (`cls/...`) and the pooler may be missing, if `tensors` has none; the head of
-        a task (`classifier/...`, `qa_outputs/...`) is there if `tensors` has it.
-
-    Raises:
-        InputError: a tensor is missing, unknown, of another shape, or not tied where it must be.
+    `tensors` may have the names of the first releases, with `gamma` and `beta` for layer norm. The result is float32
+    arrays; the heads (`cls/...`), the pooler and the head of a task (`classifier/...`, `qa_outputs/...`) are there if
+    `tensors` has them.
     """
     state = {_full_name(name): value for name, value in tensors.items()}
     ours: dict[str, Float32Array] = {}
@@ -100,10 +90,10 @@ def _check_leftovers(state: WeightArrays, tensors: WeightArrays) -> None:
     """What was not read may only be the tied tensors, equal to what they are tied to, and counters."""
     everything = {_full_name(name): value for name, value in tensors.items()}
     for name, value in state.items():
-        if name in TIED and TIED[name] in everything:
-            if not np.array_equal(value, everything[TIED[name]]):
-                raise InputError(f"weights: {name} differs from {TIED[name]}; only tied output weights can be read")
-        elif name not in COUNTERS:
+        if name in _TIED and _TIED[name] in everything:
+            if not np.array_equal(value, everything[_TIED[name]]):
+                raise InputError(f"weights: {name} differs from {_TIED[name]}; only tied output weights can be read")
+        elif name not in _COUNTERS:
             raise InputError(
                 f"weights: {name} is unknown; give those of a BertForPreTraining, a BertModel or a BertFor... of a task"
             )

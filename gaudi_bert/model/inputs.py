@@ -16,8 +16,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.model.config import BertConfig
 
-__all__ = ["PACKED_FEATURES", "UNPACKED_FEATURES", "BatchSizes", "as_packed", "check_batch"]
-
 _AXES = {"tokens": "L", "masked": "Q", "sequences": "S"}
 _TYPES = {"int64": tf.int32, "float32": tf.float32}
 
@@ -26,7 +24,7 @@ PACKED_FEATURES: dict[str, tuple[str, tf.DType]] = {
 }
 """Name of each packed feature, the letters of its shape, its type."""
 
-UNPACKED_FEATURES = tuple(feature.key for feature in UnpackedFeature)
+_UNPACKED_FEATURES = tuple(feature.key for feature in UnpackedFeature)
 """Names of the features of an unpacked example."""
 
 
@@ -45,23 +43,20 @@ class BatchSizes(NamedTuple):
 def as_packed(unpacked: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """A batch of unpacked examples as packs of depth 1; a batch that is packed already is returned as it is.
 
-    Args:
-        unpacked: the `UNPACKED_FEATURES`, `next_sentence_labels` [B, 1] or [B]. A row of padding
-            alone counts as no sequence.
-
-    Raises:
-        InputError: a feature is missing.
+    `next_sentence_labels` are [B, 1] or [B]. A row of padding alone counts as no sequence.
     """
     if "positions" in unpacked:
         return dict(unpacked)
-    missing = [name for name in UNPACKED_FEATURES if name not in unpacked]
+    missing = [name for name in _UNPACKED_FEATURES if name not in unpacked]
     if missing:
-        raise InputError(f"batch: the feature {missing[0]} is missing; an unpacked batch has {', '.join(UNPACKED_FEATURES)}")
+        raise InputError(
+            f"batch: the feature {missing[0]} is missing; an unpacked batch has {', '.join(_UNPACKED_FEATURES)}"
+        )
     mask_BL = unpacked["input_mask"]
     packs, length = mask_BL.shape
     first_B1 = mask_BL[:, :1]
     return {
-        **{name: unpacked[name] for name in UNPACKED_FEATURES},
+        **{name: unpacked[name] for name in _UNPACKED_FEATURES},
         "positions": tf.range(length, dtype=tf.int32)[tf.newaxis, :] * mask_BL,
         "next_sentence_positions": tf.zeros([packs, 1], tf.int32),
         "next_sentence_labels": tf.reshape(unpacked["next_sentence_labels"], [packs, 1]),
@@ -70,12 +65,7 @@ def as_packed(unpacked: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def check_batch(batch: Mapping[str, tf.Tensor], config: BertConfig) -> BatchSizes:
-    """The sizes of a packed batch, all known now: called while the graph is traced, it costs nothing in a step.
-
-    Raises:
-        InputError: a feature is missing, its type or shape is wrong, a shape is not static, or the
-            model is too short for it.
-    """
+    """The sizes of a packed batch, all known now: called while the graph is traced, it costs nothing in a step."""
     sizes: dict[str, int] = {}
     for name, (letters, dtype) in PACKED_FEATURES.items():
         if name not in batch:

@@ -19,8 +19,6 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import PretrainingOutputs
 
-__all__ = ["LossSums", "cross_entropy", "pretraining_sums"]
-
 
 class LossSums(NamedTuple):
     """Scalars, float32 as the logits are; correct / count is the accuracy, of tokens or of sequences as the loss is."""
@@ -38,18 +36,9 @@ class LossSums(NamedTuple):
 def pretraining_sums(
     outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor], loss: Literal["token", "sequence"] = "token"
 ) -> LossSums:
-    """Sums and weights of both losses and of both accuracies over one batch of packs.
-
-    Args:
-        outputs: of the model, on the same batch.
-        batch: packed features.
-        loss: `token`, or `sequence` for the per-sequence masked-LM loss and accuracy.
-
-    Raises:
-        InputError: `loss` is neither.
-    """
+    """Sums and weights of both losses and of both accuracies over one batch of packs."""
     wide_dtype = outputs.masked_lm_logits_BQV.dtype
-    weights_BQ, masked_weight = masked_slot_weights(batch, loss, wide_dtype)
+    weights_BQ, masked_weight = _masked_slot_weights(batch, loss, wide_dtype)
     masked_sum, masked_correct = _weighted(outputs.masked_lm_logits_BQV, batch["masked_lm_ids"], weights_BQ)
     sentence_weights_BS = tf.cast(batch["next_sentence_weights"], wide_dtype)
     sentence_sum, sentence_correct = _weighted(
@@ -68,7 +57,7 @@ def pretraining_sums(
     )
 
 
-def masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+def _masked_slot_weights(batch: Mapping[str, tf.Tensor], loss: str, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     """The weight of every masked slot, [B, Q], and what the weights add up to, a whole number.
 
     A used slot weighs 1, or, per sequence, 1 / (masked slots of its sequence); then the total is the number

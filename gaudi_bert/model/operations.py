@@ -25,25 +25,12 @@ import tensorflow as tf
 
 from gaudi_bert.model.dropout import kept_places, kept_scale
 
-__all__ = [
-    "activation",
-    "dense",
-    "dropout",
-    "gather_rows",
-    "kernel",
-    "layer_norm",
-    "pick_tokens",
-    "residual_layer_norm",
-    "widen",
-    "without_gradient",
-]
-
 Kernel = Callable[..., Any]
 
-CACHE_SETS_BYTES = 4096
+_CACHE_SETS_BYTES = 4096
 """Numbers so far apart share a set of the first cache: 64 sets of 64 bytes on every x86 processor of today."""
 
-CACHE_LINE_BYTES = 64
+_CACHE_LINE_BYTES = 64
 """By so much rows are made longer, so that each begins in the next set."""
 
 
@@ -72,7 +59,7 @@ def dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor, compile
 
 def _collides(width: int, dtype: tf.DType) -> bool:
     """Whether rows of so many numbers begin at the same places of the cache."""
-    return width * dtype.size % CACHE_SETS_BYTES == 0
+    return width * dtype.size % _CACHE_SETS_BYTES == 0
 
 
 @tf.custom_gradient
@@ -95,7 +82,7 @@ def _spread_dense(inputs_TI: tf.Tensor, kernel_IO: tf.Tensor, bias_O: tf.Tensor)
 def _spread(values_TX: tf.Tensor) -> tf.Tensor:
     """With zeros behind each row where rows would collide."""
     width, dtype = values_TX.shape[1], values_TX.dtype
-    extra = CACHE_LINE_BYTES // dtype.size if _collides(width, dtype) else 0
+    extra = _CACHE_LINE_BYTES // dtype.size if _collides(width, dtype) else 0
     return tf.pad(values_TX, [[0, 0], [0, extra]]) if extra else values_TX
 
 

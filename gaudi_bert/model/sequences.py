@@ -14,8 +14,6 @@ import numpy as np
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
 
-__all__ = ["PlacedSequence", "Sequence", "join_sequences", "split_packs"]
-
 
 @dataclass(frozen=True)
 class Sequence:
@@ -50,11 +48,7 @@ class PlacedSequence:
 
 
 def split_packs(batch: BatchArrays) -> list[PlacedSequence]:
-    """Every sequence of a batch of packs (packed features as arrays), pack by pack.
-
-    Raises:
-        InputError: the numbers in `input_mask` are not 1..1 2..2 .. 0..0.
-    """
+    """Every sequence of a batch of packs (packed features as arrays), pack by pack."""
     return [
         _placed(batch, pack, number)
         for pack, mask_L in enumerate(batch["input_mask"])
@@ -63,14 +57,14 @@ def split_packs(batch: BatchArrays) -> list[PlacedSequence]:
 
 
 def _placed(batch: BatchArrays, pack: int, number: int) -> PlacedSequence:
-    places = np.flatnonzero(batch["input_mask"][pack] == number)
-    if not len(places) or places[-1] - places[0] + 1 != len(places):
+    positions = np.flatnonzero(batch["input_mask"][pack] == number)
+    if not len(positions) or positions[-1] - positions[0] + 1 != len(positions):
         raise InputError(f"pack {pack}: the sequence number {number} in input_mask is missing or split; repack the data")
-    start = int(places[0])
+    start = int(positions[0])
     slots = np.flatnonzero(batch["masked_lm_weights"][pack] == number)
     sequence = Sequence(
-        input_ids=batch["input_ids"][pack][places].astype(np.int32),
-        segment_ids=batch["segment_ids"][pack][places].astype(np.int32),
+        input_ids=batch["input_ids"][pack][positions].astype(np.int32),
+        segment_ids=batch["segment_ids"][pack][positions].astype(np.int32),
         masked_positions=(batch["masked_lm_positions"][pack][slots] - start).astype(np.int32),
         masked_ids=batch["masked_lm_ids"][pack][slots].astype(np.int32),
         next_sentence_label=int(batch["next_sentence_labels"][pack][number - 1]),
@@ -83,14 +77,7 @@ def join_sequences(
 ) -> dict[str, Int32Array | Float32Array]:
     """A batch of packs, one for each list of sequences, as the packed features (int32 and float32 arrays).
 
-    Args:
-        packs: the sequences of each pack, in order.
-        length: L, positions of a pack.
-        masked_slots: Q.
-        depth: S; 1 joins nothing: every sequence in a row of its own.
-
-    Raises:
-        InputError: a pack does not fit.
+    A depth of 1 joins nothing: every sequence has a row of its own.
     """
     rows_BL = np.zeros((4, len(packs), length), np.int32)
     slots_BQ = np.zeros((2, len(packs), masked_slots), np.int32)

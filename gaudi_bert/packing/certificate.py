@@ -18,8 +18,6 @@ import numpy as np
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 
-__all__ = ["Certificate", "best_pack_worth", "check_certificate", "simple_certificate"]
-
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
@@ -27,7 +25,6 @@ class Certificate:
 
     Attributes:
         prices: int64 [L], the price of a sequence of length 1 .. L, >= 0.
-        depth: most sequences in a pack.
         bound: fewest packs that any packing of the histogram needs, by these prices.
     """
 
@@ -52,16 +49,9 @@ def check_certificate(certificate: Certificate, counts: IntArray) -> int:
     """Recompute the bound from prices, histogram and depth alone, in exact integers.
 
     Args:
-        certificate: the claim.
         counts: int64 [L], sequences of length 1 .. L.
-
-    Returns:
-        The proven bound.
-
-    Raises:
-        FailedError: the prices prove less than `certificate.bound`.
     """
-    most = best_pack_worth(certificate.prices, certificate.depth)
+    most = _best_pack_worth(certificate.prices, certificate.depth)
     worth = sum(int(price) * int(count) for price, count in zip(certificate.prices, counts, strict=True))
     bound = -(-worth // most) if most else 0
     if bound < certificate.bound:
@@ -69,12 +59,8 @@ def check_certificate(certificate: Certificate, counts: IntArray) -> int:
     return bound
 
 
-def best_pack_worth(prices: IntArray, depth: int) -> int:
-    """The most that at most `depth` sequences of together at most L tokens can be worth, exactly.
-
-    Raises:
-        InputError: a price is negative, or so large that a pack's worth could leave 64 bits.
-    """
+def _best_pack_worth(prices: IntArray, depth: int) -> int:
+    """The most that at most `depth` sequences of together at most L tokens can be worth, exactly."""
     size = len(prices)
     depth = min(depth, size)
     if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= 2**62):

@@ -7,40 +7,35 @@ group. Files are dealt by a seeded permutation of their sorted names, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.permutation import permutation
+from gaudi_bert.common.arrays import IntArray, permutation
 from gaudi_bert.packing.histogram import Histogram
 
-__all__ = ["FileCounts", "form_groups", "form_runs", "group_histogram", "too_large_files"]
+
+class _SizedFile(Protocol):
+    """What groups need to know of a file, or of a part of one."""
+
+    @property
+    def name(self) -> str:
+        """Relative to the folder of records."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+
+    @property
+    def sequences(self) -> int:
+        """How many it holds."""
 
 
-@dataclass(frozen=True, eq=False)
-class FileCounts:
-    """One input file and what is in it.
-
-    Attributes:
-        name: relative to the folder of records.
-        bytes: size of the file.
-        crc32c: of its bytes.
-        sequences: number of sequences.
-        tokens: number of real tokens.
-        rows: int64 [pairs, 3]: length, masked positions, number of sequences, for each pair that occurs.
-    """
-
-    name: str
-    bytes: int
-    crc32c: int
-    sequences: int
-    tokens: int
-    rows: IntArray
+File = TypeVar("File", bound=_SizedFile)
 
 
-def form_groups(files: Sequence[FileCounts], group_sequences: int, group_bytes: int, seed: int) -> list[list[FileCounts]]:
+def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, seed: int) -> list[list[File]]:
     """Deal whole files to groups of nearly equal size within the limits.
 
     A file that is larger than a limit is a group of its own (`too_large_files` names those).
@@ -60,22 +55,22 @@ def form_groups(files: Sequence[FileCounts], group_sequences: int, group_bytes: 
     return [sorted(group, key=lambda file: file.name) for group in groups]
 
 
-def form_runs(files: Sequence[FileCounts], group_sequences: int, group_bytes: int) -> list[list[FileCounts]]:
+def form_runs(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[list[File]]:
     """The same without a permutation: each group is a run of the files in the order of their names."""
     return _cut_evenly(sorted(files, key=lambda file: file.name), group_sequences, group_bytes)
 
 
-def _cut_evenly(dealt: list[FileCounts], group_sequences: int, group_bytes: int) -> list[list[FileCounts]]:
+def _cut_evenly(dealt: list[File], group_sequences: int, group_bytes: int) -> list[list[File]]:
     """As few groups as the limits allow, then as even as that number allows: a small last group would pack badly."""
     fewest = _cut(dealt, group_sequences, group_bytes, 1)
     even = _cut(dealt, group_sequences, group_bytes, len(fewest))
     return even if len(even) == len(fewest) else fewest
 
 
-def _cut(dealt: list[FileCounts], group_sequences: int, group_bytes: int, parts: int) -> list[list[FileCounts]]:
+def _cut(dealt: list[File], group_sequences: int, group_bytes: int, parts: int) -> list[list[File]]:
     """Cut the list where a limit would be passed, and wherever the next of `parts` equal shares is reached."""
     total = sum(file.sequences for file in dealt)
-    groups: list[list[FileCounts]] = []
+    groups: list[list[File]] = []
     sequences = size = seen = 0
     for file in dealt:
         full = sequences + file.sequences > group_sequences or size + file.bytes > group_bytes
@@ -88,17 +83,21 @@ def _cut(dealt: list[FileCounts], group_sequences: int, group_bytes: int, parts:
     return groups
 
 
-def too_large_files(files: Sequence[FileCounts], group_sequences: int, group_bytes: int) -> list[FileCounts]:
+def too_large_files(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[File]:
     """The files that are larger than a group may be."""
     return [file for file in files if file.sequences > group_sequences or file.bytes > group_bytes]
 
 
-def group_histogram(files: Sequence[FileCounts], max_sequence_length: int) -> Histogram:
-    """The histogram of the sequences in these files, with the most masked positions at each length."""
+def group_histogram(counts_of_files: Iterable[IntArray], max_sequence_length: int) -> Histogram:
+    """The histogram of the sequences of some files, with the most masked positions at each length.
+
+    Args:
+        counts_of_files: int64 [pairs, 3] of each file: length, masked positions, number of sequences.
+    """
     counts = np.zeros(max_sequence_length, dtype=np.int64)
     max_masked = np.zeros(max_sequence_length, dtype=np.int64)
-    for file in files:
-        lengths, masked, sequences = file.rows.T
+    for rows in counts_of_files:
+        lengths, masked, sequences = rows.T
         np.add.at(counts, lengths - 1, sequences)
         np.maximum.at(max_masked, lengths - 1, masked)
     return Histogram(max_sequence_length, counts, max_masked)

@@ -6,7 +6,7 @@ allow: if a best matching gives the largest part x another partner w than the la
 change partners, because whoever fits y fits w. So no round needs more packs than the one before it. And it packs tightly:
 what room there is gathers with the smallest parts, until two of them that stood alone share a pack.
 
-This ends where swaps do not (`slot_swaps`): with thousands of packs that have to be exactly full, such as those of two
+This ends where swaps do not (`long_packs`): with thousands of packs that have to be exactly full, such as those of two
 sequences of just over and just under half a pack.
 """
 
@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.common.compiled import kernel
-from gaudi_bert.common.permutation import random_words
-from gaudi_bert.packing.flat_packs import flatten_packs, mixture_of_packs
-from gaudi_bert.packing.mixture import Mixture
-from gaudi_bert.packing.work import Work
-
-__all__ = ["rematch_halves"]
+from gaudi_bert.packing.mixture import Mixture, flatten_packs, mixture_of_packs
+from gaudi_bert.packing.result import Work
 
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 """It is given up when rounds over so many sequences together saved no pack, but not before so many rounds."""
@@ -73,48 +69,48 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
     for pack in range(starts.size - 1):
         first, end = starts[pack], starts[pack + 1]
         if end - first > 2 * half:  # of an odd depth, and full: it stays
-            for place in range(first, end):
-                made_lengths[filled] = lengths[place]
+            for index in range(first, end):
+                made_lengths[filled] = lengths[index]
                 filled += 1
             made += 1
             made_starts[made] = filled
             continue
-        for place in range(end - 1, first, -1):
-            other = first + words[place] % (place - first + 1)
-            lengths[place], lengths[other] = lengths[other], lengths[place]
+        for index in range(end - 1, first, -1):
+            other = first + words[index] % (index - first + 1)
+            lengths[index], lengths[other] = lengths[other], lengths[index]
         least, most = max(0, end - first - half), min(half, end - first)
         choice = words[first] // 2
         cut = first + ((end - first + 1) // 2 if words[first] % 2 else least + choice % (most - least + 1))
         for one, two in ((first, cut), (cut, end)):
             if two > one:
                 bounds[parts] = one, two
-                for place in range(one, two):
-                    tokens[parts] += lengths[place]
+                for index in range(one, two):
+                    tokens[parts] += lengths[index]
                 parts += 1
     order = _rising(tokens[:parts], max_length)
     is_used = np.zeros(parts, dtype=np.bool_)
-    fitting, found, following = np.empty(parts, dtype=np.int64), 0, 0  # smaller parts that fit, the largest at the end
-    for place in range(parts - 1, -1, -1):
-        if is_used[place]:
+    fitting, fit_count, following = np.empty(parts, dtype=np.int64), 0, 0  # smaller parts that fit, the largest at the end
+    for index in range(parts - 1, -1, -1):
+        if is_used[index]:
             continue
-        room = max_length - tokens[order[place]]
-        while following < place and tokens[order[following]] <= room:
-            fitting[found] = following
-            found += 1
+        room = max_length - tokens[order[index]]
+        while following < index and tokens[order[following]] <= room:
+            fitting[fit_count] = following
+            fit_count += 1
             following += 1
-        while found > 0 and (is_used[fitting[found - 1]] or fitting[found - 1] >= place):
-            found -= 1
-        mate = place
-        if found > 0:
-            found -= 1
-            mate = fitting[found]
-        is_used[place] = is_used[mate] = True
-        for chosen in (place, mate) if mate != place else (place, place):
+        while fit_count > 0 and (is_used[fitting[fit_count - 1]] or fitting[fit_count - 1] >= index):
+            fit_count -= 1
+        mate = index
+        if fit_count > 0:
+            fit_count -= 1
+            mate = fitting[fit_count]
+        is_used[index] = is_used[mate] = True
+        for chosen in (index, mate) if mate != index else (index, index):
             one, two = bounds[order[chosen]]
             for held in range(one, two):
                 made_lengths[filled] = lengths[held]
                 filled += 1
-            if mate == place:
+            if mate == index:
                 break
         made += 1
         made_starts[made] = filled

@@ -1,22 +1,24 @@
-"""How many sequences there are of each length: all that a packing algorithm needs to know of a data set.
+"""How many sequences there are of each length: all that a packing algorithm needs to know about a data set.
 
 Packing works on the histogram of lengths instead of on the sequences (paper F.2), so its cost depends on the maximum length
-and not on the size of the data. `counts[0]` is the number of sequences of length 1. Beside the counts, `max_masked` holds
+and not on the size of the data. `counts[0]` is the number of sequences of length 1. Next to the counts, `max_masked` holds
 the most masked positions seen at each length: with it a plan can promise that no pack holds more of them than it has slots.
+
+Lengths come as users have them (lists, arrays of any kind, columns). What cannot be a length is rejected with its index and
+value before anything is packed: a whole float may be a length, but an array of floats is more often a column with nulls.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
-
-__all__ = ["MAX_TOKENS", "Histogram", "merge_histograms", "rescaled", "whole_numbers"]
+from gaudi_bert.common.arrays import AnyArray, IntArray
+from gaudi_bert.common.errors import ArgumentError, InputError, shown
 
 MAX_TOKENS = 2**62  # so that every sum of tokens and every product in the certificate fits int64
 
@@ -28,7 +30,7 @@ class Histogram:
     Attributes:
         max_sequence_length: capacity of a pack in tokens (L).
         counts: int64 [L], number of sequences of length 1 .. L.
-        max_masked: int64 [L], most masked positions of any sequence of that length, or None where the data did not say.
+        max_masked: int64 [L], most masked positions of any sequence of that length, or None if unknown.
     """
 
     max_sequence_length: int
@@ -40,11 +42,8 @@ class Histogram:
             raise InputError(f"max_sequence_length is {self.max_sequence_length!r}; it must be a whole number from 1")
         if self.max_sequence_length < 1:
             raise InputError(f"max_sequence_length is {self.max_sequence_length}; it must be at least 1")
-        for name in ("counts", "max_masked"):
-            value = getattr(self, name)
-            if name == "max_masked" and value is None:
-                continue
-            array = whole_numbers(value, name)
+        for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
+            array = _whole_numbers(getattr(self, name), name)
             if len(array) != self.max_sequence_length:
                 raise InputError(
                     f"{name} has {len(array)} entries; it must have one for each length 1 .. {self.max_sequence_length}"
@@ -70,16 +69,12 @@ class Histogram:
         return -(-self.tokens // self.max_sequence_length)
 
     def masked_of(self, length: int) -> int:
-        """Most masked positions of a sequence of `length`; 0 where the data did not say."""
+        """Most masked positions of a sequence of `length`; 0 if unknown."""
         return 0 if self.max_masked is None else int(self.max_masked[length - 1])
 
 
-def whole_numbers(values: Any, name: str) -> IntArray:
-    """`values` as a new int64 array, refusing fractions, negative numbers, and what does not fit.
-
-    Raises:
-        InputError: with the first entry at fault; entry 0 is length 1.
-    """
+def _whole_numbers(values: Any, name: str) -> IntArray:
+    """`values` as a new int64 array without fractions, negative numbers or what does not fit; entry 0 is length 1."""
     if isinstance(values, (str, bytes, Mapping)) or np.ndim(values) != 1:
         raise InputError(f"{name} must be a list of whole numbers, one for each length")
     if isinstance(values, np.ndarray) and values.dtype.kind == "i":
@@ -97,11 +92,7 @@ def whole_numbers(values: Any, name: str) -> IntArray:
 
 
 def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
-    """The histogram of all the sequences together.
-
-    Raises:
-        InputError: nothing to merge, or the maximum sequence lengths differ.
-    """
+    """The histogram of all the sequences together."""
     parts = list(histograms)
     if not parts:
         raise InputError("there is no histogram to merge; give at least one")
@@ -117,20 +108,106 @@ def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
 
 
 def rescaled(histogram: Histogram, max_sequence_length: int) -> Histogram:
-    """The same sequences in packs of another capacity (paper Q).
-
-    Raises:
-        InputError: a sequence is longer than the new capacity.
-    """
+    """The same sequences in packs of another capacity (paper Q)."""
     longest = int(np.flatnonzero(histogram.counts)[-1]) + 1 if histogram.sequences else 0
     if longest > max_sequence_length:
         raise InputError(f"max_sequence_length {max_sequence_length} is less than the longest sequence, {longest} tokens")
 
     def resized(values: IntArray) -> IntArray:
         result = np.zeros(max_sequence_length, dtype=np.int64)
-        kept = min(len(values), max_sequence_length)
-        result[:kept] = values[:kept]
+        common = min(len(values), max_sequence_length)
+        result[:common] = values[:common]
         return result
 
     masked = None if histogram.max_masked is None else resized(histogram.max_masked)
     return Histogram(max_sequence_length, resized(histogram.counts), masked)
+
+
+# --- lengths as users have them
+
+MOST_SLOTS = 2**24
+"""The longest row: a histogram has a counter for each length."""
+
+
+def whole_number(value: Any, name: str, least: int, most: int | None = None) -> int:
+    """`value` as a whole number of `least` .. `most`; an ArgumentError where it is not one."""
+    number = None if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") else operator.index(value)
+    if number is None or number < least or (most is not None and number > most):
+        limits = f"from {least}" + (f" to {most}" if most is not None else "")
+        raise ArgumentError(f"{name} is {shown(value if number is None else number)}; it must be a whole number {limits}")
+    return number
+
+
+def checked_lengths(lengths: Any, max_sequence_length: int, name: str = "lengths") -> AnyArray:
+    """The lengths as uint16 or int32 [sequences], whichever holds the longest.
+
+    Args:
+        lengths: anything one-dimensional that holds whole numbers: an array, a list, a column, an iterable.
+        max_sequence_length: tokens in a pack, which no length may exceed.
+        name: what error messages call `lengths`.
+    """
+    longest = whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS)
+    values = _as_array(lengths, longest, name)
+    if values.ndim != 1:
+        raise ArgumentError(
+            f"{name} has {values.ndim} dimensions, shape {values.shape}; it must have one, with a whole number per sequence"
+        )
+    if values.size == 0:
+        raise ArgumentError(f"{name} is empty; give the length of at least one sequence")
+    if values.dtype.kind not in "iu":
+        raise _not_whole(values, longest, name)
+    if int(values.min()) < 1 or int(values.max()) > longest:
+        index = int(np.argmax((values < 1) | (values > longest)))
+        raise _outside(int(values[index]), index, longest, name)
+    return values.astype(np.uint16 if longest < 2**16 else np.int32)
+
+
+def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
+    """How many of the checked lengths there are of each."""
+    counts: IntArray = np.bincount(lengths, minlength=max_sequence_length + 1)[1:]
+    return Histogram(max_sequence_length, counts)
+
+
+def _as_array(lengths: Any, longest: int, name: str) -> AnyArray:
+    """`lengths` as an array of whatever type they have."""
+    if hasattr(lengths, "__array__"):
+        array = np.asarray(lengths)
+        if array.dtype.kind != "O":
+            return array
+        lengths = array.tolist()
+    if isinstance(lengths, (str, bytes, Mapping)) or not isinstance(lengths, Iterable):
+        raise ArgumentError(f"{name} is {shown(lengths)}; it must be a list or an array with a whole number per sequence")
+    values = list(lengths)
+    for kind in set(map(type, values)):
+        if issubclass(kind, bool) or not issubclass(kind, (int, np.integer)):
+            index = list(map(type, values)).index(kind)
+            raise ArgumentError(f"{name}[{index}] is {shown(values[index])}; {_allowed(longest)}")
+    if values and (min(values) < 1 or max(values) > longest):
+        index = next(index for index, value in enumerate(values) if not 1 <= value <= longest)
+        raise _outside(int(values[index]), index, longest, name)
+    return np.array(values, dtype=np.int64)
+
+
+def _not_whole(values: AnyArray, longest: int, name: str) -> ArgumentError:
+    """The error for an array of floats, booleans, texts or dates."""
+    index, remedy = 0, _allowed(longest)
+    if values.dtype.kind == "f":
+        broken = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
+        if broken.size:
+            index = int(broken[0])
+        else:
+            remedy += f", in an integer type: `{name}.astype(int)`"
+    return ArgumentError(f"{name}[{index}] is {shown(values[index].item())}, of type {values.dtype}; {remedy}")
+
+
+def _outside(value: int, index: int, longest: int, name: str) -> ArgumentError:
+    if value < 1:
+        return ArgumentError(f"{name}[{index}] is {shown(value)}; {_allowed(longest)}: leave empty sequences out")
+    return ArgumentError(
+        f"{name}[{index}] is {shown(value)}, longer than max_sequence_length {longest}; cut it, split it or leave it out, or"
+        " give longer rows"
+    )
+
+
+def _allowed(longest: int) -> str:
+    return f"a length must be a whole number from 1 to {longest}"

@@ -18,8 +18,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, packs_of
 
-__all__ = ["budget_costs", "choose_masked_slots", "fit_to_budget", "least_masked_slots", "needed_masked_slots"]
-
 COST_STEPS = 4  # smaller budgets of which a plan says the cost
 
 
@@ -52,9 +50,6 @@ def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: 
         histogram: with `max_masked`; without it there is nothing to hold the budget against, and `mixture` is returned.
         depth: most sequences per pack.
         masked_slots: most masked positions per pack (Q).
-
-    Raises:
-        InputError: a single sequence may hold more than `masked_slots`; the message names the smallest budget.
     """
     least = least_masked_slots(histogram)
     if least is None:
@@ -64,15 +59,15 @@ def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: 
             f"masked_slots is {masked_slots}, but one sequence alone has up to {least} masked positions;"
             f" give at least {least}, or leave masked_slots out"
         )
-    kept: Mixture = {}
+    within: Mixture = {}
     dissolved: Mixture = {}
     for strategy, count in mixture.items():
         over = sum(map(histogram.masked_of, strategy)) > masked_slots
-        (dissolved if over else kept)[strategy] = count
+        (dissolved if over else within)[strategy] = count
     counts = coverage(dissolved, histogram.max_sequence_length)
     for strategy, count in _best_fit_in_both(counts, histogram, depth, masked_slots).items():
-        add_packs(kept, strategy, count)
-    return kept
+        add_packs(within, strategy, count)
+    return within
 
 
 def budget_costs(packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], depth: int) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """Strategies and mixtures: what every packing algorithm returns, and the check that it is a packing at all.
 
 A strategy is a sorted tuple of lengths that share a pack, e.g. (67, 216, 229); a mixture says how often each strategy is
-used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and no slot is left for a sequence
+used (paper F.3). Mixtures here are exact: every sequence of the histogram has its slot, and there is no slot for a sequence
 that does not exist. Algorithms that over-subscribe short lengths (the "padding sequences" of the NNLS methods) give up
 those slots through `trim_to_exact`; the tokens of such a slot are padding either way.
 """
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from itertools import chain
 
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing.histogram import Histogram
-
-__all__ = ["Mixture", "Strategy", "add_packs", "check_mixture", "coverage", "packs_of", "sorted_mixture", "trim_to_exact"]
 
 Strategy = tuple[int, ...]
 Mixture = dict[Strategy, int]
@@ -36,16 +35,12 @@ def add_packs(mixture: Mixture, strategy: Strategy, count: int) -> None:
 
 
 def sorted_mixture(mixture: Mapping[Strategy, int]) -> Mixture:
-    """The same mixture in the order of its strategies, so that what is written is always the same."""
+    """The same mixture in the order of its strategies, so that files are always the same."""
     return {strategy: int(mixture[strategy]) for strategy in sorted(mixture)}
 
 
 def coverage(mixture: Mapping[Strategy, int], max_sequence_length: int) -> IntArray:
-    """Slots that the mixture has for each length: int64 [max_sequence_length].
-
-    Raises:
-        FailedError: a strategy holds a length outside 1 .. max_sequence_length.
-    """
+    """Slots that the mixture has for each length: int64 [max_sequence_length]."""
     slots = [0] * (max_sequence_length + 1)
     for strategy, count in mixture.items():
         if strategy and not 1 <= min(strategy) <= max(strategy) <= max_sequence_length:
@@ -58,17 +53,13 @@ def coverage(mixture: Mapping[Strategy, int], max_sequence_length: int) -> IntAr
 def check_mixture(
     mixture: Mapping[Strategy, int], histogram: Histogram, depth: int, masked_slots: int | None = None
 ) -> None:
-    """Check all that makes a mixture a packing of `histogram`, in exact integers.
+    """Check all that makes a mixture a packing of `histogram`, in exact integers; what fails is a defect of the algorithm.
 
     Args:
         mixture: what an algorithm returned.
-        histogram: what it was asked to pack.
-        depth: most sequences a pack.
-        masked_slots: most masked positions a pack, held against the largest number seen at each length; None: no limit.
-
-    Raises:
-        FailedError: a strategy is empty, unsorted, too deep, too long, over the masked budget or used less than once; or a
-            length has more or fewer slots than sequences. Each is a defect of the algorithm that made the mixture.
+        histogram: what it had to pack.
+        depth: most sequences per pack.
+        masked_slots: most masked positions per pack, compared with the largest number seen at each length; None: no limit.
     """
     for strategy, count in mixture.items():
         problem = None
@@ -102,49 +93,41 @@ def trim_to_exact(mixture: Mapping[Strategy, int], counts: IntArray, *, whole_pa
     Args:
         mixture: at least as many slots as sequences at every length.
         counts: int64 [L], sequences of length 1 .. L.
-        whole_packs: False keeps to single slots, so that the number of packs stays what the published algorithms count.
-
-    Raises:
-        InputError: some length has fewer slots than sequences.
+        whole_packs: False gives up single slots only, so that the number of packs is that of the published algorithms.
     """
     surplus = coverage(mixture, len(counts)) - counts
     if surplus.size and int(surplus.min()) < 0:
         length = int(np.argmin(surplus)) + 1
         raise InputError(f"length {length} has {-surplus[length - 1]} slots too few; only surplus slots can be trimmed")
-    left = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
+    excess = {length: int(surplus[length - 1]) for length in (np.flatnonzero(surplus) + 1).tolist()}
     result = sorted_mixture(mixture)
     if whole_packs:
-        result = _drop_whole_packs(result, left)
+        result = _drop_whole_packs(result, excess)
     holders: defaultdict[int, set[Strategy]] = defaultdict(set)
     for strategy in result:
-        _note(holders, strategy)
-    for length in sorted(left, reverse=True):
-        _drop_slots(result, holders, length, left[length])
+        for length in strategy:
+            holders[length].add(strategy)
+    for length in sorted(excess, reverse=True):
+        _drop_slots(result, holders, length, excess[length])
     return sorted_mixture({strategy: count for strategy, count in result.items() if strategy and count})
 
 
-def _drop_whole_packs(mixture: Mixture, left: dict[int, int]) -> Mixture:
+def _drop_whole_packs(mixture: Mixture, excess: dict[int, int]) -> Mixture:
     """Drop packs all of whose slots are surplus, the longest strategies first; `left` is what remains surplus."""
     result = dict(mixture)
     for strategy in sorted(mixture, key=lambda strategy: (-len(strategy), strategy)):
-        if not all(left.get(length) for length in strategy):
+        if not all(excess.get(length) for length in strategy):
             continue
         needed = Counter(strategy)
-        dropped = min(mixture[strategy], *(left[length] // copies for length, copies in needed.items()))
+        dropped = min(mixture[strategy], *(excess[length] // copies for length, copies in needed.items()))
         result[strategy] -= dropped
         for length, copies in needed.items():
-            left[length] -= dropped * copies
+            excess[length] -= dropped * copies
     return result
 
 
-def _note(holders: defaultdict[int, set[Strategy]], strategy: Strategy) -> None:
-    """Enter a strategy at each of its lengths."""
-    for length in strategy:
-        holders[length].add(strategy)
-
-
 def _drop_slots(mixture: Mixture, holders: defaultdict[int, set[Strategy]], length: int, surplus: int) -> None:
-    """Take `surplus` slots of `length` out of the strategies that hold it, in order, one a pack at a time."""
+    """Take `surplus` slots of `length` out of the strategies that hold it, in order, one per pack at a time."""
     waiting = sorted(holders[length], reverse=True) if surplus else []
     while surplus:
         strategy = waiting.pop()
@@ -156,6 +139,112 @@ def _drop_slots(mixture: Mixture, holders: defaultdict[int, set[Strategy]], leng
         position = strategy.index(length)
         shorter = strategy[:position] + strategy[position + 1 :]
         mixture[shorter] = mixture.get(shorter, 0) + taken
-        _note(holders, shorter)
+        for held in shorter:
+            holders[held].add(shorter)
         if length in shorter:
             waiting.insert(0, shorter)
+
+
+# --- from slots to sequences: a slot of a plan may hold a shorter sequence, or none
+
+_Share = list[int]  # [length of the sequence (0: none), slots]
+
+
+def fill_slots(mixture: Mapping[Strategy, int], counts: IntArray) -> Mixture:
+    """The mixture whose slots are exactly the sequences of `counts`.
+
+    From the longest length to the shortest, a sequence takes a slot of its own length, or else the shortest of the longer
+    slots that are free. What no sequence needs is given up, and a pack left empty is dropped.
+
+    Args:
+        mixture: at every length, at least as many slots of this length or more as there are sequences of this length or
+            more.
+        counts: int64 [L], sequences of length 1 .. L.
+    """
+    shares = _share_slots(coverage(mixture, len(counts)), counts)
+    result: Mixture = {}
+    for strategy, count in sorted_mixture(mixture).items():
+        remaining = count
+        while remaining:
+            part = min(remaining, *(shares[length][-1][1] // strategy.count(length) for length in set(strategy)))
+            if part:
+                sequences = [shares[length][-1][0] for length in strategy]
+                _take(shares, strategy, part)
+            else:
+                part, sequences = 1, _take_mixed(shares, strategy)
+            add_packs(result, tuple(sequence for sequence in sequences if sequence), part)
+            remaining -= part
+    result.pop((), None)
+    return sorted_mixture(result)
+
+
+def _share_slots(slots: IntArray, counts: IntArray) -> dict[int, list[_Share]]:
+    """For each slot length, which sequences its slots hold; the last share is handed out first."""
+    shares: dict[int, list[_Share]] = {}
+    free: list[_Share] = []  # [slot length, slots], the shortest last
+    for length in (np.flatnonzero((slots > 0) | (counts > 0))[::-1] + 1).tolist():
+        own, waiting = int(slots[length - 1]), int(counts[length - 1])
+        shares[length] = [[length, min(own, waiting)]] if min(own, waiting) else []
+        if own > waiting:
+            free.append([length, own - waiting])
+        waiting -= min(own, waiting)
+        while waiting:
+            if not free:
+                raise InputError(f"the mixture has {waiting} slots too few for sequences of length {length} and more")
+            moved = min(waiting, free[-1][1])
+            shares[free[-1][0]].append([length, moved])
+            waiting -= moved
+            free[-1][1] -= moved
+            if not free[-1][1]:
+                free.pop()
+    for length, number in free:
+        shares[length].append([0, number])
+    return shares
+
+
+def _take(shares: dict[int, list[_Share]], strategy: Strategy, count: int) -> None:
+    for length in strategy:
+        shares[length][-1][1] -= count
+    for length in set(strategy):
+        if not shares[length][-1][1]:
+            shares[length].pop()
+
+
+def _take_mixed(shares: dict[int, list[_Share]], strategy: Strategy) -> list[int]:
+    """One pack whose equal slots hold different sequences, because a share ends within it."""
+    sequences = []
+    for length in strategy:
+        sequences.append(shares[length][-1][0])
+        shares[length][-1][1] -= 1
+        if not shares[length][-1][1]:
+            shares[length].pop()
+    return sequences
+
+
+# --- a mixture as arrays: the lengths of all packs one after the other, and where each pack begins
+
+
+def flatten_packs(mixture: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
+    """The length of each sequence, pack by pack, and where each pack begins: int64 [sequences], int64 [packs + 1]."""
+    sizes = np.fromiter(map(len, mixture), dtype=np.int64, count=len(mixture))
+    flat = np.fromiter(chain.from_iterable(mixture), dtype=np.int64, count=int(sizes.sum()))
+    packs = np.repeat(np.arange(len(mixture)), np.fromiter(mixture.values(), dtype=np.int64, count=len(mixture)))
+    starts = np.concatenate(([0], np.cumsum(sizes[packs])))
+    from_strategy = (np.cumsum(sizes) - sizes)[packs] - starts[:-1]
+    return flat[np.arange(starts[-1]) + np.repeat(from_strategy, sizes[packs])], starts
+
+
+def mixture_of_packs(lengths: IntArray, starts: IntArray) -> Mixture:
+    """The mixture of the packs in these arrays; lengths of 0 are left out, and so are packs of nothing else."""
+    sizes = np.diff(starts)
+    mixture: Mixture = {}
+    for size in np.unique(sizes).tolist():
+        first = starts[:-1][sizes == size]
+        members = np.sort(lengths[first[:, None] + np.arange(size)], axis=1)
+        members = members[np.lexsort(members.T)]  # equal packs lie side by side: numpy's own unique takes ten times as long
+        new = np.flatnonzero(np.concatenate(([True], (members[1:] != members[:-1]).any(axis=1))))
+        repeats = np.diff(new, append=len(members))
+        for strategy, repeat in zip(members[new].tolist(), repeats.tolist(), strict=True):
+            add_packs(mixture, tuple(strategy[strategy.count(0) :]), repeat)
+    mixture.pop((), None)
+    return mixture

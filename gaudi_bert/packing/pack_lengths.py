@@ -1,4 +1,4 @@
-"""The packer as a library: lengths in, packs out; or a histogram in, strategies out. numpy and nothing else at the surface.
+"""The packer as a library: lengths in, packs out; or a histogram in, strategies out. The only type to handle is the array.
 
     packs = pack_lengths([len(text) for text in texts], 512)
     rows = [[texts[index] for index in pack] for pack in packs]
@@ -10,26 +10,24 @@ Lengths are counted, their histogram is packed (`algorithms`), and the sequences
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError, InputError
+from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
-from gaudi_bert.packing.histogram import Histogram, rescaled
-from gaudi_bert.packing.lengths import MOST_SLOTS, checked_lengths, histogram_of, whole_number
+from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
 from gaudi_bert.packing.result import Packing
-
-__all__ = ["PackList", "PackedHistogram", "Packs", "pack_histogram", "pack_lengths"]
 
 DEFAULT_SEED = 12345
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PackList:
+class _PackList:
     """Packs in a random order: pack p holds the sequences `indices[offsets[p] : offsets[p + 1]]`.
 
     Attributes:
@@ -50,8 +48,8 @@ class PackList:
 
     def __getitem__(self, pack: int) -> IntArray:
         """The sequences of one pack: int64 [1 .. depth]."""
-        place = range(len(self))[pack]
-        return self.indices[self.offsets[place] : self.offsets[place + 1]]
+        index = range(len(self))[pack]
+        return self.indices[self.offsets[index] : self.offsets[index + 1]]
 
     def __iter__(self) -> Iterator[IntArray]:
         """The sequences of each pack."""
@@ -60,8 +58,8 @@ class PackList:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.indices.size:,} sequences in {len(self):,} packs)"
 
-    def shard(self, rank: int, size: int) -> PackList:
-        """Every `size`-th pack from pack `rank` on: the share of one of `size` workers. Shares differ by one pack at most.
+    def shard(self, rank: int, size: int) -> _PackList:
+        """Every `size`-th pack from pack `rank` on: the share of one of `size` workers. Share sizes differ by at most one.
 
         Raises:
             ArgumentError: `rank` is not in 0 .. size - 1.
@@ -70,89 +68,44 @@ class PackList:
         rank = whole_number(rank, "rank", 0, size - 1)
         starts, sizes = self.offsets[:-1][rank::size], np.diff(self.offsets)[rank::size]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-        return PackList(self.indices[places], offsets)
+        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
+        return _PackList(self.indices[positions], offsets)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Packs(PackList):
+class Packs(_PackList, PackingFigures):
     """All packs of `pack_lengths`, and how good they are.
 
     Attributes:
         max_sequence_length: slots of a pack.
-        tokens: real tokens in all of them.
-        lower_bound: packs that no packing of this depth can do without, proven.
         algorithm: what made them.
     """
 
     max_sequence_length: int
-    tokens: int
-    lower_bound: int
     algorithm: str
-
-    @property
-    def gap(self) -> int:
-        """Packs above the proven bound; 0 is proven optimal."""
-        return len(self) - self.lower_bound
-
-    @property
-    def efficiency(self) -> float:
-        """Real tokens / slots, 0..1."""
-        return self.tokens / (len(self) * self.max_sequence_length)
-
-    @property
-    def packing_factor(self) -> float:
-        """Sequences per pack."""
-        return self.indices.size / len(self)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, efficiency {self.efficiency:.6f}, {self.gap:,} above the proven bound)"
 
 
 @dataclass(frozen=True, eq=False)
-class PackedHistogram:
+class _PackedHistogram(PackingFigures):
     """How a histogram is packed, and how good that is.
 
     Attributes:
         strategies: sorted tuples of lengths that share a pack.
         counts: int64 [strategies], how many packs there are of each; read-only.
         max_sequence_length: slots of a pack.
-        sequences: number of sequences.
-        tokens: real tokens in all of them.
-        lower_bound: packs that no packing of this depth can do without, proven.
         algorithm: what made it.
     """
 
     strategies: tuple[tuple[int, ...], ...]
     counts: IntArray
     max_sequence_length: int
-    sequences: int
-    tokens: int
-    lower_bound: int
     algorithm: str
 
     def __post_init__(self) -> None:
         self.counts.flags.writeable = False
-
-    @property
-    def packs(self) -> int:
-        """Number of packs."""
-        return int(self.counts.sum())
-
-    @property
-    def gap(self) -> int:
-        """Packs above the proven bound; 0 is proven optimal."""
-        return self.packs - self.lower_bound
-
-    @property
-    def efficiency(self) -> float:
-        """Real tokens / slots, 0..1."""
-        return self.tokens / (self.packs * self.max_sequence_length)
-
-    @property
-    def packing_factor(self) -> float:
-        """Sequences per pack."""
-        return self.sequences / self.packs
 
 
 def pack_lengths(
@@ -179,9 +132,13 @@ def pack_lengths(
     checked = checked_lengths(lengths, max_sequence_length)
     packing = _pack(histogram_of(checked, int(max_sequence_length)), depth, algorithm, seed)
     members = np.empty(checked.size, dtype=np.int64)
-    offsets, indices = _deal(checked, packing, seed, members)
+    offsets, indices = deal_sequences(checked, list(packing.mixture.items()), seed, 0, members)
     return Packs(
-        indices, offsets, packing.histogram.max_sequence_length, packing.tokens, packing.lower_bound, packing.algorithm_used
+        **_figures(packing),
+        indices=indices,
+        offsets=offsets,
+        max_sequence_length=packing.histogram.max_sequence_length,
+        algorithm=packing.algorithm_used,
     )
 
 
@@ -192,7 +149,7 @@ def pack_histogram(
     depth: int | str = "max",
     algorithm: str = "optimal",
     seed: int = DEFAULT_SEED,
-) -> PackedHistogram:
+) -> _PackedHistogram:
     """Pack a histogram of lengths; the cost depends on the longest row, not on how many sequences there are.
 
     Args:
@@ -215,19 +172,17 @@ def pack_histogram(
     if histogram.sequences == 0:
         raise ArgumentError("counts holds no sequence; counts[0] is how many there are of length 1")
     packing = _pack(histogram, depth, algorithm, seed)
-    return PackedHistogram(
-        tuple(packing.mixture),
-        np.fromiter(packing.mixture.values(), np.int64, len(packing.mixture)),
-        histogram.max_sequence_length,
-        packing.sequences,
-        packing.tokens,
-        packing.lower_bound,
-        packing.algorithm_used,
+    return _PackedHistogram(
+        **_figures(packing),
+        strategies=tuple(packing.mixture),
+        counts=np.fromiter(packing.mixture.values(), np.int64, len(packing.mixture)),
+        max_sequence_length=histogram.max_sequence_length,
+        algorithm=packing.algorithm_used,
     )
 
 
 def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int) -> Packing:
-    """The packing of a histogram, checked and proven; what it refuses is an argument of ours."""
+    """The packing of a histogram, checked and proven; what it rejects is an argument of the caller."""
     if depth != "max":
         depth = whole_number(depth, "depth", 1)
     try:
@@ -236,6 +191,6 @@ def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int) -> 
         raise ArgumentError(str(error)) from None
 
 
-def _deal(lengths: AnyArray, packing: Packing, seed: int, members: IntArray) -> tuple[IntArray, IntArray]:
-    """Offsets and indices of the packs in which the sequences are dealt to the strategies."""
-    return deal_sequences(lengths, list(packing.mixture.items()), seed, 0, members)
+def _figures(packing: Packing) -> dict[str, int]:
+    """The five numbers of `PackingFigures`."""
+    return {field.name: getattr(packing, field.name) for field in fields(PackingFigures)}

@@ -25,8 +25,6 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 
-__all__ = ["MINUS_INFINITY", "best_worth", "completion_values", "power_chain", "unwind"]
-
 MINUS_INFINITY = -1e300
 """Stands for "not possible" in the kernels: finite, because the compiler may assume that no infinity occurs."""
 
@@ -41,7 +39,7 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
     """The products that build M_(max_items) from M_1, for totals up to `max_total`.
 
     Returns int64 [products, 2]: rows of the table to multiply. Row 0 of the table is M_1, row p + 1 is the
-    result of product p, and the last row is M_(max_items). Two entries are no products: (NOTHING, NOTHING) is
+    result of product p, and the last row is M_(max_items). Two entries are not products: (NOTHING, NOTHING) is
     M_0 and (CLOSURE, CLOSURE) the power without a limit.
     """
     if max_items <= 0:
@@ -65,23 +63,23 @@ def power_chain(max_items: int, max_total: int) -> IntArray:
 @kernel
 def _raise(result: Worths, value: float, values: Worths) -> None:
     """result = max(result, value + values), elementwise."""
-    for place in range(result.size):
-        result[place] = max(result[place], value + values[place])
+    for position in range(result.size):
+        result[position] = max(result[position], value + values[position])
 
 
 @kernel
 def _raise_by_four(result: Worths, left: Worths, one: Worths, two: Worths, three: Worths, four: Worths) -> None:
     """result = max(result, left[0] + one, left[1] + two, left[2] + three, left[3] + four), elementwise."""
     first, second, third, fourth = left[0], left[1], left[2], left[3]
-    for place in range(result.size):
-        best = max(result[place], first + one[place])
-        best = max(best, second + two[place])
-        best = max(best, third + three[place])
-        result[place] = max(best, fourth + four[place])
+    for position in range(result.size):
+        best = max(result[position], first + one[position])
+        best = max(best, second + two[position])
+        best = max(best, third + three[position])
+        result[position] = max(best, fourth + four[position])
 
 
 @kernel
-def max_plus_square(values: Worths, result: Worths) -> None:
+def _max_plus_square(values: Worths, result: Worths) -> None:
     """result[t] = max over a <= t / 2 of values[a] + values[t - a]; four parts a at a time over all totals."""
     size = values.size
     for total in range(size):
@@ -108,7 +106,7 @@ def max_plus_square(values: Worths, result: Worths) -> None:
 
 
 @kernel
-def max_plus_product(left: Worths, right: Worths, result: Worths) -> None:
+def _max_plus_product(left: Worths, right: Worths, result: Worths) -> None:
     """result[t] = max over a <= t of left[a] + right[t - a]."""
     size = left.size
     for total in range(size):
@@ -133,7 +131,7 @@ def max_plus_product(left: Worths, right: Worths, result: Worths) -> None:
 
 
 @kernel
-def max_plus_closure(values: Worths, result: Worths) -> None:
+def _max_plus_closure(values: Worths, result: Worths) -> None:
     """result[t] = the best worth of any number of items that add up to t.
 
     Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An
@@ -163,11 +161,11 @@ def completion_values(chain: IntArray, prices: Worths, table: Worths) -> Worths:
             result[:] = MINUS_INFINITY
             result[0] = 0.0
         elif left == CLOSURE:
-            max_plus_closure(table[0], result)
+            _max_plus_closure(table[0], result)
         elif left == right:
-            max_plus_square(table[left], result)
+            _max_plus_square(table[left], result)
         else:
-            max_plus_product(table[left], table[right], result)
+            _max_plus_product(table[left], table[right], result)
     last: Worths = table[chain.shape[0]]
     return last
 
@@ -186,7 +184,7 @@ def best_worth(prices: Worths, depth: int) -> int | float:
 
 
 @kernel
-def find_split(left: Worths, right: Worths, total: int, value: float) -> int:
+def _find_split(left: Worths, right: Worths, total: int, value: float) -> int:
     """The smallest part at which left[part] + right[total - part] attains `value`."""
     for part in range(total + 1):
         if left[part] + right[total - part] >= value:
@@ -195,8 +193,8 @@ def find_split(left: Worths, right: Worths, total: int, value: float) -> int:
 
 
 @kernel
-def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, found: int) -> int:
-    """Append to `lengths` (from index `found` on) the items behind the last row's entry `total`; returns the
+def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, size: int) -> int:
+    """Append to `lengths` (from index `size` on) the items behind the last row's entry `total`; returns the
     new number of items.
     """
     pending = np.empty((lengths.size + table.shape[0] + 2, 2), dtype=np.int64)
@@ -211,14 +209,14 @@ def unwind(chain: IntArray, table: Worths, total: int, lengths: IntArray, found:
         if row > 0 and chain[row - 1, 0] >= 0:
             left, right = chain[row - 1, 0], chain[row - 1, 1]
         if row == 0 or (left == row and table[0, rest] >= table[row, rest]):
-            lengths[found] = rest
-            found += 1
+            lengths[size] = rest
+            size += 1
             continue
         if left == row:
-            part = 1 + find_split(table[row, 1:], table[row], rest - 1, table[row, rest])
+            part = 1 + _find_split(table[row, 1:], table[row], rest - 1, table[row, rest])
         else:
-            part = find_split(table[left], table[right], rest, table[row, rest])
+            part = _find_split(table[left], table[right], rest, table[row, rest])
         pending[waiting, 0], pending[waiting, 1] = left, part
         pending[waiting + 1, 0], pending[waiting + 1, 1] = right, rest - part
         waiting += 2
-    return found
+    return size

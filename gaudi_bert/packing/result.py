@@ -1,19 +1,62 @@
-"""A finished packing: the mixture with its proven bound and all that is said of its quality. Checked on creation."""
+"""A finished packing, checked; and what solvers exchange: a result (`Solved`) and a limit of effort (`Work`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
 from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.packing.certificate import Certificate
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import Mixture, Strategy, check_mixture, packs_of
 
-if TYPE_CHECKING:
-    from gaudi_bert.packing.certificate import Certificate
 
-__all__ = ["Packing", "Solved"]
+@dataclass(frozen=True)
+class Packing(PackingFigures):
+    """How a histogram is packed, and how far from the best possible that is. Checked on creation.
+
+    Attributes:
+        histogram: what is packed.
+        depth: most sequences per pack that was allowed.
+        algorithm: as requested.
+        algorithm_used: what made the mixture, where `algorithm` chooses between several.
+        mixture: strategies and how often each is used.
+        certificate: integer prices that prove the bound.
+        masked_slots: most masked positions per pack (Q), or None if unknown.
+        masked_slots_needed: what the fullest strategy needs of them.
+    """
+
+    histogram: Histogram
+    depth: int
+    algorithm: str
+    algorithm_used: str
+    mixture: Mapping[Strategy, int]
+    certificate: Certificate
+    masked_slots: int | None = None
+    masked_slots_needed: int | None = None
+
+    def __post_init__(self) -> None:
+        check_mixture(self.mixture, self.histogram, self.depth, self.masked_slots)
+        if self.packs != packs_of(self.mixture):
+            raise FailedError(f"{self.packs} packs, but the mixture has {packs_of(self.mixture)}; this is a defect")
+        if self.packs < self.lower_bound:
+            raise FailedError(f"{self.packs} packs are fewer than the bound {self.lower_bound}; the bound is wrong")
+
+    @property
+    def depth_used(self) -> int:
+        """Sequences of the deepest strategy."""
+        return max(map(len, self.mixture), default=0)
+
+    @property
+    def token_bound(self) -> int:
+        """Packs that the tokens alone need: the theoretical limit without a limit of depth."""
+        return self.histogram.token_bound
+
+
+Leftovers = Literal["best-fit", "complement"]
+"""How `nnls` packs the sequences that its loop leaves over."""
 
 
 @dataclass(frozen=True)
@@ -25,101 +68,55 @@ class Solved:
     certificate: Certificate | None = None
 
 
-@dataclass(frozen=True)
-class Packing:
-    """How a histogram is packed, and how far from the best possible that is.
+# --- how much a solver may do, in elementary operations: known beforehand and the same on every machine, unlike seconds
+#
+# Every loop that could go on for long tells a `Work` what it does and stops where nothing is left; then it returns what it
+# has, with the bound that is proven by then. An operation is about a nanosecond of one core. The published histograms stay
+# far below every limit, so a limit changes none of their plans.
 
-    Attributes:
-        histogram: what is packed.
-        depth: most sequences per pack that was allowed.
-        algorithm: what was asked for.
-        algorithm_used: what made the mixture, where `algorithm` chooses between several.
-        mixture: strategies and how often each is used.
-        lower_bound: packs that no packing of this depth can do without, proven.
-        certificate: integer prices that prove the bound.
-        masked_slots: most masked positions per pack (Q), or None where the data did not say.
-        masked_slots_needed: what the fullest strategy needs of them.
+OPTIMAL_WORK = 30e9
+"""What `optimal` may do."""
 
-    Raises:
-        FailedError: the mixture is no packing of the histogram, or has fewer packs than the bound; a defect in either case.
+NNLS_WORK = 25e9
+"""What all rounds of an NNLS method may do."""
+
+BOUND_WORK = 6e9
+"""What the proof of a bound may do where the algorithm proves none itself."""
+
+ESTIMATE_WORK = ((1024, float("inf")), (4096, 180e9), (2**63, 40e9))
+"""What all rows of an estimate may do together, by the longest packs for which it holds. Up to the first of these each row
+may do what a plan may, so that it equals the plan."""
+
+
+class Work:
+    """Operations that are left.
+
+    Args:
+        operations: how many; infinite for no limit.
+        whole: of which this is a share: what is spent here is spent there too.
     """
 
-    histogram: Histogram
-    depth: int
-    algorithm: str
-    algorithm_used: str
-    mixture: Mapping[Strategy, int]
-    lower_bound: int
-    certificate: Certificate | None = None
-    masked_slots: int | None = None
-    masked_slots_needed: int | None = None
-
-    def __post_init__(self) -> None:
-        check_mixture(self.mixture, self.histogram, self.depth, self.masked_slots)
-        if self.packs < self.lower_bound:
-            raise FailedError(f"{self.packs} packs are fewer than the bound {self.lower_bound}; the bound is wrong")
+    def __init__(self, operations: float = float("inf"), whole: Work | None = None) -> None:
+        self.left = operations
+        self._whole = whole
 
     @property
-    def packs(self) -> int:
-        """Number of packs."""
-        return packs_of(self.mixture)
+    def exhausted(self) -> bool:
+        """Whether nothing is left."""
+        return self.left <= 0
 
-    @property
-    def gap(self) -> int:
-        """Packs above the proven bound; 0 is proven optimal."""
-        return self.packs - self.lower_bound
+    def spend(self, operations: float) -> None:
+        """Count what was done, or is done next."""
+        self.left -= operations
+        if self._whole is not None:
+            self._whole.spend(operations)
 
-    @property
-    def sequences(self) -> int:
-        """Number of sequences."""
-        return self.histogram.sequences
+    def share(self, part: float) -> Work:
+        """A limit of this part (0..1) of what is left, for one phase."""
+        return Work(max(self.left, 0.0) * part, self)
 
-    @property
-    def tokens(self) -> int:
-        """Number of real tokens."""
-        return self.histogram.tokens
 
-    @property
-    def padding_tokens(self) -> int:
-        """Slots without a token."""
-        return self.packs * self.histogram.max_sequence_length - self.tokens
-
-    @property
-    def efficiency(self) -> float:
-        """Real tokens / slots, 0..1; 1 where there is nothing to pack."""
-        slots = self.packs * self.histogram.max_sequence_length
-        return self.tokens / slots if slots else 1.0
-
-    @property
-    def packing_factor(self) -> float:
-        """Sequences per pack: the speed-up over one sequence per pack; 1 where there is nothing to pack."""
-        return self.sequences / self.packs if self.packs else 1.0
-
-    @property
-    def depth_used(self) -> int:
-        """Sequences of the deepest strategy."""
-        return max(map(len, self.mixture), default=0)
-
-    @property
-    def strategies_used(self) -> int:
-        """Number of different strategies."""
-        return len(self.mixture)
-
-    @property
-    def token_bound(self) -> int:
-        """The theoretical limit with no limit of depth: packs that the tokens alone need."""
-        return self.histogram.token_bound
-
-    def summary(self) -> dict[str, Any]:
-        """What is printed of a packing."""
-        return {
-            "packs": self.packs,
-            "lower_bound": self.lower_bound,
-            "gap": self.gap,
-            "padding_tokens": self.padding_tokens,
-            "efficiency": self.efficiency,
-            "packing_factor": self.packing_factor,
-            "depth_used": self.depth_used,
-            "strategies_used": self.strategies_used,
-            "algorithm": self.algorithm,
-        }
+def estimate_limit(max_sequence_length: int) -> Work | None:
+    """What all rows of an estimate may do together; None where each has the limit of its own algorithm."""
+    operations = next(operations for longest, operations in ESTIMATE_WORK if max_sequence_length <= longest)
+    return None if operations == float("inf") else Work(operations)

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import InputError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports torch when a name is first used
     from gaudi_bert.pytorch.collate import PackCollator, model_inputs
     from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
-    from gaudi_bert.pytorch.heads import PackedBertForPreTraining, update_counts
-    from gaudi_bert.pytorch.hyperparameters import translate_arguments
-    from gaudi_bert.pytorch.loading import load_model
-    from gaudi_bert.pytorch.probe import probe_model
-    from gaudi_bert.pytorch.trainer import PackedTrainerMixin
+    from gaudi_bert.pytorch.probe import load_model, probe_model
+    from gaudi_bert.pytorch.training import (
+        PackedBertForPreTraining,
+        PackedTrainerMixin,
+        translate_arguments,
+        update_counts,
+    )
 
 __all__ = [
     "PackCollator",
@@ -30,25 +32,25 @@ __all__ = [
     "update_counts",
 ]
 
-_HOMES = {
+_MODULES = {
     "PackCollator": "collate",
-    "PackedBertForPreTraining": "heads",
+    "PackedBertForPreTraining": "training",
     "PackedDataset": "dataset",
     "PackedLoader": "dataset",
-    "PackedTrainerMixin": "trainer",
-    "load_model": "loading",
+    "PackedTrainerMixin": "training",
+    "load_model": "probe",
     "model_inputs": "collate",
     "probe_model": "probe",
-    "translate_arguments": "hyperparameters",
-    "update_counts": "heads",
+    "translate_arguments": "training",
+    "update_counts": "training",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and torch with it."""
-    if name not in _HOMES:
+    """Import what is used, and torch with it."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for needed in ("torch", "transformers"):
         if importlib.util.find_spec(needed) is None:
             raise InputError(f"{__name__}.{name} needs {needed}; install it with: pip install 'gaudi-bert[pytorch]'")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -3,7 +3,7 @@
 | target | what carries the boundaries |
 |---|---|
 | `transformers-5` | `attention_mask` [B, 1, L, L], added to scores: right with `sdpa` and with `eager` |
-| `transformers-4`, `optimum-habana` | `attention_mask` [B, L, L] of 0 and 1, of which their BERT makes such a mask |
+| `transformers-4`, `optimum-habana` | `attention_mask` [B, L, L] of 0 and 1, from which their BERT makes such a mask |
 | `flash` | all sequences in one row without padding; `cu_seq_lens_q/k`, `max_length_q/k`: FlashAttention 2 only |
 | `flex` | a `BlockMask`: `attn_implementation="flex_attention"` |
 
@@ -21,22 +21,20 @@ import torch
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.feeding import Feeding
-from gaudi_bert.pytorch.masks import additive_mask_B1LL, allowed_BLL, block_mask
-from gaudi_bert.pytorch.rows import NOT_PREDICTED, Row, sequence_counts, sequence_matrix, token_matrix
-
-__all__ = ["TARGETS", "PackCollator", "model_inputs"]
+from gaudi_bert.pytorch.feeding import Feeding, additive_mask_B1LL, allowed_BLL, block_mask
+from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
+from gaudi_bert.records.schema import NOT_PREDICTED
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _TOKEN_COLUMNS = ("input_ids", "token_type_ids", "position_ids", "sequence_ids", "labels")
-_BESIDE = ("sequence_ids", "seq_lens", "next_sentence_labels")
+_EXTRAS = ("sequence_ids", "seq_lens", "next_sentence_labels")
 
 Batch = dict[str, Any]
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """The batch without what stands beside the model's own inputs (`sequence_ids`, `seq_lens`, `next_sentence_labels`)."""
-    return {name: value for name, value in batch.items() if name not in _BESIDE}
+    """The batch without `sequence_ids`, `seq_lens` and `next_sentence_labels`, which models do not take."""
+    return {name: value for name, value in batch.items() if name not in _EXTRAS}
 
 
 class PackCollator:
@@ -97,7 +95,7 @@ class PackCollator:
         return batch | {"sequence_ids": sequence_ids_BL, "seq_lens": self._per_sequence(rows, "seq_lens", 0)}
 
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
-        """The columns of a value a token, int64 [B, L], as this model takes them."""
+        """The columns with a value per token, int64 [B, L], as this model takes them."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0]]
         arrays = {name: token_matrix(rows, name).astype(np.int64) for name in names}
         arrays["position_ids"] += self.feeding.position_offset
@@ -140,15 +138,17 @@ class PackCollator:
         return gathered
 
     def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
-        """A column of a value a sequence, int64 [B, S]."""
+        """A column with a value per sequence, int64 [B, S]."""
         depth = self._slots("depth", self.depth, int(sequence_counts(rows, name).max()))
         return torch.from_numpy(sequence_matrix(rows, name, depth, empty))
 
     @staticmethod
-    def _slots(name: str, asked: int | None, needed: int) -> int:
-        if asked is not None and needed > asked:
-            raise InputError(f"{name} = {asked}: a pack of this batch needs {needed}; take it from the data's metadata.json")
-        return needed if asked is None else asked
+    def _slots(name: str, requested: int | None, needed: int) -> int:
+        if requested is not None and needed > requested:
+            raise InputError(
+                f"{name} = {requested}: a pack of this batch needs {needed}; take it from the data's metadata.json"
+            )
+        return needed if requested is None else requested
 
     def _flattened(self, arrays: dict[str, IntArray], rows: Sequence[Row]) -> Batch:
         real_BL = arrays["sequence_ids"] > 0

@@ -1,34 +1,139 @@
-"""Packs as a PyTorch data set whose place can be stored, and taken up by any number of processes and workers.
+"""Packs as a PyTorch data set whose position can be stored, and resumed by any number of processes and workers.
 
-An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r, from the place on where the
-data set stands, and as many as every other process; what is left over (fewer than W packs, or than a batch of all processes)
-is left out of this epoch. A place is (epoch, packs that all processes have read in it).
+An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r, from the position on where
+the data set stands, and as many as every other process; the remainder (fewer than W packs, or than a batch of all
+processes) is left out of this epoch. A position is (epoch, packs that all processes have read in it).
 
-Workers of a `DataLoader` cannot tell what was used of what they have read ahead. So the loader counts what it hands out
+Workers of a `DataLoader` cannot tell how much was used of what they have read ahead. So the loader counts what it hands out
 (`PackedLoader`), and worker w of K makes the batches w, w + K, ... of its process, which is the order without workers.
+
+A source (packed TFRecords, packed tables, or unpacked records and their plan) knows how many packs an epoch has, and gives
+the packs of an epoch by their numbers in the one global order (`records/read/global_order.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from gaudi_bert.artefacts.packed import METADATA_NAME
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.pytorch.sources import open_packs
-from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
+from gaudi_bert.pytorch.rows import Row, rows_of_packs
+from gaudi_bert.records.packed_folder import predecessor_metadata_path, read_metadata
+from gaudi_bert.records.read.global_order import WINDOW_PACKS, GlobalOrder, check_rank, numbers_of_rank
+from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking, planned_groups
+from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.schema import PackedSchema
+from gaudi_bert.records.tables.packed_parquet import TableFiles
 
-__all__ = ["PackedDataset", "PackedLoader"]
+_FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 
-FIRST_ROWS, ROWS_AT_ONCE = 16, 128
+
+# --- sources of packs
+
+
+class _PackSource(Protocol):
+    """Packs by their numbers.
+
+    Attributes:
+        packs: of an epoch.
+        identity: what distinguishes these packs from others.
+    """
+
+    packs: int
+    identity: str
+
+    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
+        """The packs of an epoch with these numbers, int64 [n]."""
+
+
+def _open_packs(folder: str | Path, seed: int, plan: Path | None = None) -> _PackSource:
+    """Find out what lies in `folder`, and open it.
+
+    Raises:
+        InputError: the folder holds no packs, or unpacked records come without a plan.
+    """
+    folder = Path(folder)
+    if plan is not None:
+        return _PlannedPacks(folder, plan, seed)
+    if (folder / METADATA_NAME).exists() or predecessor_metadata_path(folder).exists():
+        tables = sorted(folder.glob("packed-*.parquet"))
+        return _TablePacks(tables, seed) if tables else _RecordPacks(folder, seed)
+    tables = sorted(folder.glob("packed-*.parquet")) or sorted(folder.glob("*.parquet"))
+    if tables:
+        return _TablePacks(tables, seed)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder}: holds no packs; pack it with `gaudi-bert pack`, or give unpacked records their plan.json (plan=)"
+        )
+    raise InputError(f"{folder}: no packed folder; check the path")
+
+
+class _RecordPacks:
+    def __init__(self, folder: Path, seed: int) -> None:
+        metadata = read_metadata(folder)
+        for shard in metadata.shards:
+            path = folder / shard.name
+            if not path.is_file() or path.stat().st_size != shard.bytes:
+                raise InputError(
+                    f"{path}: is missing or not of {shard.bytes:,} bytes, as the metadata says; write the packs again"
+                )
+        paths = [folder / shard.name for shard in metadata.shards]
+        counts = [shard.packs for shard in metadata.shards]
+        self._files = RecordFiles(paths, PackedSchema.of(metadata), counts)
+        self._order = GlobalOrder(counts, seed, WINDOW_PACKS)
+        self.packs = self._order.packs
+        self.identity = _digest([shard.model_dump() for shard in metadata.shards])
+
+    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
+        return rows_of_packs(self._files.read(*self._order.places(epoch, numbers)))
+
+
+class _TablePacks:
+    def __init__(self, paths: Sequence[Path], seed: int) -> None:
+        self._files = TableFiles(paths)
+        self._order = GlobalOrder(self._files.sizes, seed, self._files.window_rows)
+        self.packs = self._order.packs
+        self.identity = _digest([[path.name, path.stat().st_size] for path in paths])
+
+    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
+        return self._files.read(*self._order.places(epoch, numbers))
+
+
+class _PlannedPacks:
+    def __init__(self, records: Path, plan: Path, seed: int) -> None:
+        content, self._groups = planned_groups(records, plan)
+        self._schema, self._seed = PackedSchema.of(content), seed
+        self._packing: tuple[int, OnTheFlyPacking] | None = None
+        self.packs = sum(group.packs for group in self._groups)
+        self.identity = content.sha256
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packing": None}
+
+    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
+        if self._packing is None or self._packing[0] != os.getpid():  # its thread does not live on in a forked worker
+            packing = OnTheFlyPacking(self._groups, self._schema, batch_packs=1, seed=self._seed)
+            self._packing = os.getpid(), packing
+        return rows_of_packs(self._packing[1].rows(epoch, numbers))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode("utf-8")).hexdigest()[:16]
+
+
+# --- data set and loader
 
 
 class PackedDataset(IterableDataset[Row]):
-    """The packs of a folder, one row a pack.
+    """The packs of a folder, one row per pack.
 
     Args:
         folder: packed TFRecords, packed tables, or unpacked records (with `plan`), which are packed while reading.
@@ -60,7 +165,7 @@ class PackedDataset(IterableDataset[Row]):
         _check_batch(batch_packs)
         self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
         self.batch_packs = batch_packs
-        self._source = open_packs(folder, seed, Path(plan) if plan is not None else None)
+        self._source = _open_packs(folder, seed, Path(plan) if plan is not None else None)
         self.packs = self._source.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(
@@ -129,7 +234,7 @@ class PackedDataset(IterableDataset[Row]):
             self._done += self.world_size * self.batch
 
     def begin(self) -> None:
-        """Go to the next epoch where what is left of this one fills no batch of these processes."""
+        """Go to the next epoch where the rest of this one fills no batch of these processes."""
         if self._done and self.batches_left == 0:
             self._epoch, self._done = self._epoch + 1, 0
 
@@ -151,19 +256,19 @@ class PackedDataset(IterableDataset[Row]):
         numbers = numbers_of_rank(self._done, self.packs, self.rank, self.world_size)[:rows]
         if worker is not None:
             numbers = numbers.reshape(-1, batch)[worker.id :: worker.num_workers].reshape(-1)
-        place = 0
-        while place < len(numbers):
-            at_once = min(ROWS_AT_ONCE, FIRST_ROWS + 3 * place)  # few at first: who wants few need not wait for many
+        done = 0
+        while done < len(numbers):
+            at_once = min(_ROWS_AT_ONCE, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
             at_once = -(-at_once // batch) * batch  # whole batches, which are then collated as they lie
-            for row in self._source.rows(epoch, numbers[place : place + at_once]):
-                place += 1
-                if worker is None and place % batch == 0:  # before the last row of a batch: who stops there has it
-                    self.note_batch(place == rows)
+            for row in self._source.rows(epoch, numbers[done : done + at_once]):
+                done += 1
+                if worker is None and done % batch == 0:  # before the last row of a batch is handed out, so that it counts
+                    self.note_batch(done == rows)
                 yield row
 
 
 class PackedLoader(DataLoader[Any]):
-    """A `DataLoader` of a `PackedDataset` whose place is exact with any number of workers.
+    """A `DataLoader` of a `PackedDataset` whose position is exact with any number of workers.
 
     Args:
         dataset: the packs.

@@ -1,8 +1,14 @@
-"""What a type of model wants besides the mask: where its positions begin, which inputs it has, whether it is causal.
+"""What a type of model needs to be fed packs: positions, inputs, and which token may attend to which.
 
 RoBERTa and its descendants number positions from padding_idx + 1, so the positions of a pack, which begin at 0, are moved;
-left at 0 they are other embeddings than the same sequence gets alone, and nothing says so. ModernBERT's layers with a window
-need a mask of their own.
+left at 0 they would select other embeddings than the same sequence gets alone, without an error. ModernBERT's layers with a
+window need a mask of their own.
+
+Two tokens of a pack may attend to each other where their sequence numbers are equal (in a causal model: to what is not
+later; in a layer with a window: to what is not farther). Padding has the number 0 and attends to padding, so no row of a
+mask is empty and no softmax divides by zero; nothing uses what is computed there.
+
+Letters: B packs, L positions.
 """
 
 from __future__ import annotations
@@ -10,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gaudi_bert.common.errors import InputError
+import torch
 
-__all__ = ["MODEL_TYPES", "Feeding"]
+from gaudi_bert.common.errors import InputError
 
 _OFFSET_BY_PADDING = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text"}
@@ -20,8 +26,8 @@ _OFFSET_BY_PADDING = frozenset(
 _USUAL_PADDING = 1
 _WITHOUT_TOKEN_TYPES = frozenset({"distilbert", "modernbert", "gpt2", "mpnet"}) | _OFFSET_BY_PADDING
 _CAUSAL = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "opt", "phi"})
-MODEL_TYPES = tuple(sorted({"bert", "electra", "distilbert", "modernbert"} | _OFFSET_BY_PADDING | _CAUSAL))
-"""The types whose feeding is known; the probe says whether it is right for another."""
+_MODEL_TYPES = tuple(sorted({"bert", "electra", "distilbert", "modernbert"} | _OFFSET_BY_PADDING | _CAUSAL))
+"""The types whose feeding is known; the probe shows whether it is right for another."""
 
 _USUAL_WINDOW = 64
 
@@ -49,9 +55,9 @@ class Feeding:
         Raises:
             InputError: the type is not known.
         """
-        if model_type not in MODEL_TYPES:
+        if model_type not in _MODEL_TYPES:
             raise InputError(
-                f"model type {model_type!r}: known are {', '.join(MODEL_TYPES)}; give the model's config instead"
+                f"model type {model_type!r}: known are {', '.join(_MODEL_TYPES)}; give the model's config instead"
             )
         return cls(
             position_offset=_USUAL_PADDING + 1 if model_type in _OFFSET_BY_PADDING else 0,
@@ -73,3 +79,48 @@ class Feeding:
             causal=causal,
             window=config.sliding_window if "sliding_attention" in types else None,
         )
+
+
+# --- masks
+
+
+def allowed_BLL(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> torch.Tensor:  # noqa: N802
+    """Bool [B, L, L]: whether position i (second axis) may attend to position j (third).
+
+    Args:
+        sequence_ids_BL: 1..1 2..2 .. 0..0.
+        causal: only to j <= i.
+        window: only where |i - j| is at most this.
+    """
+    numbers_BL = sequence_ids_BL.to(torch.int16)  # compared four times as fast as int64
+    allowed = numbers_BL[:, :, None] == numbers_BL[:, None, :]
+    if causal or window is not None:
+        positions_L = torch.arange(sequence_ids_BL.shape[1], device=sequence_ids_BL.device)
+        distance_LL = positions_L[:, None] - positions_L[None, :]
+        if causal:
+            allowed = allowed & (distance_LL >= 0)
+        if window is not None:
+            allowed = allowed & (distance_LL.abs() <= window)
+    return allowed
+
+
+def additive_mask_B1LL(allowed: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:  # noqa: N802
+    """`allowed` [B, L, L] as what is added to attention scores: 0 or the lowest number of `dtype`, [B, 1, L, L]."""
+    return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
+
+
+def block_mask(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> Any:
+    """The same as a `BlockMask` for flex attention."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    packs, length = sequence_ids_BL.shape
+
+    def may_attend(pack: Any, head: Any, query: Any, key: Any) -> Any:
+        allowed = sequence_ids_BL[pack, query] == sequence_ids_BL[pack, key]
+        if causal:
+            allowed = allowed & (query >= key)
+        if window is not None:
+            allowed = allowed & ((query - key).abs() <= window)
+        return allowed
+
+    return create_block_mask(may_attend, packs, None, length, length, device=str(sequence_ids_BL.device))

@@ -1,29 +1,29 @@
 """Does a model treat each packed sequence as if it stood alone? Tried on the model itself, for every way of feeding it.
 
-Packs of random tokens go through the model, and each of their sequences alone; what comes out must agree. Then the tokens of
-one sequence of each pack are changed, and what comes out for the others must stay. The first finds wrong positions and
-windows, the second every leak, whatever else is wrong.
+Packs of random tokens go through the model, and each of their sequences alone; the outputs must agree. Then the tokens of
+one sequence of each pack are changed, and the outputs of the others must stay the same. The first finds wrong positions and
+windows, the second finds every leak, even where something else is wrong too.
 
 The sequences are longer than the windows of local attention, where the model's positions allow it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
-from gaudi_bert.pytorch.feeding import Feeding
-from gaudi_bert.pytorch.masks import allowed_BLL
+from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
 from gaudi_bert.pytorch.rows import Row
-
-__all__ = ["ALONE_BOUND", "NEIGHBOUR_BOUND", "WAYS", "Finding", "check_ways", "probe_model"]
 
 ALONE_BOUND = 1e-5
 """Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
@@ -31,8 +31,8 @@ NEIGHBOUR_BOUND = 1e-6
 """The same for what a changed neighbour may change."""
 
 LENGTH = 256
-SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
-REFUSALS = (
+_SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
+_REFUSALS = (
     InputError,
     RuntimeError,
     ValueError,
@@ -45,31 +45,29 @@ REFUSALS = (
 )
 
 
-def _with(collator: PackCollator, rows: list[Row], **changes: Any) -> dict[str, Any]:
-    return {**collator(rows), **changes}
+def _additive(model: Any, rows: list[Row], **changes: Any) -> dict[str, Any]:
+    """The batch of target transformers-5, with some inputs replaced."""
+    return {**PackCollator("transformers-5", model.config)(rows), **changes}
 
 
 def _positions_only(model: Any, rows: list[Row]) -> dict[str, Any]:
-    return _with(PackCollator("transformers-5", model.config), rows, attention_mask=None)
+    return _additive(model, rows, attention_mask=None)
 
 
 def _numbers(model: Any, rows: list[Row]) -> dict[str, Any]:
-    batch = PackCollator("transformers-5", model.config)(rows)
+    batch = _additive(model, rows)
     return {**batch, "attention_mask": batch["sequence_ids"]}
 
 
 def _bool_mask(model: Any, rows: list[Row]) -> dict[str, Any]:
-    batch = PackCollator("transformers-5", model.config)(rows)
-    return {
-        **batch,
-        "attention_mask": allowed_BLL(batch["sequence_ids"], Feeding.of_config(model.config).causal).unsqueeze(1),
-    }
+    batch = _additive(model, rows)
+    allowed = allowed_BLL(batch["sequence_ids"], Feeding.of_config(model.config).causal)
+    return {**batch, "attention_mask": allowed.unsqueeze(1)}
 
 
 def _positions_from_0(model: Any, rows: list[Row]) -> dict[str, Any]:
-    collator = PackCollator("transformers-5", model.config)
-    batch = collator(rows)
-    return {**batch, "position_ids": batch["position_ids"] - collator.feeding.position_offset}
+    batch = _additive(model, rows)
+    return {**batch, "position_ids": batch["position_ids"] - Feeding.of_config(model.config).position_offset}
 
 
 def _target(name: str) -> Callable[[Any, list[Row]], dict[str, Any]]:
@@ -95,7 +93,7 @@ class Finding:
         alone: largest difference between packed and alone; None where the model refused.
         neighbour: largest change by a changed neighbour; None where the model refused.
         scale: the largest output, at least 1.
-        refusal: what the model said.
+        refusal: the model's error.
     """
 
     way: str
@@ -123,6 +121,29 @@ class Finding:
         return f"WRONG: packed and alone differ by {self.alone:.1e}; no neighbour is seen, so positions or windows are wrong"
 
 
+def load_model(folder: str | Path, attention: str | None = None) -> Any:
+    """The model in `folder`, in evaluation mode (no dropout); nothing is downloaded.
+
+    Args:
+        folder: as `save_pretrained` writes it.
+        attention: sdpa, eager, flex_attention or another that `transformers` has; the model's own when None.
+
+    Raises:
+        InputError: there is no model of `transformers`, or it cannot be opened, or not with this attention.
+    """
+    config_path = Path(folder) / "config.json"
+    if not config_path.is_file():
+        raise InputError(f"{config_path}: missing, so this is not the folder of a transformers model; check the path")
+    try:
+        named = json.loads(config_path.read_text(encoding="utf-8")).get("architectures") or []
+        kind = getattr(transformers, named[0], transformers.AutoModel) if named else transformers.AutoModel
+        options = {} if attention is None else {"attn_implementation": attention}
+        return kind.from_pretrained(folder, local_files_only=True, **options).eval()
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(f"{folder}: transformers cannot open it: {reason}") from error
+
+
 def check_ways(names: Iterable[str]) -> None:
     """Refuse ways of feeding that are not known.
 
@@ -143,7 +164,7 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
         seed: of the tokens.
 
     Raises:
-        InputError: an unknown way, or a model whose output is not one vector a token.
+        InputError: an unknown way, or a model whose output is not one vector per token.
     """
     names = list(WAYS) if ways is None else list(ways)
     check_ways(names)
@@ -172,7 +193,7 @@ def _packs(config: Any, seed: int) -> tuple[list[Row], list[Row]]:
     rows: list[Row] = []
     changed: list[Row] = []
     low = min(5, config.vocab_size // 2)  # not one of the first, which are special
-    for shares in SHARES:
+    for shares in _SHARES:
         lengths = np.array([int(share * length) for share in shares])
         numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         pads = length - len(numbers)
@@ -192,22 +213,24 @@ def _packs(config: Any, seed: int) -> tuple[list[Row], list[Row]]:
 
 def _alone(model: Any, rows: list[Row]) -> list[torch.Tensor]:
     """The outputs of each sequence in a batch of its own, fed as everybody feeds a sequence."""
-    feeding, found = Feeding.of_config(model.config), []
+    feeding, outputs = Feeding.of_config(model.config), []
     for row in rows:
         for number in range(1, len(row["seq_lens"]) + 1):
             chosen = row["sequence_ids"] == number
             inputs = {"input_ids": row["input_ids"][chosen]}
             if feeding.token_types:
                 inputs["token_type_ids"] = row["token_type_ids"][chosen]
-            found.append(_outputs(model, {name: torch.tensor(values)[None] for name, values in inputs.items()})[0])
-    return found
+            outputs.append(_outputs(model, {name: torch.tensor(values)[None] for name, values in inputs.items()})[0])
+    return outputs
 
 
 def _outputs(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """The first output, one vector for each token."""
     output = model(**batch)[0]
     if output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
-        raise InputError(f"{type(model).__name__}: its output is not one vector a token; give an encoder or a causal model")
+        raise InputError(
+            f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
+        )
     return output.float()
 
 
@@ -216,7 +239,7 @@ def _probe(model: Any, way: str, rows: list[Row], changed: list[Row], alone: lis
     scale = max(1.0, *(float(output.abs().max()) for output in alone))
     try:
         before, after = (_sequences(_outputs(model, model_inputs(feed(model, each))), rows) for each in (rows, changed))
-    except REFUSALS as error:
+    except _REFUSALS as error:
         return Finding(way, refusal=" ".join(f"{type(error).__name__}: {error}".split())[:120])
     difference = max(float((one - other).abs().max()) for one, other in zip(before, alone, strict=True))
     is_first = [number == 0 for row in rows for number in range(len(row["seq_lens"]))]

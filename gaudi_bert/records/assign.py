@@ -13,8 +13,6 @@ import numpy as np
 from gaudi_bert.common.arrays import Int32Array, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 
-__all__ = ["Assignment", "assign_sequences", "count_shards", "shard_bounds"]
-
 
 class Assignment(NamedTuple):
     """Packs in the order in which they are written: pack p holds `members[starts[p] : starts[p + 1]]`.
@@ -36,16 +34,9 @@ class Assignment(NamedTuple):
 def assign_sequences(
     lengths: Int32Array, strategies: Sequence[tuple[Sequence[int], int]], seed: int, group: int
 ) -> Assignment:
-    """Deal the sequences of a group to the packs of its plan.
+    """Deal the sequences of a group, by their lengths, to the packs of its plan: pairs (lengths, how many such packs).
 
-    Args:
-        lengths: int32 [sequences].
-        strategies: pairs (lengths of a pack, how many such packs).
-        seed: of the plan.
-        group: number of the group, so that groups differ.
-
-    Raises:
-        InputError: the packs do not hold exactly these lengths.
+    The packs must hold exactly these lengths. `seed` is that of the plan; the number of the group makes groups differ.
     """
     members = np.empty(lengths.size, dtype=np.int32)
     return Assignment(*deal_sequences(lengths, strategies, seed, group, members))
@@ -54,11 +45,7 @@ def assign_sequences(
 def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int) -> int:
     """The smallest multiple of `shard_multiple` that keeps shards of equal packs within `shard_bytes`.
 
-    Args:
-        packs: packs of the group.
-        total_bytes: a bound on the bytes of all of them.
-        shard_multiple: how many shards every reader may count on.
-        shard_bytes: most bytes of a shard (one pack is never split).
+    `total_bytes` is a bound on the bytes of all packs; one pack is never split.
     """
     shards = shard_multiple
     while shards < packs and -(-packs // shards) * (total_bytes / max(packs, 1)) > shard_bytes:

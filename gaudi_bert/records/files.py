@@ -9,25 +9,35 @@ made from the same data elsewhere are the same.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import itertools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors
-
-__all__ = ["RecordFile", "find_vocabulary", "list_record_files", "records_folder"]
 
 
 @dataclass(frozen=True)
 class RecordFile:
-    """One input file: its name relative to RECORDS, where it is now, and its size in bytes."""
+    """An input file: its name relative to RECORDS, where it is now, and its size in bytes.
+
+    Attributes:
+        crc32c, sequences: as the plan has them; 0 before the file is looked up there.
+    """
 
     name: str
     path: Path
     bytes: int
+    crc32c: int = 0
+    sequences: int = 0
 
 
 def list_record_files(records: str | Path) -> list[RecordFile]:
@@ -35,11 +45,6 @@ def list_record_files(records: str | Path) -> list[RecordFile]:
 
     Args:
         records: a folder, a file, or a glob pattern.
-
-    Raises:
-        InputError: nothing is there, a file is empty, or an entry is neither a file nor left out by the rules,
-            or has a name that is not UTF-8.
-        FailedError: a file or the folder cannot be read.
     """
     location = Path(records)
     with explained_os_errors(location, "read"):
@@ -87,8 +92,74 @@ def _file_bytes(path: Path) -> int:
         return path.stat().st_size
     if path.is_symlink():
         raise InputError(
-            f"{path}: a symbolic link to {os.readlink(path)}, which leads to no file; mend the link, or remove it"
+            f"{path}: a symbolic link to {os.readlink(path)}, which leads to no file; fix the link, or remove it"
         )
     raise InputError(
         f"{path}: a pipe, socket or device, where record files are wanted; remove it, or give the files by a pattern"
     )
+
+
+# --- RECORDS where they lie: files of this machine as they are, or objects of a store, which are fetched as they are read
+
+
+@dataclass(frozen=True)
+class RecordInputs:
+    """The files of RECORDS.
+
+    Attributes:
+        shown: RECORDS, as messages name them.
+        folder: where the files lie, or where their copies go.
+        files: sorted by name; those of a store are there within a batch of `read_ahead`.
+        vocabulary: the vocab.txt beside their folder, on this machine; None without one.
+    """
+
+    shown: str
+    folder: Path
+    files: tuple[RecordFile, ...]
+    vocabulary: Path | None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Of the files."""
+        return [file.path for file in self.files]
+
+
+@contextmanager
+def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator[RecordInputs]:
+    """The files of RECORDS: a folder, a file or a glob; or the same as a URL."""
+    if not in_store(records):
+        files = tuple(list_record_files(records))
+        yield RecordInputs(str(records), records_folder(records), files, find_vocabulary(records))
+        return
+    objects = objects or Objects()
+    url, pattern = _folder_and_pattern(url_of(records), objects)
+    parent = url.rpartition("/")[0]
+    # The vocabulary lies beside the folder; a bucket's root has nothing beside it.
+    is_bucket = parent.endswith(":/")
+    with mirrored(Path(url if is_bucket else parent), objects.settings) as root:
+        folder = root if is_bucket else root / Path(url).name
+        files = tuple(_stored_files(folder, pattern))
+        if not files:
+            raise InputError(f"{url_of(records)}: no record files there, or no such bucket; check the URL")
+        vocabulary = root / "vocab.txt"
+        if not is_bucket:
+            fetch(vocabulary)
+        yield RecordInputs(shown_place(records), folder, files, vocabulary if vocabulary.exists() else None)
+
+
+def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
+    """The URL of the folder, and which names in it are meant."""
+    folder, _, name = url.rpartition("/")
+    is_pattern = any(letter in name for letter in "*?[")
+    if not folder.endswith(":/") and (is_pattern or objects.info(url) is not None):
+        return folder, name
+    return url, "*"
+
+
+def _stored_files(folder: Path, pattern: str) -> Iterator[RecordFile]:
+    """The record objects in a mirrored folder; the same rules as for files."""
+    for name, info in files_in(folder).items():
+        if fnmatch.fnmatchcase(name, pattern) and not name.endswith(".json"):
+            if info.bytes == 0:
+                raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
+            yield RecordFile(name, folder / name, info.bytes)

@@ -1,24 +1,177 @@
-"""The metadata of a packed folder, whoever packed it."""
+"""The metadata of a packed folder, whoever packed it: gaudi-bert, or the vendor's script that came before it.
+
+The predecessor (see `artefacts.metadata`) writes one file or more per strategy, named `strategy_<lengths>_part_<n>`, and
+beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
+record, and the packs are counted in the files: its packer could lose records and still report them as written, so the two
+numbers are compared.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gaudi_bert.artefacts.metadata import Metadata, read_own_metadata
-from gaudi_bert.artefacts.names import METADATA_NAME
-from gaudi_bert.records.predecessor import predecessor_metadata_path, read_predecessor_metadata
+from gaudi_bert.artefacts.base import LARGEST_COUNT
+from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, Shard
+from gaudi_bert.artefacts.plan import Plan
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.files import read_json, write_json
+from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.read.scan import first_record
+from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
+from gaudi_bert.records.wire.framing import record_place
 
-__all__ = ["read_metadata"]
+_PREDECESSOR_DEPTH = 3
+_FILE_PATTERN = "strategy_*_part_*"
+_TOP_STRATEGIES = 8
 
 
 def read_metadata(folder: Path | str) -> Metadata:
-    """The metadata of a packed folder: ours inside it, or the predecessor's beside it (`<folder>_metadata.json`).
-
-    Raises:
-        InputError: there is none, or it is damaged or of another format version.
-    """
+    """The metadata of a packed folder: ours inside it, or the predecessor's beside it (`<folder>_metadata.json`)."""
     folder = Path(folder)
     sibling = predecessor_metadata_path(folder)
     if not (folder / METADATA_NAME).exists() and sibling.exists():
-        return read_predecessor_metadata(folder, sibling)
-    return read_own_metadata(folder)
+        return _read_predecessor_metadata(folder, sibling)
+    return Metadata.read(folder)
+
+
+def predecessor_metadata_path(folder: Path) -> Path:
+    """`<folder>_metadata.json` beside `folder`."""
+    folder = folder.resolve()
+    return folder.with_name(f"{folder.name}_metadata.json")
+
+
+def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
+    """The metadata of a folder that the predecessor packed.
+
+    What it did not record is given as its neutral value: no inputs, no checksums, an empty histogram, seed 0; the lower
+    bound is the number of tokens divided by the length of a row.
+    """
+    counts = _read_counts(sibling)
+    paths = sorted(path for path in folder.glob(_FILE_PATTERN) if path.is_file())
+    if not paths:
+        raise InputError(f"{folder}: holds no {_FILE_PATTERN} file, which {sibling.name} belongs to; check the path")
+    schema = _schema_of(paths[0])
+    sizes = [RecordFiles([path], schema).sizes[0] for path in paths]
+    packs = sum(sizes)
+    if packs != counts.packs:
+        raise InputError(
+            f"{folder}: its files hold {packs} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
+            "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
+        )
+    shards = [
+        Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
+    ]
+    return _metadata(sibling, counts, schema, tuple(shards))
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What the predecessor recorded."""
+
+    packs: int
+    sequences: int
+    padding_tokens: int
+
+
+def _read_counts(sibling: Path) -> _Counts:
+    content = read_json(sibling)
+    dropped = _count(sibling, content, "sequences_dropped", 0)
+    return _Counts(
+        packs=_count(sibling, content, "new_number_of_samples"),
+        sequences=_count(sibling, content, "original_number_of_samples") - dropped,
+        padding_tokens=_count(sibling, content, "padding_tokens_packed_dataset"),
+    )
+
+
+def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tuple[Shard, ...]) -> Metadata:
+    slots = counts.packs * schema.max_sequence_length
+    tokens = slots - counts.padding_tokens
+    if not 0 <= counts.padding_tokens < slots or counts.sequences < counts.packs:
+        raise InputError(
+            f"{sibling}: {counts.sequences} sequences and {counts.padding_tokens} padding tokens do not go with "
+            f"{counts.packs} packs of {schema.max_sequence_length}; it belongs to other data"
+        )
+    lower_bound = -(-tokens // schema.max_sequence_length)
+    return Metadata(
+        tool_version="predecessor",
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        masked_slots=schema.masked_slots,
+        depth=schema.depth,
+        seed=0,
+        algorithm="nnls",
+        sequences=counts.sequences,
+        packs=counts.packs,
+        tokens=tokens,
+        padding_tokens=counts.padding_tokens,
+        efficiency=tokens / slots,
+        packing_factor=counts.sequences / counts.packs,
+        lower_bound=lower_bound,
+        gap=counts.packs - lower_bound,
+        shard_multiple=1,
+        inputs=(),
+        shards=shards,
+        histogram=(),
+    )
+
+
+def _count(sibling: Path, content: Any, key: str, default: int | None = None) -> int:
+    """A count, which the predecessor writes as a float."""
+    value = content.get(key, default) if isinstance(content, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_COUNT or value % 1:
+        raise InputError(
+            f"{sibling}: `{key}` is {shown(value)}, it must be a whole number; this is not the predecessor's metadata"
+        )
+    return int(value)
+
+
+def _schema_of(path: Path) -> PackedSchema:
+    """The sizes of the first record of `path`."""
+    features = first_record(path)
+    try:
+        schema = packed_schema_of(features)
+        check_features(features, schema)
+    except RecordError as error:
+        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+    if schema.depth != _PREDECESSOR_DEPTH:
+        raise InputError(f"{path}: its packs hold {schema.depth} sequences, the predecessor's hold {_PREDECESSOR_DEPTH}")
+    return schema
+
+
+def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
+    """Write the metadata that the predecessor's trainer looks for beside a folder that we packed by `plan`; its path.
+
+    `top_8_strategies` are the lengths themselves: the predecessor's numbers point into a list that it does not save.
+    """
+    metadata = Metadata.read(folder)
+    path = predecessor_metadata_path(folder)
+    if metadata.depth != _PREDECESSOR_DEPTH or metadata.masked_slots != metadata.max_predictions + _PREDECESSOR_DEPTH:
+        raise InputError(
+            f"{folder / METADATA_NAME}: depth {metadata.depth} and {metadata.masked_slots} masked slots; the predecessor's "
+            f"trainer reads depth {_PREDECESSOR_DEPTH} and {metadata.max_predictions} + {_PREDECESSOR_DEPTH} slots only; "
+            f"plan with --depth {_PREDECESSOR_DEPTH} --masked-slots {metadata.max_predictions + _PREDECESSOR_DEPTH}"
+        )
+    strategies = Plan.read(plan).mixture
+    slots = metadata.max_sequence_length
+    top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:_TOP_STRATEGIES]
+    write_json(
+        path,
+        {
+            "sequences_dropped": 0,
+            "num_strategies_utilized": len(strategies),
+            "new_number_of_samples": metadata.packs,
+            "original_number_of_samples": metadata.sequences,
+            "compression_ratio": 1 - metadata.packs / metadata.sequences,
+            "expected_speedup": metadata.packing_factor,
+            "theoretical_speedup": metadata.sequences * slots / metadata.tokens,
+            "avg_seq_per_sample": metadata.packing_factor,
+            "padding_tokens_original_dataset": metadata.sequences * slots - metadata.tokens,
+            "padding_tokens_packed_dataset": metadata.padding_tokens,
+            "packing_efficiency": metadata.efficiency,
+            "top_8_strategies": [list(lengths) for lengths, _ in top],
+        },
+    )
+    return path

@@ -18,23 +18,10 @@ from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Axis, PackedFeature, UnpackedFeature
 
-__all__ = [
-    "MAX_RECORD_BYTES",
-    "MAX_SEGMENT_ID",
-    "MAX_SEQUENCE_LENGTH",
-    "MAX_TOKEN_ID",
-    "FeatureSpec",
-    "PackedSchema",
-    "RecordError",
-    "UnpackedSchema",
-    "check_features",
-    "packed_schema_of",
-    "unpacked_schema_of",
-]
-
 MAX_SEQUENCE_LENGTH = 8192
 MAX_TOKEN_ID = 2**21 - 1  # a token id is at most three bytes as a varint
 MAX_SEGMENT_ID = 127
+NOT_PREDICTED = -100  # in `labels`, where no token is to be predicted
 MAX_RECORD_BYTES = 4 * 2**20  # no legal record is longer; a longer one is damaged, or not ours
 
 
@@ -56,7 +43,7 @@ class FeatureSpec:
         return self.name.encode("ascii")
 
 
-class UnpackedSizes(Protocol):
+class _UnpackedSizes(Protocol):
     """What knows the sizes of unpacked records: a plan, the metadata of a packed folder."""
 
     @property
@@ -66,7 +53,7 @@ class UnpackedSizes(Protocol):
     def max_predictions(self) -> int: ...
 
 
-class PackedSizes(UnpackedSizes, Protocol):
+class _PackedSizes(_UnpackedSizes, Protocol):
     """What knows the sizes of packed records."""
 
     @property
@@ -84,7 +71,7 @@ class UnpackedSchema:
     max_predictions: int
 
     @classmethod
-    def of(cls, sizes: UnpackedSizes) -> UnpackedSchema:
+    def of(cls, sizes: _UnpackedSizes) -> UnpackedSchema:
         """The schema of the unpacked records that a plan or a packed folder was made from."""
         return cls(sizes.max_sequence_length, sizes.max_predictions)
 
@@ -109,7 +96,7 @@ class PackedSchema:
     max_predictions: int
 
     @classmethod
-    def of(cls, sizes: PackedSizes) -> PackedSchema:
+    def of(cls, sizes: _PackedSizes) -> PackedSchema:
         """The schema of the packed records that a plan or the metadata of a packed folder describes."""
         return cls(sizes.max_sequence_length, sizes.masked_slots, sizes.depth, sizes.max_predictions)
 
@@ -131,43 +118,31 @@ class PackedSchema:
 
 
 def unpacked_schema_of(features: Mapping[str, AnyArray]) -> UnpackedSchema:
-    """The schema that a decoded unpacked example has.
-
-    Raises:
-        RecordError: it is not an unpacked example.
-    """
+    """The schema that a decoded unpacked example has; a `RecordError` where it is not one."""
     if "positions" in features and "next_sentence_positions" in features:
         raise RecordError("this is a packed example; give the unpacked records that it was made from")
     return UnpackedSchema(_length_of(features, "input_ids"), _length_of(features, "masked_lm_positions"))
 
 
 def packed_schema_of(features: Mapping[str, AnyArray]) -> PackedSchema:
-    """The schema that a decoded packed example has; max_predictions is taken as Q - S, as the predecessor wrote it.
-
-    Raises:
-        RecordError: it is not a packed example.
-    """
+    """The schema that a decoded packed example has; max_predictions is taken as Q - S, as the predecessor wrote it."""
     length = _length_of(features, "input_ids")
     slots, depth = _length_of(features, "masked_lm_positions"), _length_of(features, "next_sentence_positions")
     return PackedSchema(length, slots, depth, max(1, slots - depth))
 
 
 def check_features(features: Mapping[str, AnyArray], schema: UnpackedSchema | PackedSchema) -> None:
-    """Check that every feature of `schema` is there with its type and length.
-
-    Raises:
-        RecordError: one is missing, or of another type or length.
-    """
+    """Check that every feature of `schema` is there with its type and length; a `RecordError` names one that is not."""
     for spec in schema.features:
         if spec.name not in features:
             raise RecordError(f"feature `{spec.name}` is missing")
         values = features[spec.name]
         if values.dtype != np.dtype(spec.kind) and values.size:
-            found = "bytes" if values.dtype == object else str(values.dtype)
-            raise RecordError(f"feature `{spec.name}` is {found}, {spec.kind} is wanted")
+            kind = "bytes" if values.dtype == object else str(values.dtype)
+            raise RecordError(f"feature `{spec.name}` is {kind}, {spec.kind} is needed")
         if values.size != spec.length:
             raise RecordError(
-                f"feature `{spec.name}` has {values.size} values, {spec.length} are wanted as in the first record"
+                f"feature `{spec.name}` has {values.size} values, {spec.length} are needed as in the first record"
             )
 
 

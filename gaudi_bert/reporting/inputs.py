@@ -1,6 +1,6 @@
-"""What the report is made of: the files of one work folder, each of which may be missing.
+"""The inputs of the report: the files of one work folder, each of which may be missing.
 
-A file that is there but cannot be understood is an error; one that is not there is said on the page.
+A file that cannot be understood is an error; a missing one is named on the page.
 """
 
 from __future__ import annotations
@@ -13,27 +13,22 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, read_signature, settings_path
-from gaudi_bert.artefacts.examples import PreparedExamples, read_prepared_examples
-from gaudi_bert.artefacts.finetuning import FineTuning, FineTuningLine, read_finetuning, read_finetuning_lines
-from gaudi_bert.artefacts.histogram import HistogramFile, read_histogram
-from gaudi_bert.artefacts.metadata import Metadata, read_own_metadata
-from gaudi_bert.artefacts.plan import Plan, PlanTotals, read_plan
+from gaudi_bert.artefacts.examples import PreparedExamples
+from gaudi_bert.artefacts.histogram import HistogramFile
+from gaudi_bert.artefacts.packed import Metadata, Verification
+from gaudi_bert.artefacts.plan import Plan, PlanTotals
 from gaudi_bert.artefacts.training import (
     EvaluationResult,
+    FineTuning,
+    FineTuningLine,
     MetricsLine,
     TrainingResult,
-    read_evaluation,
-    read_metrics,
-    read_training,
 )
-from gaudi_bert.artefacts.verification import Verification, read_verification
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors
 from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.packing.histogram import Histogram
-
-__all__ = ["NAMES", "ReportInputs", "read_inputs"]
 
 Content = TypeVar("Content")
 Mixture = dict[tuple[int, ...], int]
@@ -72,9 +67,7 @@ _ENOUGH = ("examples", "histogram_file", "plan", "metadata", "metrics", "evaluat
 class ReportInputs:
     """The contents of a work folder by the keys of `NAMES`; None where a file is missing.
 
-    Args:
-        name: of the pipeline, which is the name of the folder.
-        predictions: how many rows were answered.
+    `predictions` is how many rows were answered.
     """
 
     name: str
@@ -117,32 +110,29 @@ class ReportInputs:
 
 
 def read_inputs(workdir: Path) -> ReportInputs:
-    """Read what `workdir` holds.
-
-    Raises:
-        InputError: it is missing, holds nothing to report on, or its files are malformed or do not belong together.
-    """
+    """Read what `workdir` holds."""
     if not workdir.is_dir():
         raise InputError(f"{workdir}: no such folder; give a work folder, for example work/demo")
     paths = _paths(workdir)
     if not any(paths[key].exists() for key in _ENOUGH):
-        wanted = ", ".join(NAMES[key] for key in _ENOUGH)
-        raise InputError(f"{workdir}: nothing to report on (looked for {wanted}); run the pipeline first")
+        names = ", ".join(NAMES[key] for key in _ENOUGH)
+        raise InputError(f"{workdir}: nothing to report on (looked for {names}); run the pipeline first")
     inputs = ReportInputs(
         name=workdir.resolve().name,
-        examples=_read(paths["examples"], lambda path: read_prepared_examples(path.parent)),
+        examples=_read(paths["examples"], lambda path: PreparedExamples.read(path.parent)),
         prepare_settings=_read(paths["prepare_settings"], read_signature),
-        histogram_file=_read(paths["histogram_file"], read_histogram),
-        plan=_read(paths["plan"], read_plan),
+        histogram_file=_read(paths["histogram_file"], HistogramFile.read),
+        plan=_read(paths["plan"], Plan.read),
         plan_settings=_read(paths["plan_settings"], read_signature),
-        metadata=_read(paths["metadata"], lambda path: read_own_metadata(path.parent)),
-        verification=_read_verification(workdir, paths["verification"]),
-        metrics=_read(paths["metrics"], read_metrics),
-        training=_read(paths["training"], read_training),
-        evaluation=_read(paths["evaluation"], read_evaluation),
+        metadata=_read(paths["metadata"], lambda path: Metadata.read(path.parent)),
+        # The first edition kept it in the work folder.
+        verification=_read(paths["verification"], Verification.read) or _read(workdir / "verify.json", Verification.read),
+        metrics=_read(paths["metrics"], MetricsLine.read_lines),
+        training=_read(paths["training"], TrainingResult.read),
+        evaluation=_read(paths["evaluation"], EvaluationResult.read),
         pipeline=_read(paths["pipeline"], _read_pipeline),
-        finetuning=_read(paths["finetuning"], read_finetuning),
-        finetuning_lines=_read(paths["finetuning_lines"], read_finetuning_lines),
+        finetuning=_read(paths["finetuning"], FineTuning.read),
+        finetuning_lines=_read(paths["finetuning_lines"], FineTuningLine.read_lines),
         finetuning_pipeline=_read(paths["finetuning_pipeline"], _read_pipeline),
         predictions=_read(paths["predictions"], _count_lines),
     )
@@ -157,11 +147,6 @@ def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
 def _count_lines(path: Path) -> int:
     with explained_os_errors(path, "read"), path.open("rb") as handle:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
-
-
-def _read_verification(workdir: Path, path: Path) -> Verification | None:
-    """What was verified; the first edition kept it in the work folder."""
-    return _read(path if path.exists() else workdir / "verify.json", read_verification)
 
 
 def _check_together(plan: Path, inputs: ReportInputs) -> None:

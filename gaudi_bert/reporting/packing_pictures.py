@@ -1,37 +1,32 @@
-"""Pictures of a packing: the lengths with their proven prices, the mixture of strategies, efficiency over depth, scaling.
+"""Pictures of a packing, for `estimate --picture`, `compare --picture` and the report.
 
 Every function takes plain data and returns a matplotlib `Figure` that belongs to no window. matplotlib is imported inside,
-so that importing this module costs nothing. `save_picture` writes PNG or SVG without a date: equal data, equal file.
+so that importing this module costs nothing. Pictures hold no date and no random identifiers: equal data, equal bytes.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "draw_comparison",
-    "draw_efficiency_over_depth",
-    "draw_histogram",
-    "draw_mixture",
-    "draw_unpadding",
-    "picture_bytes",
-    "save_picture",
-]
-
-BLUE, ORANGE, GREY = "#1f5fa8", "#d9731a", "#c8c8c8"
-SHADES = ("#1f5fa8", "#5b93cf", "#a9c7e8", "#7a6bb0", "#b9aedb")
-MOST_STRATEGIES = 30
+BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#c8c8c8", "#7d8899"
+_SHADES = ("#3b78c4", "#6f9fd8", "#a9c7e8", "#7a6bb0", "#b9aedb")
+_INKS = ("white", "black", "black", "white", "black")
+_MOST_STRATEGIES, _MOST_BARS, _MOST_DECIMALS = 30, 48, 9
 
 
 def draw_histogram(
@@ -39,11 +34,8 @@ def draw_histogram(
 ) -> Figure:
     """Sequences of each length, what packs they need at least, and the price of each length in the proof of that.
 
-    Args:
-        counts: sequences of length 1 .. L.
-        packs: packs of the plan, for the title.
-        lower_bound: packs that no packing can do without.
-        prices: integer prices of the certificate, length 1 .. L; drawn as shares of the dearest.
+    `counts` are of lengths 1 .. L; `packs`, those of the plan, and `lower_bound` go into the title. `prices` are the
+    certificate's integers, length 1 .. L, drawn as shares of the dearest.
     """
     figure, axes = _figure()
     lengths = range(1, len(counts) + 1)
@@ -68,19 +60,24 @@ def draw_histogram(
     return figure
 
 
-def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: int) -> Figure:
-    """The strategies used most, each as a row of its sequences, with its share of all packs; padding is grey."""
-    figure, axes = _figure()
-    shown = sorted(mixture, key=lambda strategy: (-mixture[strategy], strategy))[:MOST_STRATEGIES]
+def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: int, most: int = _MOST_STRATEGIES) -> Figure:
+    """The strategies used most, each as a row of its sequences to scale, with its share of all packs; padding is grey."""
+    shown = sorted(mixture, key=lambda strategy: (-mixture[strategy], strategy))[:most]
+    figure, axes = _figure(height=max(4.5 * len(shown) / _MOST_STRATEGIES, 2.0) + 0.5 * (most < _MOST_STRATEGIES))
     packs = sum(mixture.values())
+    size = 7 if most == _MOST_STRATEGIES else 9
     for row, strategy in enumerate(shown):
         start = 0
         for place, length in enumerate(sorted(strategy, reverse=True)):
-            axes.barh(row, length, left=start, color=SHADES[place % len(SHADES)], edgecolor="white", linewidth=0.5)
+            shade = place % len(_SHADES)
+            axes.barh(row, length, left=start, color=_SHADES[shade], edgecolor="white", linewidth=0.5)
+            if length > 0.04 * max_sequence_length:
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "color": _INKS[shade]}
+                axes.text(start + length / 2, row, str(length), **style)
             start += length
         axes.barh(row, max_sequence_length - start, left=start, color=GREY)
         share = f"{100 * mixture[strategy] / packs:.2f} %"
-        axes.text(max_sequence_length * 1.01, row, share, va="center", fontsize=7)
+        axes.text(max_sequence_length * 1.01, row, share, va="center", fontsize=size)
     axes.invert_yaxis()
     axes.set_yticks([])
     axes.set_xlim(0, max_sequence_length)
@@ -90,20 +87,71 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
     return figure
 
 
+def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
+    """How many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
+
+    Where full rows outnumber all others, their bar is cut at the top, and its share is written beside it.
+
+    The arrays are int64 [L]: rows that hold 1, 2, ..., L tokens.
+    """
+    panels = [(before, "before packing", DARK_GREY)] + ([(after, "after packing", BLUE)] if after is not None else [])
+    figure, axes = _figure(height=2.5 * len(panels), rows=len(panels))
+    slots = len(before)
+    width = -(-slots // _MOST_BARS)
+    # Bins end at L, so that the last one holds the rows that are full or nearly so.
+    edges = [max(0, edge) for edge in range(slots, -width, -width)][::-1]
+    spans = list(itertools.pairwise(edges))
+    shares = [[100 * counts[low:high].sum() / max(counts.sum(), 1) for low, high in spans] for counts, _, _ in panels]
+    highest = max(max(map(max, shares)), 1e-9)
+    partial = max((share for panel in shares for share in panel[:-1]), default=0.0)
+    top = 1.08 * (2 * partial if 0 < 3 * partial < highest else highest)
+    for panel, share, (_, when, colour) in zip(axes, shares, panels, strict=True):
+        middles, widths = zip(*(((low + high) / 2, 0.84 * (high - low)) for low, high in spans), strict=True)
+        panel.bar(middles, share, widths, color=colour)
+        if share[-1] > top:
+            lengths = f"{spans[-1][0] + 1} to {slots}" if width > 1 else str(slots)
+            words = f"{percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
+            panel.set_title(words, loc="right", fontsize=12)
+        panel.set_xlim(0, slots)
+        panel.set_ylim(0, top)
+        panel.set_xlabel(f"real tokens in a row {when}")
+        panel.set_ylabel("% of rows")
+        panel.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
+    """Slots before and after packing, to scale: real tokens and padding; the proven bound as a line."""
+    figure, axes = _figure(height=2.2)
+    for place, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
+        axes.barh(place, tokens, 0.5, color=BLUE, label="real tokens" if place else None)
+        axes.barh(place, rows * slots - tokens, 0.5, tokens, color=GREY, label="padding" if place else None)
+        share = percent(tokens / (rows * slots), 2)
+        axes.text(0, place - 0.32, f"{when}: {rows:,} rows, {share} real tokens")
+    axes.plot([lower_bound * slots] * 2, [0.7, 1.35], color=RED, label=f"proven bound: {lower_bound:,} rows")
+    axes.set_xlim(0, rows_before * slots)
+    axes.set_ylim(1.6, -0.6)
+    axes.set_yticks([])
+    axes.set_xlabel("slots")
+    axes.xaxis.set_major_formatter(_short_numbers())
+    axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
 def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Efficiency of each algorithm over depth.
 
-    Args:
-        rows: `algorithm`, `depth` (a number or "max") and `efficiency` (0..1) of each estimate.
+    A row has `algorithm`, `depth` (a number or "max") and `efficiency` (0..1) of an estimate.
     """
     figure, axes = _figure()
     numbers = sorted({row["depth"] for row in rows if row["depth"] != "max"})
     depths = [*numbers, *(["max"] if any(row["depth"] == "max" for row in rows) else [])]
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         own = {row["depth"]: 100 * row["efficiency"] for row in rows if row["algorithm"] == algorithm}
-        places = [place for place, depth in enumerate(depths) if depth in own]
+        positions = [position for position, depth in enumerate(depths) if depth in own]
         line = "--" if algorithm == "optimal" else "-"
-        axes.plot(places, [own[depths[place]] for place in places], line, marker="o", markersize=4, label=algorithm)
+        values = [own[depths[position]] for position in positions]
+        axes.plot(positions, values, line, marker="o", markersize=4, label=algorithm)
     axes.set_xticks(range(len(depths)), [str(depth) for depth in depths])
     axes.set_xlabel("depth: most sequences per pack")
     axes.set_ylabel("efficiency, % of slots that hold a token")
@@ -115,9 +163,7 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
 def draw_comparison(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """Packs above the proven bound, a dot for each packer, ours in another colour; the scale is logarithmic.
 
-    Args:
-        rows: `name`, `ours`, `gap` (packs) and `share` (of the bound) of each packer, from above.
-        title: what was packed.
+    A row has `name`, `ours`, `gap` (packs) and `share` (of the bound) of a packer.
     """
     figure, axes = _figure()
     percents = [100 * row["share"] for row in rows]
@@ -148,11 +194,7 @@ def draw_unpadding(
 ) -> Figure:
     """Speed-up over the number of accelerators: packing is the same everywhere, un-padding waits for the slowest.
 
-    Args:
-        accelerators: how many.
-        unpadding: expected speed-up of each, as the paper extrapolates it.
-        ideal: the same for an ideal un-padding of these data.
-        packing: packing factor.
+    Both lists are speed-ups for each number of accelerators: as the paper extrapolates it, and for an ideal un-padding.
     """
     figure, axes = _figure()
     axes.plot(accelerators, unpadding, marker="o", color=ORANGE, label="un-padding, as measured on 8 GPUs (paper E)")
@@ -168,23 +210,77 @@ def draw_unpadding(
     return figure
 
 
+def draw_curves(
+    training: Sequence[tuple[int, float]],
+    held_out: Sequence[tuple[int, float]],
+    *,
+    is_accuracy: bool,
+    baseline: float | None = None,
+) -> Figure:
+    """A figure over the sequences seen, in training (line) and on held-out documents (dots).
+
+    Points are (sequences seen, value). Accuracies are shown in percent and from 0, losses from just below the lowest;
+    `baseline` is a horizontal line, the accuracy without any learning.
+    """
+    figure, axes = _figure(height=3.6)
+    if is_accuracy:
+        from matplotlib.ticker import PercentFormatter
+
+        axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+    if training:
+        axes.plot(*zip(*training, strict=True), color=BLUE, marker="o" if len(training) == 1 else None, label="training")
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), color=ORANGE, marker="o", linewidth=1, label="held out")
+    if baseline is not None:
+        axes.axhline(baseline, color=DARK_GREY, linestyle=":", label=f"unigram baseline, {percent(baseline)}")
+    values = [value for _, value in [*training, *held_out]] + ([baseline] if baseline is not None else [])
+    highest = max([*values, 1e-9])
+    lowest = min([*values, highest])
+    # A loss that hardly moved is shown from 0, or its noise would look like learning.
+    if is_accuracy or highest - lowest < 0.2 * highest:
+        axes.set_ylim(0, 1.08 * highest)
+    axes.set_xlim(0, max([seen for seen, _ in [*training, *held_out]], default=1) or 1)
+    axes.set_xlabel("sequences seen")
+    axes.xaxis.set_major_formatter(_short_numbers())
+    axes.grid(axis="y", alpha=0.3)
+    if values:
+        axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
+# --- what pictures have in common
+
+
+@contextmanager
+def page_style() -> Iterator[None]:
+    """Pictures drawn in this context are legible on a light and on a dark page: mid-grey ink, no background."""
+    import matplotlib
+
+    style: dict[Any, Any] = {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "font.size": 12,
+        "font.sans-serif": ["DejaVu Sans"],
+    }
+    style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), DARK_GREY)
+    style |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none")
+    with matplotlib.rc_context(style):
+        yield
+
+
 def picture_bytes(figure: Figure, kind: str) -> bytes:
-    """`figure` as "png" or "svg"; without date or random identifiers."""
+    """`figure` as "png" or "svg"."""
     import matplotlib
 
     buffer = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
     with matplotlib.rc_context({"svg.hashsalt": "gaudi-bert", "svg.fonttype": "none"}):
         figure.savefig(buffer, format=kind, dpi=120, metadata=metadata)
     return buffer.getvalue()
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write `figure` to `path`, whole or not at all.
-
-    Raises:
-        InputError: the name ends neither in .png nor in .svg.
-    """
+    """Write `figure` to `path`, whole or not at all; the name ends in .png or .svg."""
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise InputError(f"{path}: a picture is written as .png or .svg; give it one of these endings")
@@ -192,10 +288,29 @@ def save_picture(figure: Figure, path: Path) -> None:
         handle.write(picture_bytes(figure, kind))
 
 
-def _figure() -> tuple[Figure, Axes]:
+def percent(share: float, decimals: int = 1) -> str:
+    """A share as a percentage: 0.9949 as 99.5 %.
+
+    More decimals are given where fewer would round it to 0 or to 100 although it is neither. The space is one that does not
+    break lines.
+    """
+    while 0 < share < 1 and decimals < _MOST_DECIMALS and round(100 * share, decimals) in (0, 100):
+        decimals += 1
+    return f"{100 * share:.{decimals}f}\u00a0%"
+
+
+def _figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
+    """An empty figure, 8 inches wide, with its axes; a list of axes, one above the other, where `rows` is given."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    return figure, figure.add_subplot() if rows is None else figure.subplots(rows, squeeze=False)[:, 0]
+
+
+def _short_numbers() -> Any:
+    """Ticks such as 2 M in place of 2000000."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter()

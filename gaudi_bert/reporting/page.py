@@ -7,21 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.finetuning import FineTuning
-from gaudi_bert.reporting.charts import curve_chart, fill_charts, slots_chart, strategies_chart
-from gaudi_bert.reporting.figures import percent
+from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.reporting.inputs import NAMES, ReportInputs
+from gaudi_bert.reporting.packing_pictures import (
+    draw_curves,
+    draw_fills,
+    draw_mixture,
+    draw_slots,
+    page_style,
+    percent,
+    picture_bytes,
+)
 
-__all__ = ["Card", "render_page", "summary_cards"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Card:
+class _Card:
     """One figure of the summary: its name, the figure itself, and what stands below it."""
 
     name: str
@@ -71,27 +81,27 @@ _FILES = {
 }
 
 
-def summary_cards(inputs: ReportInputs) -> list[Card]:
+def summary_cards(inputs: ReportInputs) -> list[_Card]:
     """The figures at the top of the page, as far as they are known."""
-    cards: list[Card] = []
+    cards: list[_Card] = []
     histogram, totals = inputs.histogram, inputs.totals
     if histogram is not None:
         slots = histogram.max_sequence_length
         before = histogram.tokens / (histogram.sequences * slots)
         if totals is None:
-            cards.append(Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
-            cards.append(Card("Efficiency", percent(before), "real tokens / slots, not packed yet"))
+            cards.append(_Card("Sequences", f"{histogram.sequences:,}", f"of at most {slots} tokens"))
+            cards.append(_Card("Efficiency", percent(before), "real tokens / slots, not packed yet"))
         else:
             packs, bound = totals.packs, totals.lower_bound
             factor = f"{totals.packing_factor:.3f}"
-            cards.append(Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
+            cards.append(_Card("Packing factor", factor, f"{histogram.sequences:,} sequences in {packs:,} packs"))
             cards += _speedup_card(inputs, totals.packing_factor)
             after = percent(totals.efficiency, 2)
-            cards.append(Card("Efficiency", after, f"real tokens / slots; {percent(before)} unpacked"))
+            cards.append(_Card("Efficiency", after, f"real tokens / slots; {percent(before)} unpacked"))
             gap = packs - bound
             share = f"{percent(gap / bound, 2)} above {bound:,}, which is proven" if bound else ""
             cards.append(
-                Card(
+                _Card(
                     "Above the bound",
                     f"{gap:,} {'pack' if gap == 1 else 'packs'}",
                     share if gap else f"{bound:,} packs: proven optimal",
@@ -99,20 +109,20 @@ def summary_cards(inputs: ReportInputs) -> list[Card]:
             )
     if inputs.verification is not None:
         note = f"each of {inputs.verification.sequences:,} sequences is there once, byte for byte"
-        cards.append(Card("Verified", "yes", note))
+        cards.append(_Card("Verified", "yes", note))
     return cards + _learning_cards(inputs) + _task_cards(inputs)
 
 
-def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[Card]:
-    """What the factor came to on the device that trained, where `training.measure_speedup` asked for it."""
+def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[_Card]:
+    """The speed-up that was measured on the device that trained, where `training.measure_speedup` is set."""
     speedup = inputs.training.realized_speedup if inputs.training is not None else None
     if speedup is None:
         return []
-    note = f"sequences per second, packed beside padded: {percent(speedup / packing_factor, 0)} of the factor"
-    return [Card("Realized speed-up", f"{speedup:.3f}", note)]
+    note = f"sequences per second, packed compared with padded: {percent(speedup / packing_factor, 0)} of the factor"
+    return [_Card("Realized speed-up", f"{speedup:.3f}", note)]
 
 
-def _learning_cards(inputs: ReportInputs) -> list[Card]:
+def _learning_cards(inputs: ReportInputs) -> list[_Card]:
     evaluation = inputs.evaluation
     if evaluation is None:
         return []
@@ -124,13 +134,13 @@ def _learning_cards(inputs: ReportInputs) -> list[Card]:
     if evaluation.next_sentence_baseline is not None:
         next_sentence_note = f"the more frequent answer alone: {percent(evaluation.next_sentence_baseline)}"
     return [
-        Card("Masked-LM accuracy", percent(accuracy), note),
-        Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), next_sentence_note),
+        _Card("Masked-LM accuracy", percent(accuracy), note),
+        _Card("Next-sentence accuracy", percent(evaluation.next_sentence_accuracy), next_sentence_note),
     ]
 
 
-def _task_cards(inputs: ReportInputs) -> list[Card]:
-    """How good the task is done, beside what one answer for everything reaches."""
+def _task_cards(inputs: ReportInputs) -> list[_Card]:
+    """How well the task is done, next to the score of always giving the same answer."""
     learnt = inputs.finetuning
     if learnt is None or learnt.best_metric is None:
         return []
@@ -138,7 +148,7 @@ def _task_cards(inputs: ReportInputs) -> list[Card]:
     note = f"{learnt.task}, {learnt.evaluated_rows:,} held-out rows"
     if name in learnt.baseline:
         note += f"; always the same answer: {_metric(name, learnt.baseline[name])}"
-    return [Card(_title(name), _metric(name, learnt.metrics[name]), note)]
+    return [_Card(_title(name), _metric(name, learnt.metrics[name]), note)]
 
 
 def _task(inputs: ReportInputs) -> dict[str, Any] | None:
@@ -158,7 +168,7 @@ def _work(inputs: ReportInputs, learnt: FineTuning) -> list[tuple[str, str]]:
     rows = [
         ("task", f"{learnt.task}, {len(learnt.labels)} labels" if learnt.labels else learnt.task),
         ("weights it started from", learnt.model),
-        ("sequences, an epoch", f"{learnt.sequences:,}"),
+        ("sequences per epoch", f"{learnt.sequences:,}"),
         ("packs", f"{learnt.packs:,} of depth {learnt.depth} ({learnt.algorithm})"),
         ("packing factor", f"{learnt.packing_factor:.3f}"),
         ("above the proven bound", f"{learnt.packs - learnt.lower_bound:,}"),
@@ -177,27 +187,8 @@ def _title(metric: str) -> str:
 
 
 def _metric(name: str, value: float) -> str:
-    """A share as percent; SQuAD's scores are percent already, and a loss is no share."""
+    """A share as percent; SQuAD's scores are percent already, and a loss is not a share."""
     return percent(value) if name == "accuracy" else f"{value:,.4f}"
-
-
-def _pictures(inputs: ReportInputs) -> dict[str, str]:
-    pictures: dict[str, str] = {}
-    histogram, mixture, totals = inputs.histogram, inputs.mixture, inputs.totals
-    if histogram is not None:
-        slots = histogram.max_sequence_length
-        pictures["fill"] = "".join(fill_charts(histogram.counts, _fills(slots, mixture)))
-        if totals is not None:
-            bound = totals.lower_bound
-            pictures["slots"] = slots_chart(histogram.sequences, totals.packs, histogram.tokens, slots, bound)
-        if mixture:
-            pictures["strategies"] = strategies_chart(mixture, slots)
-    if inputs.metrics:
-        baseline = inputs.evaluation.unigram_baseline if inputs.evaluation is not None else None
-        for name, title in _CURVES.items():
-            line = baseline if name == "masked_lm_accuracy" else None
-            pictures[name] = curve_chart(inputs.metrics, name, title, line)
-    return pictures
 
 
 _CURVES = {
@@ -206,6 +197,50 @@ _CURVES = {
     "next_sentence_loss": "Next-sentence loss",
     "next_sentence_accuracy": "Next-sentence accuracy",
 }
+
+
+# What browsers take as it is in a data URL inside single quotes; `#`, `%`, `&` and the quote are not among them.
+_PLAIN_IN_URLS = ' !"$()*+,-./:;<=>?@_~'
+
+
+def _pictures(inputs: ReportInputs) -> dict[str, str]:
+    """The pictures of the page as HTML, by the names that the template has for them."""
+    with page_style():
+        return {name: _image(figure, words) for name, (figure, words) in _figures(inputs).items()}
+
+
+def _image(figure: Figure, words: str) -> str:
+    """A picture inside the page; `words` say what it shows, for those who cannot see it."""
+    svg = b" ".join(picture_bytes(figure, "svg").split())
+    # Percent-encoded, because SVG is text: base64 would make the page a third larger.
+    return f"<img alt='{escape(words)}' src='data:image/svg+xml,{quote(svg, safe=_PLAIN_IN_URLS)}'>"
+
+
+def _figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str]]:
+    figures: dict[str, tuple[Figure, str]] = {}
+    histogram, mixture, totals = inputs.histogram, inputs.mixture, inputs.totals
+    if histogram is not None:
+        slots = histogram.max_sequence_length
+        words = "Share of rows by the number of real tokens in a row"
+        figures["fill"] = draw_fills(histogram.counts, _fills(slots, mixture)), words
+        if totals is not None:
+            figure = draw_slots(histogram.sequences, totals.packs, histogram.tokens, slots, totals.lower_bound)
+            figures["slots"] = figure, f"{histogram.sequences} rows before packing, {totals.packs} after it"
+        if mixture:
+            figures["strategies"] = draw_mixture(mixture, slots, most=12), "The strategies used most"
+    if inputs.metrics:
+        baseline = inputs.evaluation.unigram_baseline if inputs.evaluation is not None else None
+        for name, words in _CURVES.items():
+            figures[name] = _curves(inputs, name, baseline if name == "masked_lm_accuracy" else None), words
+    return figures
+
+
+def _curves(inputs: ReportInputs, name: str, baseline: float | None) -> Figure:
+    training, held_out = (
+        [(line.sequences, getattr(line, name)) for line in inputs.metrics or () if line.kind == kind]
+        for kind in ("train", "evaluation")
+    )
+    return draw_curves(training, held_out, is_accuracy=name.endswith("accuracy"), baseline=baseline)
 
 
 def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray[np.int64] | None:

@@ -1,7 +1,7 @@
 """The stages of a pipeline, one row per stage: what every runner, and waiting between them, knows of a stage.
 
 A stage is made of one or more steps: where its parts are put together in the end, that is a step of its own. Adding a stage
-means one row here, its function in `local.py`, and its Job below `k8s/`.
+means a method of `LocalRun` (`stage_calls.py`), one row here, and its Job below `k8s/`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from gaudi_bert.artefacts.store.workplace import exists, found_histograms, local_copy
+from gaudi_bert.artefacts.plan import Plan
+from gaudi_bert.artefacts.store.copies import exists, found_histograms, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PipelineSettings, StoreSettings
-
-__all__ = [
-    "KUSTOMIZATIONS",
-    "SHARED_STAGES",
-    "STAGES",
-    "STEPS",
-    "Stage",
-    "check_stages",
-    "select_stages",
-    "stages_of",
-    "steps_of",
-]
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.runners.stage_calls import LocalRun, StageResult
 
 Kustomization = Literal["data", "training", "finetuning", "results"]
 KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)
@@ -41,21 +32,23 @@ class Stage:
 
     Attributes:
         name: as in `--stages`.
+        call: does it in this process.
         makes: the file of each of its products that is written last, so that its presence means that the product is whole.
         image: which of the two images has what it needs; `training` has TensorFlow.
         kustomization: the folder below `k8s/` that holds its Job.
-        needs: the stages whose products must be there before it starts.
+        needs: the stages whose products must exist before it starts.
         follows: the stages that it also waits for where all are started at once.
         reads: the settings that name files which it reads.
         shared: whether many machines may do it together, each its part.
         parts: what its parts make, where a step of its own finishes it; None where nothing has to be finished.
         parallel: whether it uses several processes or threads, `resources.data_processes` of them.
         distributed: whether all workers and cards of `resources` do it together, as one training.
-        is_made: whether a product is there.
+        is_made: whether a product exists.
         is_part_of: whether a pipeline has it.
     """
 
     name: str
+    call: Callable[[LocalRun], StageResult]
     makes: Paths
     image: Literal["data", "training"] = "data"
     kustomization: Kustomization = "data"
@@ -80,7 +73,7 @@ class Stage:
         return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
 
     def missing_products(self, folder: WorkFolder, store: StoreSettings | None = None) -> list[Path]:
-        """What it makes and is not there yet, on a disk or in a store that is reached as `store` says."""
+        """What it makes and has not made yet, on a disk or in a store that is reached as `store` says."""
         return [path for path in self.makes(folder) if not self.is_made(path, store)]
 
 
@@ -98,36 +91,37 @@ def _groups(folder: WorkFolder, store: StoreSettings | None) -> list[Path]:
 
 
 def _groups_of_split(paths: SplitPaths, store: StoreSettings | None) -> list[Path]:
-    from gaudi_bert.artefacts.plan import read_plan
-
     if not exists(paths.plan, store):
         return [paths.plan]
     with local_copy(paths.plan, store) as plan:
-        return [paths.manifest(number) for number in range(len(read_plan(plan).groups))]
+        return [paths.manifest(number) for number in range(len(Plan.read(plan).groups))]
 
 
 _ROWS = (
-    Stage("prepare", _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
+    Stage("prepare", LocalRun.prepare, _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
     Stage(
         "histogram",
+        LocalRun.histogram,
         _of_each_split(lambda paths: paths.histogram),
         needs=("prepare",),
         shared=True,
         parallel=True,
         is_made=lambda path, store: bool(found_histograms(path, store)),
     ),
-    Stage("plan", _of_each_split(lambda paths: paths.plan), needs=("histogram",)),
+    Stage("plan", LocalRun.plan, _of_each_split(lambda paths: paths.plan), needs=("histogram",)),
     Stage(
         "write",
+        LocalRun.write,
         _of_each_split(lambda paths: paths.metadata),
         needs=("plan",),
         shared=True,
         parts=_groups,
         parallel=True,
     ),
-    Stage("verify", _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
+    Stage("verify", LocalRun.verify, _of_each_split(lambda paths: paths.verification), needs=("write",), parallel=True),
     Stage(
         "train",
+        LocalRun.train,
         lambda folder: [folder.training_result] if folder.pretrains else [],
         image="training",
         kustomization="training",
@@ -139,6 +133,7 @@ _ROWS = (
     # A training that was stopped can be evaluated, and any work folder reported on, as far as it has come.
     Stage(
         "evaluate",
+        LocalRun.evaluate,
         lambda folder: [folder.evaluation_result] if folder.pretrains and folder.has_evaluation else [],
         image="training",
         kustomization="results",
@@ -146,6 +141,7 @@ _ROWS = (
     ),
     Stage(
         "finetune",
+        LocalRun.finetune,
         lambda folder: [folder.finetuning_result] if folder.finetunes else [],
         image="training",
         kustomization="finetuning",
@@ -159,6 +155,7 @@ _ROWS = (
     ),
     Stage(
         "predict",
+        LocalRun.predict,
         lambda folder: [folder.predictions] if folder.predicts else [],
         image="training",
         kustomization="finetuning",
@@ -168,6 +165,7 @@ _ROWS = (
     ),
     Stage(
         "report",
+        LocalRun.report,
         lambda folder: [folder.report],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),
@@ -181,16 +179,12 @@ SHARED_STAGES = tuple(stage.name for stage in _ROWS if stage.shared)
 
 
 def select_stages(names: Iterable[str]) -> list[str]:
-    """`names` in the pipeline's order.
-
-    Raises:
-        InputError: a stage is unknown.
-    """
-    wanted = list(names)
-    unknown = [name for name in wanted if name not in STAGES]
+    """`names` in the pipeline's order."""
+    chosen = list(names)
+    unknown = [name for name in chosen if name not in STAGES]
     if unknown:
         raise InputError(f"--stages {unknown[0]}: no such stage; stages are {', '.join(STAGES)}")
-    return [name for name in STAGES if name in wanted]
+    return [name for name in STAGES if name in chosen]
 
 
 def steps_of(stages: Iterable[str]) -> list[str]:
@@ -204,16 +198,10 @@ def stages_of(settings: PipelineSettings) -> list[str]:
 
 
 def check_stages(settings: PipelineSettings, names: Iterable[str]) -> None:
-    """Refuse stages that a pipeline has not.
-
-    Raises:
-        InputError: it has no such stage.
-    """
+    """Refuse stages that a pipeline does not have."""
     own = stages_of(settings)
+    remedies = {"finetune": "set finetune.data, and task.name", "predict": "set predict.data"}
     for name in names:
         if name not in own:
-            remedy = {
-                "finetune": "set finetune.data, and task.name",
-                "predict": "set predict.data",
-            }.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
+            remedy = remedies.get(name, "leave out finetune.init_checkpoint where it is to pretrain its own weights")
             raise InputError(f"--stages {name}: this pipeline has only {', '.join(own)}; {remedy}")

@@ -19,10 +19,9 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.launch import handled_signals
 
-__all__ = ["named_variables", "run_ranks"]
-
-POLL_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 def named_variables(command: Sequence[str], environment: Iterable[str]) -> list[str]:
@@ -39,11 +38,10 @@ def named_variables(command: Sequence[str], environment: Iterable[str]) -> list[
     return written
 
 
-def run_ranks(command: Sequence[str]) -> int:
+def _run_ranks(command: Sequence[str]) -> int:
     """Run `command`, an `mpirun`, to its end.
 
-    Returns:
-        Its exit code; 128 and the number of the signal that ended it; or 2 where it is not there.
+    The result is its exit code, 128 and the number of the signal that ended it, or 2 where there is no such program.
     """
     requests = 0
     process: subprocess.Popen[bytes] | None = None
@@ -54,20 +52,19 @@ def run_ranks(command: Sequence[str]) -> int:
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGUSR1 if requests == 1 else signal.SIGTERM)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, hand_on)
-    # Ctrl-C on a terminal reaches a whole process group: this process alone is to decide what it means.
-    try:
-        process = subprocess.Popen(named_variables(command, os.environ), start_new_session=True)
-    except OSError as error:
-        sys.stderr.write(f"error: {command[0]}: {error.strerror}; set resources.mpi_prefix to where Open MPI lies\n")
-        return InputError.exit_code
-    if requests:  # asked to stop before there was a process to tell
-        process.terminate()
-    starter = os.getppid()
-    while (code := _code_after(process, POLL_SECONDS)) is None:
-        if requests == 0 and os.getppid() != starter:
-            hand_on(signal.SIGTERM, None)
+    with handled_signals((signal.SIGTERM, signal.SIGINT), hand_on):
+        # Ctrl-C on a terminal reaches a whole process group: this process alone is to decide what it means.
+        try:
+            process = subprocess.Popen(named_variables(command, os.environ), start_new_session=True)
+        except OSError as error:
+            sys.stderr.write(f"error: {command[0]}: {error.strerror}; set resources.mpi_prefix to where Open MPI lies\n")
+            return InputError.exit_code
+        if requests:  # asked to stop before there was a process to tell
+            process.terminate()
+        starter = os.getppid()
+        while (code := _code_after(process, _POLL_SECONDS)) is None:
+            if requests == 0 and os.getppid() != starter:
+                hand_on(signal.SIGTERM, None)
     return code if code >= 0 else 128 - code
 
 
@@ -80,4 +77,4 @@ def _code_after(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_ranks(sys.argv[1:]))
+    sys.exit(_run_ranks(sys.argv[1:]))

@@ -17,29 +17,37 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings, PrepareSettings, TableSettings
-
-__all__ = ["compile_kernels"]
+from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
+from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.arrays import pack_rows
+from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.wire.example import decode_example, encode_example
+from gaudi_bert.records.wire.framing import read_records, write_record
+from gaudi_bert.stages.data.histogram import histogram
+from gaudi_bert.stages.data.pack import pack
+from gaudi_bert.stages.data.prepare import prepare
+from gaudi_bert.stages.tables.import_tables import import_tables
+from gaudi_bert.stages.tables.pack_table import pack_table
 
 PARTS = ("all", "records", "packing")
 WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
 LENGTH, PREDICTIONS = 96, 7
 LONG_PACK = 5003
-"""Tokens; packs of more than 4,096 are swapped and matched until they are full."""
+"""Tokens; the sequences of long packs are dealt, swapped and matched."""
 QUIET = Reporter(quiet=True)
 
 
 def compile_kernels(part: str = "all") -> None:
-    """Compile one of `PARTS`, or load what is compiled already.
-
-    Raises:
-        InputError: there is no such part.
-        FailedError: the second process ended with an error, which it has printed.
-    """
+    """Compile one of `PARTS`, or load what is compiled already."""
     if part not in PARTS:
-        raise InputError(f"there is no part {part!r} of the kernels; known: {', '.join(PARTS)}")
+        raise InputError(f"{part!r} is not a part of the kernels; known: {', '.join(PARTS)}")
     if part == "packing":
         _plan()
         return
@@ -63,9 +71,6 @@ def compile_kernels(part: str = "all") -> None:
 
 def _pack_table(folder: Path) -> None:
     """Pack, prove and import a small table; the kernels take values of any type."""
-    from gaudi_bert.stages.tables.import_tables import import_tables
-    from gaudi_bert.stages.tables.pack_table import pack_table
-
     table = folder / "rows.jsonl"
     rows = [{"input_ids": [1] * size, "labels": [-100, *[1] * (size - 1)]} for size in range(2, LENGTH)]
     table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -76,11 +81,6 @@ def _pack_table(folder: Path) -> None:
 
 def _plan() -> None:
     """Plan by every algorithm; by `optimal` also with thousands of lengths, and for long packs."""
-    import numpy as np
-
-    from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram
-    from gaudi_bert.packing.histogram import Histogram
-
     generator = np.random.default_rng(7)
     few, many = Histogram(LENGTH, generator.integers(0, 50, LENGTH)), Histogram(2600, generator.integers(1, 3, 2600))
     each = np.arange(1, LONG_PACK + 1)
@@ -88,20 +88,12 @@ def _plan() -> None:
     for algorithm in ALGORITHMS:
         for depth in (3, "max"):
             pack_histogram(few, algorithm, depth)
-    for histogram in (many, long):
-        pack_histogram(histogram, "optimal", 4)
+    for counted in (many, long):
+        pack_histogram(counted, "optimal", 4)
 
 
 def _pack(records: Path, packed: Path) -> None:
     """Pack, verify, and read a pack as a trainer does."""
-    import numpy as np
-
-    from gaudi_bert.records.packed_folder import read_metadata
-    from gaudi_bert.records.read.pack_rows import pack_rows
-    from gaudi_bert.records.read.random_access import RecordFiles
-    from gaudi_bert.records.schema import PackedSchema
-    from gaudi_bert.stages.data.pack import pack
-
     pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET, verified=True)
     metadata = read_metadata(packed)
     files = RecordFiles([packed / metadata.shards[0].name], PackedSchema.of(metadata))
@@ -110,8 +102,6 @@ def _pack(records: Path, packed: Path) -> None:
 
 def _prepare(folder: Path) -> Path:
     """Make examples of random sentences."""
-    from gaudi_bert.stages.data.prepare import prepare
-
     generator = random.Random(7)
     sentences = [" ".join(generator.choices(WORDS, k=generator.randint(2, 9))) + "." for _ in range(400)]
     documents = ["\n".join(sentences[start : start + 10]) for start in range(0, len(sentences), 10)]
@@ -123,14 +113,6 @@ def _prepare(folder: Path) -> Path:
 
 def _count_records(folder: Path) -> Path:
     """Read records of random lengths as training, evaluation and the histogram do."""
-    import numpy as np
-
-    from gaudi_bert.records.read.random_access import RecordFiles
-    from gaudi_bert.records.schema import UnpackedSchema
-    from gaudi_bert.records.wire.example import decode_example
-    from gaudi_bert.records.wire.framing import read_records
-    from gaudi_bert.stages.data.histogram import histogram
-
     records = folder / "records" / "part.tfrecord"
     _write_records(records, 2000)
     for payload in read_records(records):
@@ -141,9 +123,6 @@ def _count_records(folder: Path) -> Path:
 
 
 def _write_records(path: Path, count: int) -> None:
-    from gaudi_bert.records.wire.example import encode_example
-    from gaudi_bert.records.wire.framing import write_record
-
     generator = random.Random(7)
     path.parent.mkdir(parents=True)
     with open(path, "wb") as handle:

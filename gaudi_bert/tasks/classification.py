@@ -1,7 +1,15 @@
-"""Classification: one of several classes for a text, or for a pair of texts.
+"""Tasks with one answer for a whole text, or for a pair of texts: classification, multi-label, regression.
 
-Head: BERT's pooled vector of the sequence, dropout, a dense layer (Devlin et al., 2019, section 4.1). Loss: negative log
-likelihood, mean over sequences. Metrics: accuracy, F1 (mean over classes), Matthews' correlation.
+Head: BERT's pooled vector of the sequence, dropout, a dense layer (Devlin et al., 2019, section 4.1).
+
+- classification: one of several classes. Loss: negative log likelihood. Metrics: accuracy, F1 (mean over classes), Matthews'
+  correlation.
+- multi-label: any number of classes. Loss: binary cross-entropy, mean over classes. Metrics: F1 over all answers (micro),
+  mean over classes (macro), accuracy: the share of texts whose classes are all right.
+- regression: a number, as the similarity of two sentences. Loss: squared error. Metrics: Pearson's and Spearman's
+  correlation, mean squared error.
+
+Losses are means over sequences. A class of a multi-label task is answered where its probability is at least one half.
 """
 
 from __future__ import annotations
@@ -13,40 +21,37 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.heads import pool
-from gaudi_bert.model.parameters import ParameterSpec
-from gaudi_bert.tasks.heads import classified, dense_head, head_scores
+from gaudi_bert.model.bert import pool
+from gaudi_bert.model.config import BertConfig, ParameterSpec
 from gaudi_bert.tasks.packs import Placement
 from gaudi_bert.tasks.rows.types import Row, Sequences
-from gaudi_bert.tasks.task import Draw, Encoded, Task, Weighed, share_of_most_frequent
+from gaudi_bert.tasks.task import (
+    Draw,
+    Encoded,
+    LossSums,
+    Task,
+    dense_head,
+    head_scores,
+    share_of_most_frequent,
+    softmax,
+)
 
-__all__ = ["Classification", "TextTask", "shares"]
-
-SCOPE = "classifier"
+_SCOPE = "classifier"
 
 
-def shares(logits: Float32Array) -> Float32Array:
-    """The softmax over the last axis, in float64 on the way."""
-    wide = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    softmax: Float32Array = (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32)
-    return softmax
-
-
-class TextTask(Task):
+class _TextTask(Task):
     """A task with one vector of answers for a whole text or pair, from BERT's pooled vector of the sequence."""
 
     architecture = "BertForSequenceClassification"
     pools = True
-    places = "sequence_positions"
+    read_positions = "sequence_positions"
 
     def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
         """One dense layer."""
-        return dense_head(SCOPE, config, self.width)
+        return dense_head(_SCOPE, config, self.width)
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
-        del draw
         weights = placed.each(np.ones(len(placed.sequences), np.float32))
         if sequences.target is None:
             return {"target_weights": weights}
@@ -56,20 +61,16 @@ class TextTask(Task):
         """Wide, [B, S, C]."""
         packs, depth = batch["sequence_positions"].shape
         pooled_PH = pool(encoded.hidden_RH, encoded.parameters)
-        return tf.reshape(head_scores(pooled_PH, encoded, SCOPE), [packs, depth, self.width])
+        return tf.reshape(head_scores(pooled_PH, encoded, _SCOPE), [packs, depth, self.width])
 
 
-class Classification(TextTask):
+class Classification(_TextTask):
     """One of several classes."""
 
     name = "classification"
     problem_type = "single_label_classification"
     best_metric = "accuracy"
     metric_names = ("loss", "accuracy", "f1_macro", "matthews_correlation")
-
-    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> Weighed:
-        """Negative log likelihood over sequences."""
-        return classified(logits, batch["targets"], batch["target_weights"])
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """accuracy, f1_macro (over the classes of the data), matthews_correlation."""
@@ -88,6 +89,89 @@ class Classification(TextTask):
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"label", "probabilities": {name: p}}`."""
-        for shares_C in shares(logits).tolist():
-            probabilities = dict(zip(self.labels, shares_C, strict=True))
+        for probabilities_C in softmax(logits).tolist():
+            probabilities = dict(zip(self.labels, probabilities_C, strict=True))
             yield {"label": max(probabilities, key=probabilities.__getitem__), "probabilities": probabilities}
+
+
+class MultiLabel(_TextTask):
+    """Any of several classes."""
+
+    name = "multi-label"
+    problem_type = "multi_label_classification"
+    best_metric = "f1_micro"
+    metric_names = ("loss", "f1_micro", "f1_macro", "accuracy")
+
+    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
+        """Binary cross-entropy, for each sequence the mean over its classes; right are sequences without a wrong class."""
+        targets_BSC = tf.cast(batch["targets"], logits.dtype)
+        weights_BS = tf.cast(batch["target_weights"], logits.dtype)
+        losses_BSC = tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits)
+        same_BSC = tf.cast(tf.equal(logits >= 0, targets_BSC > 0.5), logits.dtype)
+        right_BS = tf.reduce_min(same_BSC, axis=-1)
+        return LossSums(
+            tf.reduce_sum(tf.reduce_mean(losses_BSC, axis=-1) * weights_BS),
+            tf.reduce_sum(weights_BS),
+            tf.reduce_sum(right_BS * weights_BS),
+        )
+
+    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """f1_micro, f1_macro, accuracy."""
+        from sklearn.metrics import accuracy_score, f1_score
+
+        guesses, right = logits >= 0, np.asarray(sequences.target) > 0.5
+        return {
+            "f1_micro": float(f1_score(right, guesses, average="micro", zero_division=0)),
+            "f1_macro": float(f1_score(right, guesses, average="macro", zero_division=0)),
+            "accuracy": float(accuracy_score(right, guesses)),
+        }
+
+    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"labels", "probabilities": {name: p}}`."""
+        probabilities_NC = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
+        for logits_C, probabilities_C in zip(logits, probabilities_NC.astype(np.float32).tolist(), strict=True):
+            labels = [name for name, logit in zip(self.labels, logits_C, strict=True) if logit >= 0]
+            yield {"labels": labels, "probabilities": dict(zip(self.labels, probabilities_C, strict=True))}
+
+
+class Regression(_TextTask):
+    """A number."""
+
+    name = "regression"
+    problem_type = "regression"
+    best_metric = "pearson"
+    metric_names = ("loss", "pearson", "spearman", "mean_squared_error")
+
+    @property
+    def width(self) -> int:
+        """One value."""
+        return 1
+
+    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
+        """Squared error; no answer is called right."""
+        weights_BS = tf.cast(batch["target_weights"], logits.dtype)
+        errors_BS = tf.squeeze(logits, axis=-1) - tf.cast(batch["targets"], logits.dtype)
+        return LossSums(
+            tf.reduce_sum(tf.square(errors_BS) * weights_BS), tf.reduce_sum(weights_BS), tf.zeros([], logits.dtype)
+        )
+
+    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """pearson, spearman (0 where one side is constant), mean_squared_error."""
+        from scipy.stats import pearsonr, spearmanr
+
+        guesses, right = logits[:, 0].astype(np.float64), np.asarray(sequences.target, np.float64)
+        varies = len(right) > 1 and np.ptp(guesses) > 0 and np.ptp(right) > 0
+        return {
+            "pearson": float(pearsonr(right, guesses)[0]) if varies else 0.0,
+            "spearman": float(spearmanr(right, guesses)[0]) if varies else 0.0,
+            "mean_squared_error": float(np.mean(np.square(guesses - right))),
+        }
+
+    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"value"}`."""
+        for value in logits[:, 0].tolist():
+            yield {"value": value}
+
+    def config_json(self) -> dict[str, Any]:
+        """With one unnamed class, as transformers counts it."""
+        return {**super().config_json(), "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}

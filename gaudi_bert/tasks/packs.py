@@ -1,7 +1,7 @@
 """Packs of tokenized sequences as the dense arrays that a model takes, and its answers put back into the order of the rows.
 
 A pack is a few numbers of sequences. Everything is vectorised over the sequences and tokens of a batch: one array says which
-token of the flat arrays goes where in the batch, and read the other way round it brings what the model said of a token home.
+token of the flat arrays goes where in the batch, and used the other way round it brings the model's outputs back.
 
 Letters: B packs of a batch, L positions of a pack, S depth (most sequences of a pack), N sequences in all, C values of an
 answer.
@@ -17,8 +17,6 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, Float32Array, Int32Array, IntArray
 from gaudi_bert.tasks.rows.types import Sequences
 
-__all__ = ["BatchShape", "Packs", "Placement", "place_packs"]
-
 
 class BatchShape(NamedTuple):
     """The one static shape: packs of a batch, positions of a pack, most sequences of a pack."""
@@ -32,9 +30,7 @@ class BatchShape(NamedTuple):
 class Packs:
     """Which sequences share a pack: pack p holds `members[starts[p] : starts[p + 1]]`.
 
-    Attributes:
-        members: int64 [N], numbers of sequences, each once.
-        starts: int64 [packs + 1].
+    `members`, int64 [N], holds each sequence once; `starts` is int64 [packs + 1].
     """
 
     members: IntArray
@@ -46,17 +42,11 @@ class Packs:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the sequences of some packs lie in a batch, in the order in which they lie there.
+    """Where the sequences of some packs are in a batch, in their order there.
 
-    Attributes:
-        shape: of the batch; packs that are missing at its end are empty.
-        sequences: int64 [n], their numbers.
-        packs: int64 [n], the pack of the batch that each is in.
-        numbers: int64 [n], its number within the pack, from 1.
-        starts: int64 [n], the position of its [CLS] in the pack.
-        lengths: int64 [n], its tokens.
-        sources: int64 [t], for every token of the batch its place in the flat arrays of the sequences.
-        places: int64 [t], its place in the batch, as pack * L + position.
+    All int64. [n]: of each of the `sequences`, its pack of the batch, its number in the pack from 1, the start of its [CLS]
+    in the pack, its tokens. [t]: of every token of the batch, its position in the flat arrays of the sequences (`sources`)
+    and its slot as pack * L + position. Packs that are missing at the end of the batch are empty.
     """
 
     shape: BatchShape
@@ -66,12 +56,12 @@ class Placement:
     starts: IntArray
     lengths: IntArray
     sources: IntArray = field(repr=False)
-    places: IntArray = field(repr=False)
+    slots: IntArray = field(repr=False)
 
     def tokens(self, values: AnyArray, fill: float = 0) -> AnyArray:
         """`values`, one for each token of the flat arrays, as [B, L]; `fill` where there is no token."""
         spread = np.full(self.shape.packs * self.shape.length, fill, values.dtype)
-        spread[self.places] = values[self.sources]
+        spread[self.slots] = values[self.sources]
         return spread.reshape(self.shape.packs, self.shape.length)
 
     def each(self, values: AnyArray, fill: float = 0) -> AnyArray:
@@ -81,21 +71,21 @@ class Placement:
         return spread
 
     def scatter_sequences(self, values_BSC: AnyArray, out_NC: AnyArray) -> None:
-        """Put what was said of each sequence where it belongs among all sequences."""
+        """Put the outputs for these sequences into those of all sequences."""
         out_NC[self.sequences] = values_BSC[self.packs, self.numbers - 1]
 
     def scatter_tokens(self, values_BLC: AnyArray, out_TC: AnyArray) -> None:
-        """The same for what was said of each token."""
-        out_TC[self.sources] = values_BLC.reshape(-1, *values_BLC.shape[2:])[self.places]
+        """The same for the outputs for each token."""
+        out_TC[self.sources] = values_BLC.reshape(-1, *values_BLC.shape[2:])[self.slots]
 
     def features(self, sequences: Sequences) -> dict[str, Int32Array | Float32Array]:
         """What the encoder takes, [B, L], and where the [CLS] of each sequence is, [B, S]."""
         packs, length, _ = self.shape
         of_token = np.repeat(np.arange(len(self.lengths)), self.lengths)
         mask = np.zeros(packs * length, np.int32)
-        mask[self.places] = self.numbers[of_token]
+        mask[self.slots] = self.numbers[of_token]
         positions = np.zeros(packs * length, np.int32)
-        positions[self.places] = self.places - (self.packs * length + self.starts)[of_token]
+        positions[self.slots] = self.slots - (self.packs * length + self.starts)[of_token]
         return {
             "input_ids": self.tokens(sequences.input_ids).astype(np.int32, copy=False),
             "input_mask": mask.reshape(packs, length),
@@ -109,11 +99,7 @@ class Placement:
 def place_packs(sequences: Sequences, packs: Packs, chosen: IntArray, shape: BatchShape) -> Placement:
     """Lay the chosen packs side by side.
 
-    Args:
-        sequences: all of them.
-        packs: which of them share a pack.
-        chosen: int64 [b], b at most `shape.packs`: numbers of packs.
-        shape: of the batch.
+    `chosen`, int64 [b], are numbers of packs, at most `shape.packs`.
     """
     sizes = packs.starts[chosen + 1] - packs.starts[chosen]
     rows = np.repeat(np.arange(len(chosen)), sizes)
@@ -132,7 +118,7 @@ def place_packs(sequences: Sequences, packs: Packs, chosen: IntArray, shape: Bat
         starts=starts,
         lengths=lengths,
         sources=np.repeat(sequences.offsets[members], lengths) + within,
-        places=np.repeat(rows * shape.length + starts, lengths) + within,
+        slots=np.repeat(rows * shape.length + starts, lengths) + within,
     )
 
 

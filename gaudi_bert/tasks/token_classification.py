@@ -15,17 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.model.parameters import ParameterSpec
-from gaudi_bert.tasks.classification import SCOPE, shares
-from gaudi_bert.tasks.heads import classified, dense_head, head_scores
+from gaudi_bert.model.config import BertConfig, ParameterSpec
 from gaudi_bert.tasks.packs import Placement
 from gaudi_bert.tasks.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
-from gaudi_bert.tasks.task import Draw, Encoded, Task, Weighed
+from gaudi_bert.tasks.task import Draw, Encoded, Task, dense_head, head_scores, softmax
 
-__all__ = ["TokenClassification"]
-
-OUTSIDE = "O"
+_SCOPE = "classifier"
+_OUTSIDE = "O"
 
 
 class TokenClassification(Task):
@@ -39,11 +35,10 @@ class TokenClassification(Task):
 
     def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
         """One dense layer."""
-        return dense_head(SCOPE, config, self.width)
+        return dense_head(_SCOPE, config, self.width)
 
     def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
         """`targets` and `target_weights`, [B, L]: the weight is 1 where a word begins that has a tag."""
-        del draw
         if sequences.target is None:
             words = placed.tokens(cast(IntArray, sequences.words), NO_WORD)
             return {"target_weights": (words != NO_WORD).astype(np.float32)}
@@ -53,11 +48,7 @@ class TokenClassification(Task):
     def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Wide, [B, L, C]."""
         packs, length = batch["input_ids"].shape
-        return tf.reshape(head_scores(encoded.hidden_RH, encoded, SCOPE), [packs, length, self.width])
-
-    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> Weighed:
-        """Negative log likelihood over words."""
-        return classified(logits, batch["targets"], batch["target_weights"])
+        return tf.reshape(head_scores(encoded.hidden_RH, encoded, _SCOPE), [packs, length, self.width])
 
     def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
         """f1, precision and recall of entities (seqeval), accuracy of words; a word that was cut off counts as outside."""
@@ -79,16 +70,17 @@ class TokenClassification(Task):
         """The tag of every word of every row, and how sure the model is of it."""
         words = cast(IntArray, sequences.words)
         carrying = np.flatnonzero(words != NO_WORD)
-        shares_WC = shares(logits[carrying])
-        best_W = shares_WC.argmax(axis=-1)
+        probabilities_WC = softmax(logits[carrying])
+        best_W = probabilities_WC.argmax(axis=-1)
         row_of_token = np.repeat(sequences.row, sequences.lengths)[carrying]
         ends = np.searchsorted(row_of_token, np.arange(len(rows) + 1))
         for number, row in enumerate(rows):
-            tagged = _Words.outside(len(cast(TaggedRow, row).tokens))
-            for place in range(ends[number], ends[number + 1]):
-                word = int(words[carrying[place]])
-                tagged.tags[word] = self.labels[best_W[place]]
-                tagged.scores[word] = float(shares_WC[place, best_W[place]])
+            count = len(cast(TaggedRow, row).tokens)
+            tagged = _Words([_OUTSIDE] * count, [0.0] * count)
+            for index in range(ends[number], ends[number + 1]):
+                word = int(words[carrying[index]])
+                tagged.tags[word] = self.labels[best_W[index]]
+                tagged.scores[word] = float(probabilities_WC[index, best_W[index]])
             yield tagged
 
 
@@ -98,18 +90,14 @@ class _Words(NamedTuple):
     tags: list[str]
     scores: list[float]
 
-    @classmethod
-    def outside(cls, count: int) -> _Words:
-        return cls([OUTSIDE] * count, [0.0] * count)
-
 
 def _entities(row: TaggedRow, words: _Words) -> Iterator[dict[str, Any]]:
     """Words that belong together: `B-x` begins one of kind x, `I-x` goes on with it; other tags go on with their like."""
     starts = row.word_starts()
-    begin, before = 0, OUTSIDE
-    for word, tag in enumerate([*words.tags, OUTSIDE]):
+    begin, before = 0, _OUTSIDE
+    for word, tag in enumerate([*words.tags, _OUTSIDE]):
         kind, kind_before = _kind(tag), _kind(before)
-        if kind_before != OUTSIDE and (kind != kind_before or tag.startswith("B-")):
+        if kind_before != _OUTSIDE and (kind != kind_before or tag.startswith("B-")):
             yield {
                 "start": int(starts[begin]),
                 "end": int(starts[word - 1]) + len(row.tokens[word - 1]),
@@ -117,7 +105,7 @@ def _entities(row: TaggedRow, words: _Words) -> Iterator[dict[str, Any]]:
                 "score": float(np.mean(words.scores[begin:word])),
             }
             begin = word
-        elif kind_before == OUTSIDE:
+        elif kind_before == _OUTSIDE:
             begin = word
         before = tag
 

@@ -1,4 +1,4 @@
-"""Training: input, optimisers, the update, the loop, checkpoints, metrics, evaluation. TensorFlow."""
+"""Training: input, optimizers, the update, the loop, checkpoints, metrics, evaluation. TensorFlow."""
 
 from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
 

@@ -6,45 +6,40 @@ the JSON that it belongs to: the update, the position in the data, the settings,
 CRC-32. The format itself has no checksums; with these a checkpoint that was cut short or has flipped bits is recognised,
 named, and the one before it is used.
 
-Checkpoints of the first edition are read too. Their JSON stands alone, and beside it, under a key of its own, the CRC-32 of
+Checkpoints of the first edition are read too. Their JSON stands alone, and next to it, under a key of its own, the CRC-32 of
 the header's entries and of that JSON.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
+from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors
+from gaudi_bert.model.bert import PackedBert
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.optimizers import Optimizer
 
-__all__ = [
-    "Checkpoint",
-    "checkpoint_files",
-    "checkpoint_identity",
-    "find_checkpoint",
-    "is_checkpoint",
-    "newest_settings",
-    "read_checkpoint",
-    "read_newest",
-    "remove_old_checkpoints",
-    "write_checkpoint",
-]
-
-FORMAT_VERSION = 2
-METADATA_KEY = "gaudi_bert"
-FIRST_EDITION_CHECKSUM_KEY = "crc32"
-CHECKSUM_DIGITS = 8
-MAX_HEADER_BYTES = 100 * 2**20
+_FORMAT_VERSION = 2
+CHECKPOINT_NAMES = "update-*.safetensors"
+_METADATA_KEY = "gaudi_bert"
+_FIRST_EDITION_CHECKSUM_KEY = "crc32"
+_CHECKSUM_DIGITS = 8
+_MAX_HEADER_BYTES = 100 * 2**20
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -56,8 +51,8 @@ class Checkpoint:
     Attributes:
         update: updates done.
         variables: the model, by variable name.
-        first_moments: the optimiser's m, by variable name; empty in a checkpoint of weights only.
-        second_moments: the optimiser's v, by variable name.
+        first_moments: the optimizer's m, by variable name; empty in a checkpoint of weights only.
+        second_moments: the optimizer's v, by variable name.
         progress: where the run stood: packs read by all processes, processes, sequences and tokens seen.
         settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
             `compiled_kernels`.
@@ -72,18 +67,14 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `update-<number>.safetensors` into `folder`, whole or not at all.
-
-    Raises:
-        FailedError: the disk is full or the folder not writable.
-    """
+    """Write `update-<number>.safetensors` into `folder`, whole or not at all."""
     tensors = {
         f"{group}/{name}": np.asarray(tensor, order="C")
         for group, members in _groups(checkpoint).items()
         for name, tensor in members.items()
     }
     state = {
-        "format_version": FORMAT_VERSION,
+        "format_version": _FORMAT_VERSION,
         "update": checkpoint.update,
         "progress": dict(checkpoint.progress),
         "settings": dict(checkpoint.settings),
@@ -92,7 +83,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     text = json.dumps(state, allow_nan=False)
     path = Path(folder) / f"update-{checkpoint.update:08d}.safetensors"
     with atomic_file(path) as handle:
-        handle.write(save(tensors, metadata={METADATA_KEY: f"{_checksum(text)} {text}"}))
+        handle.write(save(tensors, metadata={_METADATA_KEY: f"{_checksum(text)} {text}"}))
     return path
 
 
@@ -110,22 +101,18 @@ def _description(tensor: NDArray[Any]) -> list[Any]:
 
 
 def _checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):0{CHECKSUM_DIGITS}x}"
+    return f"{zlib.crc32(text.encode()):0{_CHECKSUM_DIGITS}x}"
 
 
 def read_checkpoint(path: Path | str) -> Checkpoint:
-    """Read and check a checkpoint.
-
-    Raises:
-        InputError: missing, not a checkpoint of ours, cut short, or its bytes have changed since it was written.
-    """
+    """Read and check a checkpoint."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint; give an update-*.safetensors file, or a folder that holds some")
     state = _read_state(path)
     try:
         with explained_os_errors(path, "read"), safe_open(path, framework="np") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
         _check_tensors(tensors, state)
         return Checkpoint(
             update=int(state["update"]),
@@ -142,12 +129,12 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 def _check_tensors(tensors: Tensors, state: Mapping[str, Any]) -> None:
     """Raise a ValueError where tensors are not those that the state describes."""
     if state["format_version"] == 1:  # type and shape are part of the header's own checksum there
-        found: dict[str, Any] = {name: _description(tensor)[-1] for name, tensor in tensors.items()}
-        wanted = state["crc32"]
+        actual: dict[str, Any] = {name: _description(tensor)[-1] for name, tensor in tensors.items()}
+        stored = state["crc32"]
     else:
-        found, wanted = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
-    for name in [*wanted, *found]:
-        if name not in found or name not in wanted or found[name] != wanted[name]:
+        actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
+    for name in [*stored, *actual]:
+        if name not in actual or name not in stored or actual[name] != stored[name]:
             raise ValueError(f"{name} is not as it was written: its checksum does not match")
 
 
@@ -157,13 +144,9 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 
 def checkpoint_identity(path: Path) -> str:
-    """What distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors.
-
-    Raises:
-        InputError: as `read_checkpoint`, as far as the header shows it.
-    """
+    """What distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors."""
     metadata = _read_header(path)["__metadata__"]
-    return str(metadata.get(FIRST_EDITION_CHECKSUM_KEY, metadata[METADATA_KEY][:CHECKSUM_DIGITS]))
+    return str(metadata.get(_FIRST_EDITION_CHECKSUM_KEY, metadata[_METADATA_KEY][:_CHECKSUM_DIGITS]))
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
@@ -179,21 +162,21 @@ def newest_settings(folder: Path) -> Mapping[str, Any] | None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether the file is one of ours, whole or not, by its header; other safetensors files are not."""
-    return f'"{METADATA_KEY}":'.encode() in _header_bytes(path)
+    return f'"{_METADATA_KEY}":'.encode() in _header_bytes(path)
 
 
 def _header_bytes(path: Path) -> bytes:
     """The header of a safetensors file, as far as it goes: no tensor is read."""
     with explained_os_errors(path, "read"), open(path, "rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
-        return handle.read(min(length, MAX_HEADER_BYTES))
+        return handle.read(min(length, _MAX_HEADER_BYTES))
 
 
 def _read_header(path: Path) -> dict[str, Any]:
     """The header of a checkpoint of ours, parsed."""
     try:
         header = json.loads(_header_bytes(path))
-        if not isinstance(header["__metadata__"][METADATA_KEY], str):
+        if not isinstance(header["__metadata__"][_METADATA_KEY], str):
             raise ValueError("its header is of another kind")
         return dict(header)
     except (KeyError, TypeError, ValueError) as error:
@@ -201,12 +184,12 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """The state in the header, once its checksum is found right."""
+    """The state in the header, once its checksum is right."""
     header = _read_header(path)
     metadata = header.pop("__metadata__")
-    text = metadata[METADATA_KEY]
-    if FIRST_EDITION_CHECKSUM_KEY in metadata:
-        written, right = metadata[FIRST_EDITION_CHECKSUM_KEY], str(zlib.crc32(json.dumps([header, text]).encode()))
+    text = metadata[_METADATA_KEY]
+    if _FIRST_EDITION_CHECKSUM_KEY in metadata:
+        written, right = metadata[_FIRST_EDITION_CHECKSUM_KEY], str(zlib.crc32(json.dumps([header, text]).encode()))
     else:
         written, _, text = text.partition(" ")
         right = _checksum(text)
@@ -222,15 +205,11 @@ def _group(tensors: Tensors, group: str) -> dict[str, NDArray[Any]]:
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first; none when it does not exist."""
-    return sorted(Path(folder).glob("update-*.safetensors"))
+    return sorted(Path(folder).glob(CHECKPOINT_NAMES))
 
 
 def find_checkpoint(path: Path | str) -> Path:
-    """The checkpoint that `path` means: the file itself, or the newest in the folder or in its `checkpoints/`.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The checkpoint that `path` means: the file itself, or the newest in the folder or in its `checkpoints/`."""
     path = Path(path)
     if path.is_file():
         return path
@@ -244,11 +223,7 @@ def find_checkpoint(path: Path | str) -> Path:
 def read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint in `folder` that is whole; damaged ones are passed to `warn` and skipped.
 
-    Returns:
-        None when the folder holds no checkpoint at all.
-
-    Raises:
-        InputError: there are checkpoints and all of them are damaged.
+    None when the folder holds no checkpoint at all.
     """
     files = checkpoint_files(folder)
     for path in reversed(files):
@@ -263,7 +238,82 @@ def read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 
 def remove_old_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
-    files = checkpoint_files(folder)
-    for path in files[: max(0, len(files) - keep)]:
-        with explained_os_errors(path, "remove"):
-            path.unlink()
+    names = fnmatch.filter(names_in(folder), CHECKPOINT_NAMES)
+    with explained_os_errors(folder, "remove"):
+        remove(*(folder / name for name in names[: max(0, len(names) - keep)]))
+
+
+# --- Resuming a run from its newest whole checkpoint
+#
+# The first process reads the checkpoint and the others are given what it read, so the folder need not be shared. The
+# position in the data is a number of packs, and any number of processes continues there in the same order. Checkpoints of
+# versions that read in another order continue with the next epoch, so that no pack is read twice in one.
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    `packs`, `sequences` and `tokens` are real ones, read by all processes together.
+    """
+
+    update: int = 0
+    packs: int = 0
+    sequences: int = 0
+    tokens: int = 0
+
+
+def resume_run(
+    checkpoints: Path,
+    model: PackedBert,
+    optimizer: Optimizer,
+    epoch_packs: Callable[[], int],
+    say: Callable[[str], None],
+) -> Progress:
+    """Restore model, optimizer and position from the newest whole checkpoint; from the start where there is none.
+
+    `epoch_packs` counts the packs of an epoch, for a checkpoint of another order.
+    """
+    checkpoint = read_newest(checkpoints, say)
+    if checkpoint is None:
+        return Progress()
+    _assign(model.variables_by_name, checkpoint.variables, checkpoints)
+    _assign(optimizer.first_moments, checkpoint.first_moments, checkpoints)
+    _assign(optimizer.second_moments, checkpoint.second_moments, checkpoints)
+    progress = checkpoint.progress
+    packs = progress["packs"] if "packs" in progress else _next_epoch(progress, epoch_packs(), say)
+    say(f"train: goes on after update {checkpoint.update}")
+    return Progress(checkpoint.update, packs, progress["sequences"], progress["tokens"])
+
+
+def _next_epoch(progress: Mapping[str, int], epoch_packs: int, say: Callable[[str], None]) -> int:
+    """Where the epoch begins that follows the one in which an earlier version stood."""
+    done = progress["packs_per_process"] * progress["processes"]
+    epochs = -(-done // epoch_packs)
+    say(
+        "note: an earlier version wrote the checkpoint, which read in another order: the rest of its epoch "
+        f"({epochs * epoch_packs - done:,} packs) is left out, and the data goes on with epoch {epochs}"
+    )
+    return epochs * epoch_packs
+
+
+def share_state(progress: Progress, model: PackedBert, optimizer: Optimizer, communicator: Communicator) -> Progress:
+    """Give every process the first one's model, optimizer and progress; the others' are replaced."""
+    first = communicator.is_first
+    shared = communicator.sum_array(np.array(astuple(progress) if first else astuple(Progress()), np.float64))
+    states = (model.variables_by_name, optimizer.first_moments, optimizer.second_moments)
+    communicator.broadcast([variable for state in states for variable in state.values()])
+    return Progress(*(int(value) for value in shared))
+
+
+def _assign(variables: Mapping[str, tf.Variable], values: WeightArrays, path: Path) -> None:
+    for name in [*variables, *(name for name in values if name not in variables)]:
+        stored_shape = list(values[name].shape) if name in values else "absent"
+        own_shape = list(variables[name].shape) if name in variables else "absent"
+        if stored_shape != own_shape:
+            raise InputError(
+                f"{path}: the checkpoint is of another model: {name} is {stored_shape} there, {own_shape} here; "
+                "use the model settings that it was trained with"
+            )
+    for name, variable in variables.items():
+        variable.assign(values[name])

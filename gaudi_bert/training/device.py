@@ -3,38 +3,32 @@
 On Gaudi the order of calls is fixed by its documentation: first the processes are connected (`distributed.connect`),
 then `habana_frameworks.tensorflow.load_habana_module()` registers the device, and only then may a graph or a variable
 be made. Each process sees one card, always as `/device:HPU:0`, which the runtime prefers for all that it can run.
-bfloat16 is switched by the runtime on Gaudi (`gaudi/runtime.py`), never together with a compute type of our own, and by the
+bfloat16 is switched by the runtime on Gaudi, never together with a compute type of our own, and by the
 model's compute type on a CPU.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import GaudiSettings
-from gaudi_bert.training.gaudi.runtime import GaudiMissingError, load_gaudi
-
-__all__ = ["Device", "open_device"]
+from gaudi_bert.common.files import read_json
+from gaudi_bert.config.sections import GaudiSettings
 
 Kind = Literal["auto", "cpu", "hpu"]
 
 
 @dataclass(frozen=True)
 class Device:
-    """An opened device.
-
-    Attributes:
-        kind: "cpu" or "hpu".
-        name: TensorFlow's name, for `tf.device`.
-        compute_dtype: the type in which the model multiplies matrices, "float32" or "bfloat16".
-        description: for people.
-        notes: what else is to be said of it.
-    """
+    """An opened device."""
 
     kind: Literal["cpu", "hpu"]
     name: str
@@ -56,20 +50,13 @@ def open_device(
 ) -> Device:
     """Open the device; call it after `distributed.connect` and before any variable is made.
 
-    Args:
-        kind: "auto" takes a Gaudi card if its software and a card are there, else the CPU.
-        precision: of matrix products.
-        threads: CPU threads of one operation; None for one per core.
-        gaudi: settings of the Gaudi runtime; None for the defaults.
-
-    Raises:
-        InputError: Gaudi was asked for and its software, driver or card is missing; or threads cannot be set any more.
+    "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
     """
     if kind != "cpu":
         try:
-            notes = load_gaudi(gaudi if gaudi is not None else GaudiSettings(), precision)
+            notes = _load_gaudi(gaudi if gaudi is not None else GaudiSettings(), precision)
             return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", tuple(notes))
-        except GaudiMissingError as error:
+        except _GaudiMissingError as error:
             if kind == "hpu":
                 raise InputError(f"training.device = hpu: {error}; or set training.device = cpu") from error
     if threads is not None:
@@ -89,3 +76,103 @@ def _set_threads(threads: int) -> None:
             f"training.threads = {threads}: TensorFlow is already running with other threads in this process; "
             "start a new process"
         ) from error
+
+
+# --- The Gaudi runtime: its variables, and loading its module
+#
+# The module reads its variables while it is loaded, so they are set between its import and `load_habana_module()`. What is
+# already set belongs to the user (or the image, or the launcher) and stays; a note says so.
+#
+# bfloat16 is left to the runtime: it rewrites the float32 graph by the lists in `bfloat16.json`. Operations of the
+# allowlist are converted; those of the strict conditional list, which only move numbers, where all their inputs are; the
+# conditional list is left empty, and whatever is not listed stays float32: sums, softmax, layer norm, losses and the
+# optimizer. The small product of the next-sentence head is kept out by its name.
+
+BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
+_BFLOAT16_VARIABLE = "TF_BF16_CONVERSION"
+_LIST_KEYS = {
+    "allowlist",
+    "conditional_list",
+    "strict_conditional_list",
+    "non_convertible_exceptions",
+    "convertible_exceptions",
+}
+
+
+class _GaudiMissingError(Exception):
+    """The software, the driver or the card is missing; the message says which, and the remedy."""
+
+
+def _load_gaudi(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> list[str]:
+    """Set the runtime's variables and register the Gaudi device.
+
+    Returns:
+        What is to be said of variables that the environment had set already.
+
+    Raises:
+        _GaudiMissingError: there is no Gaudi to use.
+        InputError: a setting cannot be used.
+    """
+    try:
+        habana = importlib.import_module("habana_frameworks.tensorflow")
+    except ImportError as error:
+        raise _GaudiMissingError(
+            "the package habana_frameworks is not installed; use the Gaudi training image, "
+            "or install habana-tensorflow 1.14.0.493 with TensorFlow 2.15 on Python 3.10"
+        ) from error
+    notes = _set_variables(runtime_variables(settings, precision))
+    try:
+        habana.load_habana_module()
+    except (RuntimeError, OSError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())
+        raise _GaudiMissingError(
+            f"load_habana_module() failed ({reason}); check the driver with hl-smi, and that this process may see a card"
+        ) from error
+    if not tf.config.list_physical_devices("HPU"):
+        raise _GaudiMissingError(
+            "no Gaudi card is visible; check hl-smi and HABANA_VISIBLE_DEVICES, and that no other process holds the card"
+        )
+    return notes
+
+
+def runtime_variables(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> dict[str, str]:
+    """The environment variables that `settings` ask for."""
+    values: dict[str, str | int | None] = {
+        "TF_RECIPE_CACHE_PATH": settings.recipe_cache,
+        "HABANA_INITIAL_WORKSPACE_SIZE_MB": settings.initial_workspace_MB,
+        "TF_PRELIMINARY_CLUSTER_SIZE": settings.cluster_size,
+        "TF_HCCL_MEMORY_ALLOWANCE_MB": settings.hccl_memory_MB,
+        "TF_CPU_RUNTIME_FALLBACK": None if settings.cpu_fallback else "forbid",
+    }
+    if precision == "bfloat16":
+        path = Path(settings.bfloat16_list) if settings.bfloat16_list is not None else BFLOAT16_LIST
+        _check_list(path)
+        values[_BFLOAT16_VARIABLE] = str(path.resolve())
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _check_list(path: Path) -> None:
+    """The runtime says nothing of a list that it cannot read."""
+    content = read_json(path)
+    wrong = sorted(set(content) ^ _LIST_KEYS) if isinstance(content, dict) else ["not an object"]
+    if wrong:
+        raise InputError(
+            f"{path}: {wrong[0]} is missing or unknown; a list of operations for bfloat16 has the keys "
+            f"{', '.join(sorted(_LIST_KEYS))}"
+        )
+    for key, entries in content.items():
+        words = 2 if key.endswith("_exceptions") else 1
+        for entry in entries:
+            if not (isinstance(entry, str) if words == 1 else isinstance(entry, list) and len(entry) == words):
+                form = "a type of operation" if words == 1 else "[expression for names, type of operation]"
+                raise InputError(f"{path}: {key} holds {json.dumps(entry)}; each entry must be {form}")
+
+
+def _set_variables(variables: Mapping[str, str]) -> list[str]:
+    """Set the variables that are not set; a note for each that has another value than the settings ask for."""
+    notes = []
+    for name, value in variables.items():
+        present = os.environ.setdefault(name, value)
+        if present != value:
+            notes.append(f"note: {name}={present} is set in the environment and stays (the settings say {value})")
+    return notes

@@ -9,72 +9,43 @@ needs nothing but the set itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.artefacts.training import EvaluationFigures
-from gaudi_bert.common.arrays import FloatArray
+from gaudi_bert.common.arrays import Float32Array, FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.tasks.packs import place_packs
+from gaudi_bert.tasks.task import BertForTask, Draw
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.input.batches import Batch, evaluation_batches
+from gaudi_bert.training.input.batches import Batch, ValueLimits, evaluation_batches
 from gaudi_bert.training.input.source import DataSource
-from gaudi_bert.training.input.value_limits import ValueLimits
-from gaudi_bert.training.logs.metrics import Figures, figures_from_sums
+from gaudi_bert.training.input.task_data import EVALUATION_EPOCH, TaskData
+from gaudi_bert.training.metrics import figures_from_sums
 from gaudi_bert.training.objective import Loss
 
-__all__ = ["Evaluation", "Evaluator", "majority_share"]
 
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result.
-
-    Attributes:
-        figures: losses and accuracies.
-        unigram_baseline: masked-LM accuracy of always answering the set's most frequent masked token.
-        next_sentence_baseline: next-sentence accuracy of always answering the set's more frequent label.
-        sequences: sequences evaluated.
-        masked_tokens: masked positions evaluated.
-    """
-
-    figures: Figures
-    unigram_baseline: float
-    next_sentence_baseline: float
-    sequences: int
-    masked_tokens: int
+class PretrainingEvaluation(EvaluationFigures):
+    """The result of an evaluation."""
 
     @property
     def accuracy(self) -> float:
-        """What a target is set for: the masked-LM accuracy."""
-        return self.figures.masked_lm_accuracy
-
-    def as_figures(self) -> EvaluationFigures:
-        """As they are stored."""
-        return EvaluationFigures(
-            **self.figures.as_json(),
-            unigram_baseline=self.unigram_baseline,
-            next_sentence_baseline=self.next_sentence_baseline,
-            sequences=self.sequences,
-            masked_tokens=self.masked_tokens,
-        )
-
-    def as_json(self) -> dict[str, float]:
-        """By name, as in `evaluation.json`."""
-        return self.as_figures().as_json()
+        """The figure that a target is set for: the masked-LM accuracy."""
+        return self.masked_lm_accuracy
 
     def line(self) -> str:
         """For people."""
-        figures = self.figures
-        times = f", {figures.masked_lm_accuracy / self.unigram_baseline:.2f} x" if self.unigram_baseline > 0 else ""
+        times = f", {self.masked_lm_accuracy / self.unigram_baseline:.2f} x" if self.unigram_baseline > 0 else ""
         return (
-            f"masked-LM accuracy {figures.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
-            f"loss {figures.masked_lm_loss:.4f}; next-sentence accuracy {figures.next_sentence_accuracy:.4f} "
-            f"(baseline {self.next_sentence_baseline:.4f}), loss {figures.next_sentence_loss:.4f}; "
+            f"masked-LM accuracy {self.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
+            f"loss {self.masked_lm_loss:.4f}; next-sentence accuracy {self.next_sentence_accuracy:.4f} "
+            f"(baseline {self.next_sentence_baseline:.4f}), loss {self.next_sentence_loss:.4f}; "
             f"over {self.sequences:,} sequences"
         )
 
@@ -85,16 +56,10 @@ def majority_share(label_counts: FloatArray) -> float:
     return float(label_counts.max() / total) if total else 0.0
 
 
-class Evaluator:
+class PretrainingEvaluator:
     """Evaluates one model on one set; the graph is traced once.
 
-    Args:
-        model: its variables are read at each `run`.
-        source: the records.
-        communicator: processes that share the work.
-        loss: how masked tokens are weighted: per token or per sequence.
-        batch_packs: packs of each batch.
-        take_packs: only the first so many records; None for all.
+    `take_packs` limits it to the first records.
     """
 
     def __init__(
@@ -112,12 +77,8 @@ class Evaluator:
         self._limits = ValueLimits.of(source, model.config)
         self._sums = tf.function(self._trace_sums, autograph=False, reduce_retracing=False)
 
-    def run(self) -> Evaluation:
-        """Evaluate.
-
-        Raises:
-            InputError: a record is damaged or does not fit, or the set holds no sequence.
-        """
+    def run(self) -> PretrainingEvaluation:
+        """Evaluate."""
         vocabulary = self._model.config.vocab_size
         sums = np.zeros(8, np.float64)
         token_counts = np.zeros(vocabulary, np.float64)
@@ -134,8 +95,8 @@ class Evaluator:
         sums, next_counts, token_counts = np.split(totals, [8, 10])
         if not next_counts.any():
             raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")
-        return Evaluation(
-            figures=figures_from_sums(sums),
+        return PretrainingEvaluation(
+            **dict(figures_from_sums(sums)),
             unigram_baseline=majority_share(token_counts),
             next_sentence_baseline=majority_share(next_counts),
             sequences=int(next_counts.sum()),
@@ -148,3 +109,95 @@ class Evaluator:
 
     def _trace_sums(self, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
         return tf.stack(pretraining_sums(self._model(batch, dropout_seed=None), batch, self._loss))
+
+
+# --- A task: every sequence once, the same figures packed or not, on any number of processes
+#
+# The processes share the batches. The model's outputs for each sequence (or token) are put back into the order of the data,
+# added up over the processes, where all but one hold zeros, and only then measured. So no figure is a mean of means.
+
+
+@dataclass(frozen=True)
+class _TaskEvaluation:
+    """The result.
+
+    `sequences` counts windows of long rows each; `logits`, [N, C] or [T, C], are in the order of the data, and None for a
+    task without answers.
+    """
+
+    figures: Mapping[str, float]
+    best_metric: str
+    sequences: int
+    rows: int
+    logits: Float32Array | None = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The metric that tells the best checkpoint."""
+        return self.figures[self.best_metric]
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.json` and `metrics.jsonl`."""
+        return {**self.figures, "evaluated_rows": self.rows, "evaluated_sequences": self.sequences}
+
+    def line(self) -> str:
+        """For people."""
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in self.figures.items())
+        return f"{figures}; over {self.rows:,} rows"
+
+
+class TaskEvaluator:
+    """Evaluates one model on one set; the graph is traced once.
+
+    `seed` is that of masks, where the task draws some.
+    """
+
+    def __init__(
+        self,
+        model: BertForTask,
+        data: TaskData,
+        communicator: Communicator,
+        *,
+        batch_packs: int,
+        seed: int,
+        best_metric: str,
+    ) -> None:
+        self._model, self._data, self._communicator = model, data, communicator
+        self._shape = data.shape(min(batch_packs, max(1, data.packing.packs)))
+        self._draw, self._best_metric = Draw(seed, EVALUATION_EPOCH), best_metric
+        self._outputs = tf.function(self._trace, autograph=False, reduce_retracing=False)
+
+    def run(self) -> _TaskEvaluation:
+        """Evaluate; every process calls it at the same time."""
+        data, task, communicator = self._data, self._model.task, self._communicator
+        sequences = data.sequences
+        packs = data.packs_of(self._draw.seed, self._draw.epoch)
+        count = len(sequences.input_ids) if task.per_token else len(sequences)
+        logits = np.zeros((count, task.width), np.float32) if task.keeps_logits else None
+        sums = np.zeros(3, np.float64)
+        batch_packs = self._shape.packs
+        for first in range(communicator.rank * batch_packs, len(packs), communicator.size * batch_packs):
+            communicator.note("an evaluation", slow=first < communicator.size * batch_packs)
+            chosen = np.arange(first, min(first + batch_packs, len(packs)))
+            placed = place_packs(sequences, packs, chosen, self._shape)
+            batch = {**placed.features(sequences), **task.target_features(sequences, placed, self._draw)}
+            values, weighed = self._outputs({name: tf.constant(each) for name, each in batch.items()})
+            sums += weighed.numpy().astype(np.float64)
+            if logits is not None:
+                scatter = placed.scatter_tokens if task.per_token else placed.scatter_sequences
+                scatter(values.numpy(), logits)
+        loss, weight, right = communicator.sum_array(sums)
+        figures = {"loss": loss / max(weight, 1.0)}
+        if logits is not None:
+            if communicator.size > 1:
+                logits = communicator.sum_array(logits).astype(np.float32)
+            figures.update(task.metrics(logits, sequences, data.rows))
+        else:
+            figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))
+        rows = len(data.rows)
+        return _TaskEvaluation({n: float(v) for n, v in figures.items()}, self._best_metric, len(sequences), rows, logits)
+
+    def _trace(self, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = self._model(batch)
+        weighed = tf.stack(self._model.task.loss(logits, batch))
+        return (logits if self._model.task.keeps_logits else tf.zeros([])), weighed

@@ -1,61 +1,41 @@
 """The training loop: updates, and between them reports, evaluations, checkpoints and requests to stop.
 
-A report closes the present interval (`logs/interval.py`), which also proves that every loss since the last one was finite;
+A report closes the present interval (`metrics.py`), which also proves that every loss since the last one was finite;
 it always comes before a checkpoint, so a run that went wrong never overwrites what was good. The position in the data is a
 number of packs, the learning rate, the dropout masks and the order of the data are functions of the update's number: a run
 that is stopped and resumed ends with the same bits as one that never was. A stop saves at once and leaves an evaluation
-that is due to the run that goes on.
+that is due to the run that continues.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
+from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
+from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.model.bert import PackedBert
-from gaudi_bert.training.checkpoint import Checkpoint, remove_old_checkpoints, write_checkpoint
+from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
-from gaudi_bert.training.logs.interval import Interval, IntervalReport
-from gaudi_bert.training.logs.metrics import MetricsWriter, progress_line
-from gaudi_bert.training.logs.metrics_server import MetricsServer
-from gaudi_bert.training.logs.mlperf import RunEvents
-from gaudi_bert.training.loss_denominators import GLOBAL, LossDenominators
-from gaudi_bert.training.objective import Objective
-from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter, progress_line
+from gaudi_bert.training.mlperf import RunEvents
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
+from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.schedule import learning_rate_at
 from gaudi_bert.training.step import TrainingStep
-from gaudi_bert.training.stopping import StopRequest
-
-__all__ = ["Evaluation", "Evaluator", "Outcome", "Progress", "TrainingLoop", "TrainingRun"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands.
-
-    Attributes:
-        update: updates done.
-        packs: packs that all processes together have read.
-        sequences: real sequences seen by all processes.
-        tokens: real tokens seen by all processes.
-    """
-
-    update: int = 0
-    packs: int = 0
-    sequences: int = 0
-    tokens: int = 0
 
 
 class Evaluation(Protocol):
-    """What an evaluation found, whatever is trained."""
+    """The result of an evaluation, whatever is trained."""
 
     @property
     def accuracy(self) -> float:
@@ -72,7 +52,7 @@ class Evaluation(Protocol):
         """For people."""
 
 
-class Evaluator(Protocol):
+class _Evaluator(Protocol):
     """Evaluates the model of a run; every process calls it at the same time."""
 
     def run(self) -> Evaluation:
@@ -83,21 +63,9 @@ class Evaluator(Protocol):
 class TrainingRun:
     """All that a run works with.
 
-    Attributes:
-        plan: the settings, and how an update is put together.
-        model: the model.
-        optimizer: over the model's variables.
-        communicator: the processes that train together.
-        objective: what is minimised.
-        batches: opens the training data; without end, or with as many batches as there are updates.
-        evaluator: of the held-out data, or None.
-        denominators: what the losses are divided by.
-        evaluated: told of each update that was evaluated and what was found, in every process.
-        folder: where checkpoints, metrics and TensorBoard go.
-        kept_settings: what every checkpoint keeps of the settings.
-        reporter: where progress goes.
-        events: who else is told, or nobody.
-        saved: called with each checkpoint that was written.
+    `batches` opens the training data, without end or with as many batches as there are updates. Every checkpoint holds
+    `stored_settings`. `evaluated` is called, in every process, with each update that was evaluated and its figures; `events`
+    is for MLPerf's log.
     """
 
     plan: RunPlan
@@ -106,12 +74,11 @@ class TrainingRun:
     communicator: Communicator
     objective: Objective
     batches: Callable[[TrainingOrder], Iterator[Batch]]
-    evaluator: Evaluator | None
+    evaluator: _Evaluator | None
     folder: Path
-    kept_settings: Mapping[str, Any]
+    stored_settings: Mapping[str, Any]
     reporter: Reporter
     events: RunEvents = field(default_factory=RunEvents)
-    saved: Callable[[Path], None] = lambda path: None
     denominators: LossDenominators = GLOBAL
     evaluated: Callable[[int, Evaluation], None] | None = None
 
@@ -162,16 +129,10 @@ class TrainingLoop:
         self._evaluation: Evaluation | None = None
 
     def run(self) -> Outcome:
-        """Train to the end.
-
-        Raises:
-            InputError: a record is damaged or does not fit the model.
-            FailedError: a loss is not finite, or a file cannot be written.
-            StoppedError: a signal asked for it; a checkpoint has been saved.
-        """
+        """Train to the end."""
         run = self._run
         with ExitStack() as stack:
-            stop = stack.enter_context(StopRequest())
+            stop = stack.enter_context(stop_requests())
             if run.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
                 if self._settings.metrics_port is not None:
@@ -186,7 +147,7 @@ class TrainingLoop:
         return Outcome(self._progress, self._report, self._evaluation, self._reached_target)
 
     def _owes_evaluation(self) -> bool:
-        """Whether the run that is taken up was stopped, or killed, between an update and its evaluation."""
+        """Whether the run that is resumed was stopped, or killed, between an update and its evaluation."""
         update, settings = self._progress.update, self._settings
         if self._metrics is None or update == 0:
             return False
@@ -277,7 +238,7 @@ class TrainingLoop:
             seconds_left = (self._settings.updates - update) * report.seconds_per_update
             run.reporter.say(progress_line(update, self._settings.updates, report.figures, values, seconds_left))
 
-    def _evaluate(self, evaluator: Evaluator) -> None:
+    def _evaluate(self, evaluator: _Evaluator) -> None:
         events, sequences = self._run.events, self._progress.sequences
         events.evaluation_begins(sequences)
         self._evaluation = evaluator.run()
@@ -311,7 +272,37 @@ class TrainingLoop:
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,
             },
-            settings=run.kept_settings,
+            settings=run.stored_settings,
         )
-        run.saved(write_checkpoint(run.checkpoints, checkpoint))
+        # The lines about a run go before the checkpoint that they lead to: a run that is resumed lacks none before it.
+        publish(run.folder)
+        write_checkpoint(run.checkpoints, checkpoint)
         remove_old_checkpoints(run.checkpoints, self._settings.keep_checkpoints)
+
+
+# --- Stopping on request: SIGTERM (what Kubernetes sends before it removes a pod) and Ctrl-C end a run after the present
+# update. The first signal sets a flag that the loop looks at between updates; a second Ctrl-C interrupts at once.
+
+# SIGUSR1 is what mpirun hands on to its ranks when it is asked to stop (`runners/stop_ranks.py`).
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+@dataclass
+class _StopRequest:
+    """Whether one of these signals has come."""
+
+    requested: bool = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@contextmanager
+def stop_requests() -> Iterator[_StopRequest]:
+    """While this context lasts, the signals set a flag; outside the main thread Python allows no handlers, and none does."""
+    stop = _StopRequest()
+    with handled_signals(_SIGNALS, stop.handle):
+        yield stop

@@ -21,16 +21,56 @@ once; `compiled` (XLA) makes one pass of the chain, and writes where it has read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tensorflow as tf
 
-from gaudi_bert.config import TrainingSettings
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.operations import kernel
 
-__all__ = ["Optimizer", "UpdateScalars", "clip_factor", "is_decayed"]
+# --- The learning rate: linear warm-up, then polynomial decay to zero
+#
+# Updates are counted from 1. With W warm-up updates, N updates, peak rate r and power p,
+#
+#     rate(t) = r * t / W                                  for t <= W
+#     rate(t) = r * (1 - (t - W) / (N - W + 1)) ** p       for t > W, `decay_from: warmup`
+#     rate(t) = r * (1 - (t - 1) / N) ** p                 for t > W, `decay_from: start`
+#
+# so no update has a rate of zero, and zero would be reached at update N + 1. `warmup` reaches the peak at update W and goes
+# down from there without a step. `start` decays as if there had been no warm-up, so the rate falls at the end of the
+# warm-up: with 2,000 of 7,038 updates and p = 0.5 from r to 0.846 r.
+#
+# Who has which: google-research/bert (`optimization.py`, p = 1) decays from the start, for its only optimizer, Adam.
+# NVIDIA's and Habana's reference models raise Adam's curve until the pieces join (`warmup`), and leave that of LAMB
+# (p = 0.5) as it is (`start`); MLPerf's recipe has no warm-up and p = 1. All of them count updates from 0, so that their
+# warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
 
-NOT_DECAYED = ("layernorm", "layer_norm", "bias")
+_DecayFrom = Literal["warmup", "start"]
+
+
+def learning_rate_at(
+    update: int,
+    *,
+    peak: float,
+    warmup_updates: int,
+    updates: int,
+    decay_power: float,
+    decay_from: _DecayFrom = "warmup",
+) -> float:
+    """The learning rate of update number `update`, counted from 1.
+
+    Updates after the last one get 0.
+    """
+    if update <= warmup_updates:
+        return peak * update / warmup_updates
+    if decay_from == "start":
+        left = 1.0 - (update - 1) / updates
+    else:
+        left = 1.0 - (update - warmup_updates) / (updates - warmup_updates + 1)
+    return peak * max(left, 0.0) ** decay_power
+
+
+_NOT_DECAYED = ("layernorm", "layer_norm", "bias")
 # Variables of fewer numbers lie in the processor's caches: they are not worth a compilation.
 LEAST_COMPILED = 2**16
 
@@ -43,7 +83,7 @@ class UpdateScalars(NamedTuple):
     second_correction: tf.Tensor
 
 
-class State(NamedTuple):
+class _State(NamedTuple):
     """A variable and its moments, float32 of one shape."""
 
     variable: tf.Variable
@@ -51,7 +91,7 @@ class State(NamedTuple):
     second_moment: tf.Variable
 
 
-class Constants(NamedTuple):
+class _Constants(NamedTuple):
     """The numbers of the rule that stay as they are for a variable."""
 
     beta_1: float
@@ -62,14 +102,13 @@ class Constants(NamedTuple):
 
 def is_decayed(name: str) -> bool:
     """Whether weight decay applies to the variable `name`: not to biases and layer norms."""
-    return not any(part in name.lower() for part in NOT_DECAYED)
+    return not any(part in name.lower() for part in _NOT_DECAYED)
 
 
 def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Tensor, tf.Tensor]:
     """What all gradients are multiplied by so that their joint Euclidean norm is at most `clip_norm` (0: they stay).
 
-    Returns:
-        The factor and the norm before, float32 scalars; the norm is not finite when a gradient is not.
+    Also the norm before; both are float32 scalars. The norm is not finite when a gradient is not.
     """
     # Not tf.add_n: it adds into whichever input's memory is free just then, so its order, and its last bit, vary.
     norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(gradient) for gradient in gradients])))
@@ -79,15 +118,8 @@ def clip_factor(gradients: Sequence[tf.Tensor], clip_norm: float) -> tuple[tf.Te
 class Optimizer:
     """AdamW or LAMB over named variables.
 
-    Args:
-        variables: by name.
-        settings: which of the two, and its numbers.
-        compiled: make one pass over memory for each large variable, by XLA (for CPUs).
-
-    Attributes:
-        variables: the variables by name, in the order in which `apply` takes gradients.
-        first_moments: m of each variable, by the variable's name.
-        second_moments: v of each variable, by the variable's name.
+    `compiled` makes one pass over memory for each large variable, by XLA (for CPUs). `apply` takes gradients in the order of
+    `variables`; moments are known by the names of the variables.
     """
 
     def __init__(self, variables: Mapping[str, tf.Variable], settings: TrainingSettings, *, compiled: bool = False) -> None:
@@ -105,36 +137,34 @@ class Optimizer:
     def apply(self, gradients: Sequence[tf.Tensor], scalars: UpdateScalars, factor: tf.Tensor) -> None:
         """Move every variable by its gradient times `factor`; `gradients` in the order of `variables`."""
         for (name, variable), gradient in zip(self.variables.items(), gradients, strict=True):
-            move = _lamb if self.settings.optimizer == "lamb" and self._is_adapted(name) else _adamw
-            state = State(variable, self.first_moments[name], self.second_moments[name])
+            is_adapted = self.settings.layer_adaptation == "all" or is_decayed(name)
+            move = _lamb if self.settings.optimizer == "lamb" and is_adapted else _adamw
+            state = _State(variable, self.first_moments[name], self.second_moments[name])
             is_compiled = self._compiled and variable.shape.num_elements() >= LEAST_COMPILED
             kernel(move, is_compiled)(state, gradient, factor, scalars, self._constants(name))
 
-    def _constants(self, name: str) -> Constants:
+    def _constants(self, name: str) -> _Constants:
         decay = self.settings.weight_decay if is_decayed(name) else 0.0
-        return Constants(self.settings.beta_1, self.settings.beta_2, self.settings.epsilon, decay)
-
-    def _is_adapted(self, name: str) -> bool:
-        return self.settings.layer_adaptation == "all" or is_decayed(name)
+        return _Constants(self.settings.beta_1, self.settings.beta_2, self.settings.epsilon, decay)
 
     @staticmethod
     def _zeros(variable: tf.Variable) -> tf.Variable:
         return tf.Variable(tf.zeros(variable.shape, tf.float32), trainable=False)
 
 
-def _adamw(state: State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: Constants) -> None:
+def _adamw(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
     """Move a variable and its moments by its gradient times `factor`."""
     direction = _direction(state, gradient * factor, scalars, constants)
     state.variable.assign_sub(scalars.learning_rate * direction)
 
 
-def _lamb(state: State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: Constants) -> None:
+def _lamb(state: _State, gradient: tf.Tensor, factor: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> None:
     """The same with the trust ratio."""
     direction = _direction(state, gradient * factor, scalars, constants)
     state.variable.assign_sub(scalars.learning_rate * _trust_ratio(state.variable.value(), direction) * direction)
 
 
-def _direction(state: State, gradient: tf.Tensor, scalars: UpdateScalars, constants: Constants) -> tf.Tensor:
+def _direction(state: _State, gradient: tf.Tensor, scalars: UpdateScalars, constants: _Constants) -> tf.Tensor:
     """Advances the moments, and gives u."""
     first = constants.beta_1 * state.first_moment + (1.0 - constants.beta_1) * gradient
     second = constants.beta_2 * state.second_moment + (1.0 - constants.beta_2) * tf.square(gradient)

@@ -9,7 +9,8 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
       accumulation steps = max(1, round(global_batch_sequences / (b * f * R)))
 
   and updates, warm-up and all else stay as they are. The predecessor rounded to 0 when the factor was large, and trained on
-  nothing; and it never said that rounding had changed the batch. Here a change of more than 2 % is said, with the remedy.
+  nothing; and it never said that rounding had changed the batch. Here a note tells of a change of more than 2 %, with the
+  remedy.
 - `packing_correction: betas` keeps as many packs per update as there would be sequences unpacked, which fills devices
   better. An update then holds f times as many sequences, so the same number of sequences takes 1/f of the updates, of the
   warm-up and of the updates between evaluations, checkpoints and reports; and with beta_1 ** f and beta_2 ** f, one update
@@ -21,37 +22,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gaudi_bert.config import TrainingSettings
+from gaudi_bert.config.sections import TrainingSettings
 
-__all__ = ["FINE_TUNING_KEYS", "RunPlan", "correct_for_packing", "plan_run"]
-
-CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
-# A batch that differs by more than this share from the one asked for is said.
-NOTABLE_CHANGE = 0.02
+_CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_every_updates")
+# A batch that differs by more than this share from the requested one gets a note.
+_NOTABLE_CHANGE = 0.02
 
 
-class BatchKeys(NamedTuple):
+class _BatchKeys(NamedTuple):
     """What people call the settings of a batch: its sequences, and the packs of a micro-batch where these are free."""
 
     sequences: str
     micro_batch: str | None
 
 
-TRAINING_KEYS = BatchKeys("training.global_batch_sequences", "training.micro_batch_packs")
+_TRAINING_KEYS = _BatchKeys("training.global_batch_sequences", "training.micro_batch_packs")
 # Fine-tuning takes the micro-batch that comes nearest already.
-FINE_TUNING_KEYS = BatchKeys("finetune.batch_sequences", None)
+FINE_TUNING_KEYS = _BatchKeys("finetune.batch_sequences", None)
 
 
-def correct_for_packing(settings: TrainingSettings, packing_factor: float) -> TrainingSettings:
-    """The settings to train packed data with; the same ones for `packing_correction: batch`, and for unpacked data.
-
-    Args:
-        settings: as for unpacked data.
-        packing_factor: sequences per pack, at least 1.
-    """
+def _correct_for_packing(settings: TrainingSettings, packing_factor: float) -> TrainingSettings:
+    """The settings to train packed data with; the same ones for `packing_correction: batch`, and for unpacked data."""
     if settings.packing_correction == "batch" or packing_factor == 1.0:
         return settings
-    changed: dict[str, Any] = {name: max(1, round(getattr(settings, name) / packing_factor)) for name in CADENCES}
+    changed: dict[str, Any] = {name: max(1, round(getattr(settings, name) / packing_factor)) for name in _CADENCES}
     if settings.warmup_updates:
         changed["warmup_updates"] = max(1, round(settings.warmup_updates / packing_factor))
     changed["global_batch_sequences"] = round(settings.global_batch_sequences * packing_factor)
@@ -63,25 +57,19 @@ def correct_for_packing(settings: TrainingSettings, packing_factor: float) -> Tr
 class RunPlan:
     """A run before it starts.
 
-    Attributes:
-        asked: the settings as they were given.
-        settings: what packing makes of them: train with these.
-        packing_factor: sequences per pack, on average over the data.
-        processes: that train together.
-        processes_per_worker: of them in one worker, one per card.
-        slots_per_pack: the length of a pack.
-        packs: of the data; None where nothing says it.
-        keys: names of the settings, for notes.
+    `requested` are the settings as they were given, `settings` what packing makes of them: train with these. The packing
+    factor is a mean over the data; there is one process per card, `processes_per_worker` of them in each worker. `packs` is
+    None where nothing says how many there are; `keys` are the names of the settings, for notes.
     """
 
-    asked: TrainingSettings
+    requested: TrainingSettings
     settings: TrainingSettings
     packing_factor: float
     processes: int
     processes_per_worker: int
     slots_per_pack: int
     packs: int | None
-    keys: BatchKeys = TRAINING_KEYS
+    keys: _BatchKeys = _TRAINING_KEYS
 
     @property
     def accumulation_steps(self) -> int:
@@ -105,7 +93,7 @@ class RunPlan:
 
     @property
     def change(self) -> float:
-        """How far the real batch is from the one asked for: 0.05 is 5 % more."""
+        """How far the real batch is from the requested one: 0.05 is 5 % more."""
         return self.sequences_per_update / self.settings.global_batch_sequences - 1.0
 
     @property
@@ -115,15 +103,16 @@ class RunPlan:
 
     def short_lines(self) -> list[str]:
         """What every run says of itself."""
-        settings, asked = self.settings, self.asked
+        settings, requested = self.settings, self.requested
         packs = self.packs_per_update * settings.updates
         epochs = f" ({packs / self.packs:,.1f} times the data)" if self.packs else ""
         lines = self.batch_lines()
-        if settings != asked:
+        if settings != requested:
             lines.append(
-                f"packing_correction betas: beta_1 {asked.beta_1:g} -> {settings.beta_1:.6g}, "
-                f"beta_2 {asked.beta_2:g} -> {settings.beta_2:.6g}, updates {asked.updates:,} -> {settings.updates:,}, "
-                f"of them warm-up {asked.warmup_updates:,} -> {settings.warmup_updates:,}"
+                f"packing_correction betas: beta_1 {requested.beta_1:g} -> {settings.beta_1:.6g}, "
+                f"beta_2 {requested.beta_2:g} -> {settings.beta_2:.6g}, "
+                f"updates {requested.updates:,} -> {settings.updates:,}, "
+                f"of them warm-up {requested.warmup_updates:,} -> {settings.warmup_updates:,}"
             )
         lines.append(
             f"{settings.updates:,} updates are about {packs * self.packing_factor:,.0f} sequences{epochs}; "
@@ -132,7 +121,7 @@ class RunPlan:
         return lines
 
     def batch_lines(self) -> list[str]:
-        """How an update is put together, and what is not as it was asked for."""
+        """How an update is put together, and where that differs from the settings."""
         settings = self.settings
         text = (
             f"an update is {self.sequences_per_update:,.1f} sequences on average: {self.accumulation_steps} x "
@@ -142,15 +131,15 @@ class RunPlan:
             each = self.sequences_per_update / self.processes
             text += f" x {self.processes} processes ({each:,.1f} sequences per process)"
         lines = [text]
-        if abs(self.change) > NOTABLE_CHANGE:
+        if abs(self.change) > _NOTABLE_CHANGE:
             more, nearest = "more" if self.change > 0 else "fewer", self.nearest_micro_batch()
             remedy = ""
             if self.keys.micro_batch is None:
                 remedy = "; packs are whole, and every process takes as many"
             elif nearest != settings.micro_batch_packs:
                 remedy = f"; {self.keys.micro_batch} = {nearest} comes nearest to it"
-            asked = f"{self.keys.sequences} = {settings.global_batch_sequences:,}"
-            lines.append(f"note: that is {abs(self.change):.1%} {more} than {asked}{remedy}")
+            setting = f"{self.keys.sequences} = {settings.global_batch_sequences:,}"
+            lines.append(f"note: that is {abs(self.change):.1%} {more} than {setting}{remedy}")
         if self.packs is not None and self.packs_per_update > self.packs:
             lines.append(self._repetition_line(self.packs))
         return lines
@@ -174,12 +163,12 @@ class RunPlan:
         )
 
     def nearest_micro_batch(self) -> int:
-        """The number of packs up to twice the present one whose update is nearest to what was asked for."""
-        present, asked = self.settings.micro_batch_packs, self.settings.global_batch_sequences
+        """The number of packs up to twice the present one whose update is nearest to the requested one."""
+        present, requested = self.settings.micro_batch_packs, self.settings.global_batch_sequences
 
         def distance(packs: int) -> tuple[float, int]:
             real = self._steps_with(packs) * packs * self.packing_factor * self.processes
-            return round(abs(real / asked - 1.0), 3), abs(packs - present)
+            return round(abs(real / requested - 1.0), 3), abs(packs - present)
 
         return min(range(1, 2 * present + 1), key=distance)
 
@@ -208,7 +197,7 @@ class RunPlan:
         """The same for machines."""
         settings = self.settings
         names = (
-            *CADENCES,
+            *_CADENCES,
             "warmup_updates",
             "learning_rate",
             "beta_1",
@@ -252,18 +241,8 @@ def plan_run(
     processes_per_worker: int,
     slots_per_pack: int,
     packs: int | None,
-    keys: BatchKeys = TRAINING_KEYS,
+    keys: _BatchKeys = _TRAINING_KEYS,
 ) -> RunPlan:
-    """Plan a run.
-
-    Args:
-        settings: of training, as for unpacked data.
-        packing_factor: sequences per pack, at least 1.
-        processes: that train together.
-        processes_per_worker: of them in one worker.
-        slots_per_pack: the length of a pack.
-        packs: of the data; None where nothing says it.
-        keys: names of the settings, for notes.
-    """
-    corrected = correct_for_packing(settings, packing_factor)
+    """Plan a run; arguments as the attributes of `RunPlan`, `settings` as for unpacked data."""
+    corrected = _correct_for_packing(settings, packing_factor)
     return RunPlan(settings, corrected, packing_factor, processes, processes_per_worker, slots_per_pack, packs, keys)

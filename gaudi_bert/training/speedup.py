@@ -6,7 +6,7 @@ With s_packed and s_unpacked seconds per micro-batch, and f sequences per pack,
     realized speed-up = f * s_unpacked / s_packed
 
 which falls short of f by what block masks, gathered positions and the larger heads cost (Krell et al. 2021, table 2). Times
-are the medians of alternating passes; no variable is changed. It takes two more graphs, so it has to be asked for.
+are the medians of alternating passes; no variable is changed. It takes two more graphs, so it has to be requested.
 """
 
 from __future__ import annotations
@@ -23,19 +23,14 @@ from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.objective import Loss
 
-__all__ = ["Speedup", "measure_speedup"]
-
-PASSES = 5
+_PASSES = 5
 
 
 @dataclass(frozen=True)
-class Speedup:
+class _Speedup:
     """What was measured.
 
-    Attributes:
-        packing_factor: sequences per pack over the whole data.
-        packed_seconds: of a micro-batch of packs.
-        unpacked_seconds: of as many rows of one sequence.
+    Seconds are those of a micro-batch of packs, and of as many rows of one sequence.
     """
 
     packing_factor: float
@@ -58,24 +53,16 @@ class Speedup:
 
 def measure_speedup(
     model: BertForPretraining, loss: Loss, batch: Batch, max_predictions: int, packing_factor: float
-) -> Speedup:
-    """Time both kinds of passes.
-
-    Args:
-        model: it is only read.
-        loss: per token or per sequence.
-        batch: a micro-batch of packs.
-        max_predictions: masked slots of a row of one sequence.
-        packing_factor: sequences per pack over the whole data.
-    """
+) -> _Speedup:
+    """Time both kinds of passes."""
     rows, length = batch["input_ids"].shape
     singles = [[placed.sequence] for placed in split_packs(batch)][:rows]
     batches = (batch, join_sequences(singles, length, max_predictions, 1))
     inputs = [{name: tf.constant(values) for name, values in each.items()} for each in batches]
     passes = [_pass(model, loss) for _ in inputs]
-    seconds = np.array([[_time(run, each) for run, each in zip(passes, inputs, strict=True)] for _ in range(PASSES + 1)])
+    seconds = np.array([[_time(run, each) for run, each in zip(passes, inputs, strict=True)] for _ in range(_PASSES + 1)])
     packed, unpacked = np.median(seconds[1:], axis=0)  # the first pass builds the graph
-    return Speedup(packing_factor, float(packed), float(unpacked))
+    return _Speedup(packing_factor, float(packed), float(unpacked))
 
 
 def _pass(model: BertForPretraining, loss: Loss) -> tf.types.experimental.PolymorphicFunction:

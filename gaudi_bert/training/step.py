@@ -1,6 +1,6 @@
-"""One update: micro-batches forward and backward, sums over processes, clipping, the optimiser.
+"""One update: micro-batches forward and backward, sums over processes, clipping, the optimizer.
 
-What the losses of a micro-batch are divided by depends on the data alone (`loss_denominators.py`), so it is settled first,
+What the losses of a micro-batch are divided by depends on the data alone (`objective.py`), so it is settled first,
 on the host, and gradients simply add up, over micro-batches and over processes. They are reduced once per update, and
 clipped once, after they are complete.
 
@@ -19,16 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import BatchArrays, Int32Array
-from gaudi_bert.common.permutation import random_words
-from gaudi_bert.config import TrainingSettings
+from gaudi_bert.common.arrays import BatchArrays, Int32Array, random_words
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.loss_denominators import GLOBAL, LossDenominators
-from gaudi_bert.training.objective import Objective, PretrainingObjective
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, PretrainingObjective
 from gaudi_bert.training.optimizers import Optimizer, UpdateScalars, clip_factor
-
-__all__ = ["SUMS_NAME", "TrainingStep", "dropout_seed"]
 
 # The operation of a graph in which its forward pass ends: the sums of the objective.
 SUMS_NAME = "loss_sums"
@@ -40,16 +36,11 @@ def dropout_seed(seed: int, update: int, micro_batch: int, rank: int) -> Int32Ar
 
 
 class TrainingStep:
-    """Runs updates of one model with one optimiser.
+    """Runs updates of one model with one optimizer.
 
-    Args:
-        model: the model; its variables are changed.
-        optimizer: over the model's variables.
-        communicator: the processes that train together.
-        settings: `loss`, `clip_norm` and `seed` (of dropout) are used.
-        accumulation_steps: micro-batches of one update on this process.
-        denominators: what the losses are divided by.
-        objective: what is minimised; None for the losses of pretraining.
+    Each update has `accumulation_steps` micro-batches on this process, whose losses are divided by `denominators`;
+    `settings` gives `loss`, `clip_norm` and the seed of dropout. Without an objective, the losses of pretraining are
+    minimised.
     """
 
     def __init__(
@@ -82,14 +73,8 @@ class TrainingStep:
     def run(self, micro_batches: Sequence[BatchArrays], update: int, learning_rate: float) -> tf.Tensor:
         """Do update number `update` (from 1).
 
-        Args:
-            micro_batches: as many as `accumulation_steps`.
-            update: its number.
-            learning_rate: its learning rate.
-
-        Returns:
-            float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over
-            all processes before clipping.
+        float32 [K + 1]: the sums of the objective over this process's micro-batches, and the gradient's norm over all
+        processes before clipping.
         """
         if len(micro_batches) != self._accumulation_steps:
             raise ValueError(f"{len(micro_batches)} micro-batches given, {self._accumulation_steps} make an update")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, settings_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, settings_path
 from gaudi_bert.common.errors import InputError
 
 OLD = Signature("plan", {"depth": 3, "seed": 1}, {"histogram": "abc"})
@@ -26,7 +27,7 @@ def test_other_settings_are_refused_by_name_until_told_to_overwrite(tmp_path: Pa
     plan = tmp_path / "plan.json"
     begin_artefact(plan, plan, OLD)
     plan.write_text("{}")
-    with pytest.raises(InputError, match=r"settings\.depth: 3 there, 4 asked for.*--overwrite"):
+    with pytest.raises(InputError, match=r"settings\.depth: 3 there, 4 requested.*--overwrite"):
         begin_artefact(plan, plan, NEW)
     assert plan.exists()
     assert not begin_artefact(plan, plan, NEW, overwrite=True)
@@ -56,13 +57,19 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "wanted", "said"),
+    ("stored", "requested", "message"),
     [
-        ({"a": 1}, {"a": 1}, None),
-        ({"a": 1}, {"a": 1, "b": 2}, "b: absent there, 2 asked for"),
-        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1]: 2 there, 3 asked for"),
-        ({"a": [1]}, {"a": [1, 2]}, "a: [1] there, [1, 2] asked for"),
+        ({"a": 1}, {"a": 1, "b": 2}, "b: absent there, 2 requested"),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1]: 2 there, 3 requested"),
+        ({"a": [1]}, {"a": [1, 2]}, "a: [1] there, [1, 2] requested"),
     ],
 )
-def test_the_first_difference_is_named(made: object, wanted: object, said: str | None) -> None:
-    assert first_difference(made, wanted) == said
+def test_the_first_difference_is_named(
+    tmp_path: Path, stored: dict[str, object], requested: dict[str, object], message: str
+) -> None:
+    final = tmp_path / "made" / "last"
+    begin_artefact(final.parent, final, Signature("stage", stored, {}))
+    final.write_text("x")
+    assert begin_artefact(final.parent, final, Signature("stage", stored, {}))
+    with pytest.raises(InputError, match=re.escape(f"made with another settings.{message};")):
+        begin_artefact(final.parent, final, Signature("stage", requested, {}))

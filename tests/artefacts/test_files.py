@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.histogram import read_histogram, write_histogram
-from gaudi_bert.artefacts.manifest import read_manifest, write_manifest
-from gaudi_bert.artefacts.metadata import read_own_metadata, write_metadata
-from gaudi_bert.artefacts.names import manifest_path
-from gaudi_bert.artefacts.plan import read_plan, read_writable_plan, write_plan
-from gaudi_bert.artefacts.training import read_evaluation, read_training, write_evaluation, write_training
-from gaudi_bert.artefacts.verification import read_verification, write_verification
+from gaudi_bert.artefacts.histogram import HistogramFile
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, Verification, manifest_path
+from gaudi_bert.artefacts.plan import Plan, WritablePlan
+from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.verify import verify
@@ -38,11 +35,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase, tmp_path: Path) -> None:
     histogram = case.plan.with_name("histogram.json")
-    write_histogram(tmp_path / "histogram.json", read_histogram(histogram))
-    write_plan(tmp_path / "plan.json", read_plan(case.plan))
-    write_manifest(tmp_path, read_manifest(case.packed, 1))
-    write_metadata(tmp_path, read_own_metadata(case.packed))
-    write_verification(tmp_path / "verification.json", read_verification(case.packed / "verification.json"))
+    HistogramFile.read(histogram).write(tmp_path / "histogram.json")
+    Plan.read(case.plan).write(tmp_path / "plan.json")
+    GroupManifest.read(manifest_path(case.packed, 1)).write(manifest_path(tmp_path, 1))
+    Metadata.read(case.packed).write(tmp_path)
+    Verification.read(case.packed / "verification.json").write(tmp_path / "verification.json")
     pairs = {
         histogram: tmp_path / "histogram.json",
         case.plan: tmp_path / "plan.json",
@@ -55,8 +52,8 @@ def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase,
 
 
 def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:
-    plan = read_writable_plan(case.plan)
-    assert plan.sha256 == read_plan(case.plan).sha256 == read_manifest(case.packed, 0).plan_sha256
+    plan = WritablePlan.read(case.plan)
+    assert plan.sha256 == Plan.read(case.plan).sha256 == GroupManifest.read(manifest_path(case.packed, 0)).plan_sha256
     assert sum(plan.mixture.values()) == plan.totals.packs
 
 
@@ -73,13 +70,13 @@ def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> 
         "evaluation": EVALUATION,
     }
     evaluation = {"update": 3, "loss_per": "token", **EVALUATION, "unpacked": EVALUATION, "largest_difference": 1e-7}
-    for name, value, read, write in (
-        ("training.json", training, read_training, write_training),
-        ("evaluation.json", evaluation, read_evaluation, write_evaluation),
+    for name, value, model in (
+        ("training.json", training, TrainingResult),
+        ("evaluation.json", evaluation, EvaluationResult),
     ):
         text = json.dumps(value, indent=1) + "\n"
         (tmp_path / name).write_text(text)
-        write(tmp_path / name, read(tmp_path / name))  # type: ignore[arg-type]
+        model.read(tmp_path / name).write(tmp_path / name)
         assert (tmp_path / name).read_text() == text
 
 
@@ -101,6 +98,6 @@ def test_results_of_training_leave_out_what_was_not_measured(tmp_path: Path) -> 
 def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(InputError, match=reason) as caught:
-        read_verification(tmp_path / "a.json")
+        Verification.read(tmp_path / "a.json")
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
     assert "\n" not in str(caught.value)

@@ -37,20 +37,20 @@ def write_tokenizer(folder: Path, lower_case: bool = True) -> Path:
     return folder
 
 
-def write_bert(folder: Path, seed: int = 1) -> Path:
+def write_bert(folder: Path, seed: int = 1, layers: int = 2) -> Path:
     """The folder, with the tokenizer and a model whose weights are noise of a size that makes outputs differ."""
     from safetensors.numpy import save_file
 
-    from gaudi_bert.model.config import BertConfig
+    from gaudi_bert.model.config import BertConfig, parameter_specs
     from gaudi_bert.model.huggingface import to_hugging_face
-    from gaudi_bert.model.parameters import parameter_specs
 
     write_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    config = {**CONFIG, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     random = np.random.default_rng(seed)
     values = {
         name: (spec.start == "ones") + random.normal(0, 0.2, spec.shape).astype(np.float32)
-        for name, spec in parameter_specs(BertConfig.from_json(CONFIG)).items()
+        for name, spec in parameter_specs(BertConfig.from_json(config)).items()
         if name.startswith("bert/")
     }
     named = {name.removeprefix("bert."): value for name, value in to_hugging_face(values).items()}

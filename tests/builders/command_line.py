@@ -11,8 +11,6 @@ from pathlib import Path
 
 from gaudi_bert.cli import main
 
-__all__ = ["Done", "run_command"]
-
 
 @dataclass(frozen=True)
 class Done:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["LONG", "tries"]
-
 LONG = os.environ.get("GAUDI_BERT_LONG_TESTS") == "1"
 
 

@@ -19,6 +19,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 Json = dict[str, Any]
+# Runs stages of the demo, with some settings, on a fake server.
+Run = Callable[..., Json]
 
 PLURALS = {
     "jobs": "Job",
@@ -168,6 +170,7 @@ class FakeApiServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or the body of each answer waits 40 ms for its head to be acknowledged
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -9,17 +9,6 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import IntArray
 
-__all__ = [
-    "HARD",
-    "bimodal",
-    "hard_histogram",
-    "lognormal",
-    "perfect_triplets",
-    "rounded_up_is_not_enough",
-    "scattered",
-    "uniform",
-]
-
 
 def perfect_triplets(max_length: int, sequences: int, seed: int = 0) -> IntArray:
     """`sequences` (a multiple of 3) different lengths that fill a third as many packs without a gap: int64 [L].

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PACKAGE", "Import", "circles", "file_imports", "own_imports", "syntax_trees"]
-
 PACKAGE = Path(__file__).resolve().parents[2] / "gaudi_bert"
 
 

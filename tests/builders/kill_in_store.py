@@ -4,7 +4,8 @@
 
 Each attempt is a fork of this process, so that the kernels are loaded and its life is the stage alone. After each kill of
 `write`, whatever a reader would take for whole must be: the shards of every group with a manifest, and everything where
-there is metadata.json. When the stages are done, the bucket holds the bytes of a run on a disk.
+there is metadata.json. The other stages are killed once each, or never where KILLS is 1. When the stages are done, the
+bucket holds the bytes of a run on a disk.
 """
 
 from __future__ import annotations
@@ -12,10 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,9 +21,11 @@ import s3fs  # noqa: F401 - loaded here once, not by every fork
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
-from gaudi_bert.runners.local import LocalRun, run_stages
+from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.runners.local import run_stages
+from gaudi_bert.runners.stage_calls import LocalRun
 from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.kills import content, finish, killed_after
 from tests.builders.s3_server import ENVIRONMENT, contents, quick, s3_server, upload
 
 QUIET = Reporter(quiet=True)
@@ -76,37 +76,13 @@ def write_text_files(folder: Path) -> None:
         (folder / f"text-{number}.txt").write_text("\n\n".join(documents))
 
 
-def start(action: Callable[[], None]) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            action()
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-                sys.stderr.flush()
-            os._exit(code)
-    return child
-
-
-def in_child(action: Callable[[], None]) -> float:
-    """Run `action` to its end in a process of its own; how long that took."""
-    started = time.monotonic()
-    _, status = os.waitpid(start(action), 0)
-    if status:
-        raise SystemExit(f"an attempt that nobody killed ended with {status}")
-    return time.monotonic() - started
-
-
 def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
     """What a reader would take for whole is as it should be."""
     objects = Objects(quick(endpoint))
     found = contents(url, objects)
-    for name, content in found.items():
+    for name, data in found.items():
         if name.startswith("group-"):
-            for shard in json.loads(content)["shards"]:
+            for shard in json.loads(data)["shards"]:
                 assert found[shard["name"]] == wanted[shard["name"]], f"{shard['name']}: not whole, and {name} is there"
     if "metadata.json" in found:
         assert {name: found[name] for name in wanted if name.startswith(("packed-", "group-", "metadata"))} == {
@@ -115,8 +91,8 @@ def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
 
 
 def comparable(found: dict[str, bytes]) -> dict[str, bytes]:
-    kept = {name: content for name, content in found.items() if not any(part in name for part in OF_THE_RUN)}
-    return {name: content for name, content in kept.items() if not any(part.startswith(".") for part in name.split("/"))}
+    kept = {name: data for name, data in found.items() if not any(part in name for part in OF_THE_RUN)}
+    return {name: data for name, data in kept.items() if not any(part.startswith(".") for part in name.split("/"))}
 
 
 def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
@@ -126,14 +102,14 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
     local = LocalRun(pipeline(str(folder / "text"), {}), folder / "disk", folder, QUIET, workers=1)
     data = [stage for stage in stages if stage not in ("train", "evaluate", "report")]
     run_stages(local, data)  # loads the kernels, and starts no thread
-    in_child(lambda: run_stages(local, stages))
+    finish(lambda: run_stages(local, stages))
     root = folder / "disk" / "small"
-    wanted = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    wanted = content(root)
     packed = {name.removeprefix("packed/train/"): wanted[name] for name in wanted if name.startswith("packed/train/")}
     killed = 0
     with s3_server() as server, faulty_proxy(server.port, seed) as proxy:
-        in_child(lambda: server.make_bucket("bucket"))
-        in_child(lambda: upload(folder / "text", "s3://bucket/text", Objects(quick(server.endpoint))))
+        finish(lambda: server.make_bucket("bucket"))
+        finish(lambda: upload(folder / "text", "s3://bucket/text", Objects(quick(server.endpoint))))
         proxy.share = FAULTY_SHARE
         store = {**quick(proxy.endpoint, cache_bytes=2_000_000).model_dump(), "scratch": str(folder / "scratch")}
         settings = pipeline("s3://bucket/text", store)
@@ -142,22 +118,16 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
             run = LocalRun(settings, Path(f"s3://bucket/{work}"), folder, QUIET, workers=2)
             return lambda: run_stages(run, [stage]) and None
 
-        durations = {stage: in_child(attempt("timed", stage)) for stage in stages}
-        print(
-            "seconds of each stage:", ", ".join(f"{stage} {took:.1f}" for stage, took in durations.items()), file=sys.stderr
-        )
+        durations = {stage: finish(attempt("timed", stage)) for stage in stages}
         for stage in stages:
-            goal = killed + (kills if stage == "write" else 1)
+            goal = killed + (kills if stage == "write" else int(kills > 1))
             for _ in range(ENOUGH * kills):
                 if killed == goal:
                     break
-                child = start(attempt("killed", stage))
-                time.sleep(rng.uniform(0, durations[stage]))
-                os.kill(child, signal.SIGKILL)
-                killed += os.waitpid(child, 0)[1] == signal.SIGKILL
+                killed += killed_after(attempt("killed", stage), rng.uniform(0, durations[stage]))
                 if stage == "write":
-                    in_child(lambda: check_readable("s3://bucket/killed/small/packed/train", server.endpoint, packed))
-            in_child(attempt("killed", stage))
+                    finish(lambda: check_readable("s3://bucket/killed/small/packed/train", server.endpoint, packed))
+            finish(attempt("killed", stage))
 
         def compare() -> None:
             made = contents("s3://bucket/killed/small", Objects(quick(server.endpoint)))
@@ -165,7 +135,7 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
                 name for name in {*comparable(made), *comparable(wanted)} if made.get(name) != wanted.get(name)
             )
 
-        in_child(compare)
+        finish(compare)
         faults = ", ".join(f"{count} {fault}" for fault, count in sorted(proxy.happened.items()))
     left = list((folder / "scratch").iterdir())
     assert len(left) <= 1, f"scratch of killed processes is left: {left}"

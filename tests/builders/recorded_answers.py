@@ -79,6 +79,27 @@ def preempted(name: str) -> Json:
     return pod(name, "Failed", ended={"exitCode": 143, "reason": "Error"}, conditions=[condition])
 
 
+# What Open MPI 4.1.4 wrote with --tag-output when rank 1 of two ended in an error, and rank 0 noticed.
+MPIRUN_OUTPUT = """\
+[1,0]<stderr>:train: rank 0 begins[1,1]<stderr>:train: rank 1 begins
+[1,0]<stderr>:
+[1,1]<stderr>:error: settings.yaml: depth is 3 there, 4 here; give another --out[1,1]<stderr>:
+--------------------------------------------------------------------------
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+--------------------------------------------------------------------------
+[1,0]<stderr>:error: rank 1 has left; the same command goes on from the last checkpoint
+--------------------------------------------------------------------------
+mpirun detected that one or more processes exited with non-zero status, thus causing
+the job to be terminated. The first process to do so was:
+
+  Process name: [[12153,1],1]
+  Exit code:    2
+--------------------------------------------------------------------------
+"""
+MPIRUN_FOOTER_ONLY = MPIRUN_OUTPUT[MPIRUN_OUTPUT.index("[1,0]<stderr>:error: rank 1") :]
+
+
 ACTIVE = {"active": 1}
 COMPLETE = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
 FAILED_CONDITION = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.config import StoreSettings
+from gaudi_bert.config.places import StoreSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "s3-server" / "bin" / "python"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from gaudi_bert.config import TrainingSettings
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.loss_denominators import LossDenominators
+from gaudi_bert.training.objective import LossDenominators
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.step import TrainingStep
 from tests.builders import training_data as data
@@ -36,7 +34,7 @@ def unpacked(packs: list) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in batch.items()}
 
 
-def make_model() -> BertForPretraining:
+def make_model(dropout: float = 0.0) -> BertForPretraining:
     config = BertConfig(
         vocab_size=data.VOCABULARY,
         hidden_size=12,
@@ -44,8 +42,8 @@ def make_model() -> BertForPretraining:
         num_attention_heads=3,
         intermediate_size=20,
         max_position_embeddings=data.LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
         initializer_range=0.2,
     )
     return BertForPretraining(config, seed=5)
@@ -85,9 +83,3 @@ def run_updates(
 
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(values - other[name]).max()) for name, values in one.items())
-
-
-def shares_of(update: int, processes: int, micro_batches: int) -> Sequence[list]:
-    """The packs of every micro-batch of every process."""
-    packs = packs_of(update)
-    return [packs[rank::processes][part::micro_batches] for rank in range(processes) for part in range(micro_batches)]

@@ -1,6 +1,7 @@
 """What each of two real Horovod processes does for `training/distributed/test_two_processes.py`; started by horovodrun.
 
-usage: python -m tests.builders.two_processes DATA OUT   writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
+usage: python -m tests.builders.two_processes DATA ROWS OUT   trains on DATA, and fine-tunes on ROWS (`two_finetunes.py`);
+writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
 """
 
 from __future__ import annotations
@@ -18,22 +19,34 @@ import tensorflow as tf
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, TrainingSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.stages.training.evaluate import evaluate
 from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.connect import connect
+from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.step import TrainingStep
 from tests.builders import training_updates as work
+from tests.builders import two_finetunes
+from tests.builders.effort import LONG
 
 CASES = {
-    "global-1": {"micro_batches": 1},
     "global-3": {"micro_batches": 3},
-    "lamb": {"micro_batches": 2, "optimizer": "lamb", "loss": "sequence"},
-    "balanced": {"micro_batches": 2, "kind": "balanced"},
+    "balanced": {"micro_batches": 2, "kind": "balanced", "optimizer": "lamb", "loss": "sequence"},
     "local": {"micro_batches": 2, "kind": "local"},
 }
-MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+if LONG:
+    CASES["global-1"] = {"micro_batches": 1}
+    CASES["lamb"] = {"micro_batches": 2, "optimizer": "lamb", "loss": "sequence"}
+    CASES["balanced-token"] = {"micro_batches": 2, "kind": "balanced"}
+MODEL = {
+    "hidden_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 TRAINING = {
     "updates": 12,
     "warmup_updates": 4,
@@ -42,6 +55,7 @@ TRAINING = {
     "save_every_updates": 20,
     "evaluate_every_updates": 20,
     "log_every_updates": 1,
+    "measure_speedup": False,
     "shuffle_packs": 6,
     "stall_seconds": 60,
     "threads": 1,
@@ -82,7 +96,7 @@ def stopped(data: Path, out: Path, rank: int) -> str:
 
 
 def main() -> None:
-    data, out = Path(sys.argv[1]), Path(sys.argv[2])
+    data, rows, out = map(Path, sys.argv[1:])
     # As the stage `train` would set them, before TensorFlow is used.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -106,7 +120,7 @@ def main() -> None:
     facts["stopped"] = stopped(data, out / "stopped", connected.rank)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     trained = train(
-        settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=4),
+        settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=4, global_batch_sequences=8),
         data / "three",
         data / "evaluation",
         out / "trained",
@@ -114,6 +128,7 @@ def main() -> None:
     )
     facts["trained"] = to_json(trained)
     facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=Reporter(quiet=True)))
+    two_finetunes.work(rows, out / "tasks")
     (out / f"rank-{connected.rank}.json").write_text(json.dumps(facts))
 
 

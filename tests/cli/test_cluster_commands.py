@@ -28,9 +28,9 @@ def gaudi_bert(*arguments: str, folder: Path) -> Done:
         (["run", DEMO, "--on", "kubernetes", "--overwrite"], "gaudi-bert k8s delete PIPELINE --data"),
         (
             ["run", DEMO, "--on", "kubernetes", "--shard", "0/2"],
-            "data_workers and resources.data_processes say this",
+            "resources.data_workers and resources.data_processes instead",
         ),
-        (["run", DEMO, "--render", "out", "--set", "prepare.text=mine"], "prepare.text = mine: no such place"),
+        (["run", DEMO, "--render", "out", "--set", "prepare.text=mine"], "prepare.text = mine: no such path in a container"),
         (["run", DEMO, "--shard", "0/2"], "--shard: give one stage that can be shared out"),
         (["run", DEMO, "--shard", "0/2", "--stages", "plan"], "--shard: give one stage that can be shared out"),
         (["run", DEMO, "--finish", "--stages", "plan"], "--finish: only `write` is finished"),
@@ -73,14 +73,14 @@ def test_render_writes_what_kubectl_takes(tmp_path: Path) -> None:
     assert again.returncode == 0, "rendering into the same folder again is fine"
 
 
-def test_the_doctor_says_what_to_mend_on_a_machine_without_cards(tmp_path: Path) -> None:
+def test_the_doctor_says_what_to_fix_on_a_machine_without_cards(tmp_path: Path) -> None:
     fine = gaudi_bert("doctor", "--json", folder=tmp_path)
     assert fine.returncode == 0
     assert json.loads(fine.stdout)["ready"] is True
     wanted = gaudi_bert("doctor", "--json", "--set", "resources.cards=8", folder=tmp_path)
     if json.loads(wanted.stdout)["ready"]:
-        pytest.skip("THIS MACHINE HAS GAUDI CARDS: nothing to mend")
+        pytest.skip("THIS MACHINE HAS GAUDI CARDS: nothing to fix")
     assert wanted.returncode == 1
     findings = {finding["check"]: finding for finding in json.loads(wanted.stdout)["findings"]}
     assert findings["driver"]["verdict"] == "mend"
-    assert "checks need mending" in wanted.stderr
+    assert "checks failed; the first remedy: " in wanted.stderr

@@ -1,33 +1,24 @@
-"""The command as a user meets it: help at once, exit codes, one line an error."""
+"""The command as a user meets it: help at once, exit codes, one line per error."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert import __version__
 from tests.builders.command_line import run_command
+from tests.builders.packing_case import PackingCase, make_case
 
 COMMANDS = (
-    "prepare",
-    "histogram",
-    "plan",
-    "write",
-    "pack",
-    "verify",
-    "estimate",
-    "compare",
-    "inspect",
-    "import",
-    "train",
-    "evaluate",
-    "verify-model",
-    "export",
-    "run",
-    "report",
+    *("prepare", "histogram", "plan", "write", "pack", "verify", "estimate", "compare", "inspect", "import"),
+    *("train", "evaluate", "verify-model", "export", "run", "report"),
 )
 
 
@@ -107,3 +98,144 @@ def test_dry_run_prints_all_settings_and_does_nothing(tmp_path: Path, repository
     assert done.returncode == 0
     assert "depth: 7" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_what_one_process_does_is_refused_under_a_launcher(tmp_path: Path, repository: Path) -> None:
+    launched = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    demo = ("run", repository / "pipelines/demo.yaml")
+    done = run_command(*demo, folder=tmp_path, environment=launched)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: mpirun started 2 processes, but one process does prepare, histogram, plan, write, "
+    )
+    assert len(done.stderr.splitlines()) == 1
+    assert "leave out mpirun" in run_command(*demo, "--on", "docker", folder=tmp_path, environment=launched).stderr
+    shared = run_command(*demo, "--stages", "histogram", "--shard", "1/2", folder=tmp_path, environment=launched)
+    assert "run the stage `prepare` first" in shared.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_alone_prints_what_all_did(rank: int, tmp_path: Path, repository: Path) -> None:
+    launched = {**os.environ, "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": "2"}
+    demo = ("run", repository / "pipelines/demo.yaml", "--stages", "train", "--dry-run")
+    done = run_command(*demo, folder=tmp_path, environment=launched)
+    assert (done.returncode, bool(done.stdout)) == (0, rank == 0)
+
+
+# --- how a command ends when it is stopped, when its output has no room, or when a path cannot be
+
+COMMAND = [sys.executable, "-m", "gaudi_bert"]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("endings"), files=3)
+
+
+def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    """Start a command that hears SIGINT, even where the tests themselves run in the background of a shell."""
+    command = [sys.executable, "-c", HEARING, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from gaudi_bert.cli import main; main()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_both_signals_end_a_command_with_75_and_the_same_command_goes_on(
+    case: PackingCase, tmp_path: Path, number: int
+) -> None:
+    records = tmp_path / "records"
+    records.mkdir()
+    for copy in range(1500):
+        os.link(case.records / "part-0", records / f"part-{copy}")
+    process = start(tmp_path, "histogram", records, "--out", "histogram.json", "--workers", "2")
+    while not (tmp_path / "histogram.settings.json").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.stderr is not None
+    assert process.stderr.read() == "error: stopped; the same command goes on from what is finished\n"
+    assert process.wait() == 75
+    assert not (tmp_path / "histogram.json").exists()
+    done = run_command("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["files"] == 1500
+
+
+def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "histogram", str(case.records), "--out", "histogram.json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: standard output: No space left on device; send it where there is room\n"
+    assert (tmp_path / "histogram.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["histogram", "{records}", "--out", "."], "'.': has no name of its own"),
+        (["histogram", "{records}", "--out", "/", "--overwrite"], "'/': has no name of its own"),
+        (["histogram", "{records}", "--out", ""], "has no name of its own"),
+        (["plan", "{histogram}", "--out", "."], "has no name of its own"),
+        (["pack", "{records}", "--out", "."], "has no name of its own"),
+        (["pack", "{records}", "--out", "/"], "has no name of its own"),
+        (["histogram", "{records}", "--out", "x" * 256 + ".json"], "File name too long"),
+        (["pack", "{records}", "--out", "x" * 256], "File name too long"),
+        (["histogram", "x" * 256, "--out", "a.json"], "File name too long"),
+        (["plan", "x" * 256, "--out", "a.json"], "File name too long"),
+        (["verify", "{records}", "x" * 256], "File name too long"),
+        (["run", "x" * 256], "File name too long"),
+    ],
+)
+def test_paths_that_cannot_be_are_one_line(case: PackingCase, tmp_path: Path, arguments: list[str], reason: str) -> None:
+    places = {"records": str(case.records), "histogram": str(case.plan.with_name("histogram.json"))}
+    done = run_command(*(argument.format(**places) for argument in arguments), folder=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 500
+
+
+# --- extras that are not installed
+
+
+def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where `module` cannot be imported."""
+    code = f"import sys; sys.modules[{module!r}] = None; from gaudi_bert.cli import main; main(sys.argv[1:])"
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "arguments"),
+    [
+        pytest.param(
+            *("tensorflow", "tensorflow", ["verify-model"]),
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="no extra brings TensorFlow 2.15 to Python 3.12"),
+        ),
+        ("pyarrow", "parquet", ["import", "table.parquet", "--out", "records"]),
+        ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
+        ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
+    ],
+)
+def test_the_extra_is_named(tmp_path, monkeypatch, module: str, extra: str, arguments: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    (tmp_path / "demo.yaml").write_text("name: demo")
+    done = without(module, *arguments)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"pip install 'gaudi-bert[{extra}]'" in line
+
+
+def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:
+    done = without("numpy", "histogram", "records", "--out", "histogram.json")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr

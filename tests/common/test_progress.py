@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds
+from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, measured
 
 
 @pytest.mark.parametrize(("count", "text"), [(7, "7 B"), (1500, "1.5 kB"), (2_300_000, "2.3 MB"), (4e12, "4000.0 GB")])
@@ -36,3 +36,13 @@ def test_quiet_is_quiet() -> None:
     with reporter.task("scan", 10, "bytes") as task:
         task.advance(10)
     assert stream.getvalue() == ""
+
+
+#
+
+
+def test_a_call_is_measured() -> None:
+    found = measured(lambda: bytearray(80_000_017))
+    assert len(found.result) == 80_000_017
+    assert found.seconds > 0
+    assert found.memory_bytes is None or found.memory_bytes > 40_000_000

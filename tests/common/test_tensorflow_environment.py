@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
-from gaudi_bert.common.tensorflow_environment import prepare_tensorflow
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.tensorflow_environment import native_lines_to, prepare_tensorflow
 
 
 def test_onednn_is_used_on_every_processor_and_the_terminal_is_left_alone() -> None:
@@ -49,3 +51,47 @@ def test_it_is_set_before_tensorflow_is_loaded(module: str) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout.split() == ["1"], done.stderr
+
+
+# --- what is written below Python goes to the log, what Python prints to the terminal; afterwards all is as it was.
+
+CODE = """
+import os, sys
+from pathlib import Path
+from gaudi_bert.common.tensorflow_environment import native_lines_to
+from gaudi_bert.common.progress import Reporter
+
+reporter = Reporter()
+reporter.say("before")
+with native_lines_to(Path(sys.argv[1])):
+    os.write(2, b"native\\n")
+    reporter.say("inside")
+    print("error: inside", file=sys.stderr)
+    if len(sys.argv) > 2:
+        raise SystemExit("stopped")
+os.write(2, b"native again\\n")
+reporter.say("after")
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_only_what_is_below_python_goes_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "native.log"
+    log.write_text("of the run before\n", encoding="utf-8")
+    done = run(str(log))
+    assert done.stderr.splitlines() == ["before", "inside", "error: inside", "native again", "after"]
+    assert log.read_text(encoding="utf-8").splitlines() == ["of the run before", "native"]
+
+
+def test_an_error_inside_reaches_the_terminal(tmp_path: Path) -> None:
+    done = run(str(tmp_path / "native.log"), "stop")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["before", "inside", "error: inside", "stopped"]
+
+
+def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no-folder"), native_lines_to(tmp_path / "no-folder" / "native.log"):
+        pass

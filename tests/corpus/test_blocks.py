@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.corpus import blocks as module
-from gaudi_bert.corpus.blocks import choose_evaluation, form_blocks, form_sections, read_blocks, scan_source
-from gaudi_bert.corpus.sources import Source
+from gaudi_bert.corpus import blocks as blocks_module
+from gaudi_bert.corpus.blocks import (
+    Block,
+    Section,
+    choose_evaluation,
+    default_workers,
+    form_blocks,
+    form_sections,
+    ordered_map,
+    read_blocks,
+    scan_source,
+    write_section,
+)
+from gaudi_bert.corpus.documents import Source
+from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
+from gaudi_bert.records.wire.framing import frame, read_records
 from tests.builders.properties import examples
 
 
@@ -33,7 +51,7 @@ def test_who_is_held_out_is_a_matter_of_the_seed() -> None:
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=60), st.integers(1, 23))
 def test_blocks_and_sections_divide_the_documents(documents: list[tuple[int, bool]], parts: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK_CHARACTERS", 150)
+        patch.setattr(blocks_module, "BLOCK_CHARACTERS", 150)
         characters = np.array([size for size, _ in documents], dtype=np.int64)
         chosen = np.array([is_chosen for _, is_chosen in documents], dtype=bool)
         blocks = form_blocks(characters, chosen)
@@ -53,7 +71,7 @@ def test_blocks_and_sections_divide_the_documents(documents: list[tuple[int, boo
 
 
 def test_large_text_is_divided_by_its_size() -> None:
-    blocks = form_blocks(np.full(1000, module.BLOCK_CHARACTERS), np.ones(1000, dtype=bool))
+    blocks = form_blocks(np.full(1000, blocks_module.BLOCK_CHARACTERS), np.ones(1000, dtype=bool))
     sections = form_sections("train", blocks, 16)
     assert len(blocks) == 500
     assert [len(section.blocks) for section in sections] == [125] * 4
@@ -68,7 +86,7 @@ def write_sources(folder: Path) -> list[Source]:
 
 
 def test_blocks_are_read_over_the_borders_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BLOCK_CHARACTERS", 5)
+    monkeypatch.setattr(blocks_module, "BLOCK_CHARACTERS", 5)
     scans = [scan_source(source) for source in write_sources(tmp_path)]
     characters = np.concatenate([scan.document_characters for scan in scans])
     assert characters.tolist() == [2, 2, 2, 2, 4, 2, 2]
@@ -86,3 +104,143 @@ def test_a_source_without_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blank").write_text(" \n\n")
     with pytest.raises(InputError, match="blank: holds no text"):
         scan_source(Source("blank", tmp_path / "blank", 3))
+
+
+#
+
+SECTION = Section("train", 1, (Block(3, 0, 5, 100),), range(4, 7))
+
+
+def block_of(*payloads: bytes) -> BlockExamples:
+    frames = [frame(payload) for payload in payloads]
+    return BlockExamples(
+        b"".join(frames), np.array([len(record) for record in frames], dtype=np.int64), ExampleCounts(sequences=len(frames))
+    )
+
+
+def blocks_of(sizes: tuple[int, ...]) -> list[BlockExamples]:
+    names = [[f"{number}-{place}".encode() * (1 + place % 3) for place in range(size)] for number, size in enumerate(sizes)]
+    return [block_of(*payloads) for payloads in names]
+
+
+def written(folder: Path) -> list[list[bytes]]:
+    return [list(read_records(path)) for path in sorted(folder.iterdir())]
+
+
+@pytest.mark.parametrize("shuffle_bytes", [1, 400, 1 << 20])
+def test_every_example_is_in_one_file_and_files_are_even(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle_bytes: int
+) -> None:
+    monkeypatch.setattr(blocks_module, "SHUFFLE_BYTES", shuffle_bytes)
+    given = blocks_of((7, 0, 13, 1, 11))
+    section = write_section(SECTION, iter(given), tmp_path, 9, seed=5)
+    found = written(tmp_path)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"part-0000{part}-of-00009.tfrecord" for part in (4, 5, 6)]
+    assert [len(records) for records in found] == [11, 11, 10]
+    expected = [
+        payload
+        for number, size in enumerate((7, 0, 13, 1, 11))
+        for payload in (f"{number}-{place}".encode() * (1 + place % 3) for place in range(size))
+    ]
+    assert sorted(payload for records in found for payload in records) == sorted(expected)
+    assert section.counts.sequences == 32
+    assert [(file.name, file.sequences, file.bytes) for file in section.files] == [
+        (path.name, len(records), path.stat().st_size)
+        for path, records in zip(sorted(tmp_path.iterdir()), found, strict=True)
+    ]
+
+
+def test_the_order_is_a_matter_of_seed_split_and_section(tmp_path: Path) -> None:
+    sections = [
+        SECTION,
+        Section("evaluation", 1, SECTION.blocks, SECTION.parts),
+        Section("train", 2, SECTION.blocks, SECTION.parts),
+    ]
+    orders = []
+    for run, (section, seed) in enumerate([(SECTION, 5), (SECTION, 5), (SECTION, 6), (sections[1], 5), (sections[2], 5)]):
+        write_section(section, iter(blocks_of((50,))), tmp_path / str(run), 9, seed)
+        orders.append(written(tmp_path / str(run)))
+    assert orders[0] == orders[1]
+    assert all(orders[0] != other for other in orders[2:])
+    first = [payload for records in orders[0] for payload in records]
+    assert first != sorted(first)
+
+
+def test_fewer_examples_than_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"prepare\.shards = 9: the text of train gives only 2 examples for 3 files"):
+        write_section(SECTION, iter(blocks_of((2,))), tmp_path, 9, seed=5)
+    assert not list(tmp_path.iterdir())
+
+
+#
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def die(number: int) -> int:
+    os._exit(number)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_come_in_order_and_few_are_in_flight(workers: int) -> None:
+    taken: list[int] = []
+
+    def items() -> object:
+        for number in range(20):
+            taken.append(number)
+            yield number
+
+    results = ordered_map(square, items(), workers)  # type: ignore[arg-type]
+    assert next(results) == 0
+    assert len(taken) <= workers + 1
+    assert list(results) == [number * number for number in range(1, 20)]
+
+
+def test_a_dead_worker_is_reported() -> None:
+    with pytest.raises(FailedError, match="a worker process died"):
+        list(ordered_map(die, [9], 2))
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+from pathlib import Path
+from gaudi_bert.corpus.blocks import ordered_map
+
+def note(number):
+    Path(sys.argv[1], str(os.getpid())).touch()
+    time.sleep(0.2)
+
+if __name__ == "__main__":
+    for _ in ordered_map(note, range(10_000), 2):
+        pass
+"""
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "main.py").write_text(code)
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "main.py"), str(tmp_path / "pids")])
+    wait_until(lambda: len(list((tmp_path / "pids").iterdir())) == 2)
+    workers = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not any(is_running(worker) for worker in workers))
+
+
+def is_running(process: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come about in a minute")
+
+
+def test_there_is_a_processor() -> None:
+    assert default_workers() >= 1

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.corpus.pairs import choose_pairs, kept_tokens
-from gaudi_bert.corpus.randomness import RandomStream
-from gaudi_bert.corpus.tokens import TokenBlock
+from gaudi_bert.common.arrays import random_words
+from gaudi_bert.corpus.pairs import RandomStream, choose_pairs, kept_tokens
+from gaudi_bert.corpus.vocabulary import TokenBlock
 from tests.builders.properties import examples
 from tests.oracles.corpus_pairs import pair_lengths_of_corpus, truncated_lengths
 
@@ -97,3 +97,30 @@ def test_same_distribution_as_the_naive_twin(length: int) -> None:
     for mine, theirs in zip(zip(*fast, strict=True), zip(*naive, strict=True), strict=True):
         spread = statistics.stdev(theirs) / rounds**0.5
         assert abs(statistics.mean(mine) - statistics.mean(theirs)) < 5 * spread
+
+
+#
+
+
+def test_words_are_those_of_the_documented_generator() -> None:
+    stream = RandomStream(7, "purpose", 3, 1)
+    assert [stream.word() for _ in range(2500)] == random_words(2500, 7, "purpose", 3, 1).tolist()
+
+
+def test_numbers_stay_in_their_ranges_and_are_spread_evenly() -> None:
+    stream = RandomStream(1, "ranges")
+    drawn = [stream.between(2, 6) for _ in range(5000)]
+    assert set(drawn) == {2, 3, 4, 5, 6}
+    assert abs(statistics.mean(drawn) - 4) < 0.1
+    assert abs(statistics.mean(stream.chance(0.1) for _ in range(20000)) - 0.1) < 0.01
+    assert not any(stream.chance(0.0) for _ in range(100))
+    assert all(stream.chance(1.0) for _ in range(100))
+
+
+def test_heads_of_many_tosses() -> None:
+    stream = RandomStream(1, "heads")
+    assert stream.heads(0) == 0
+    for tosses in (1, 63, 64, 65, 1000):
+        drawn = [stream.heads(tosses) for _ in range(500)]
+        assert all(0 <= heads <= tosses for heads in drawn)
+        assert abs(statistics.mean(drawn) / tosses - 0.5) < 0.08

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,33 +41,35 @@ def test_no_character_but_white_space_is_lost(text: str) -> None:
     assert "".join("".join(sentences).split()) == "".join(text.split())
 
 
-def test_one_sentence_a_line_is_kept_as_it_is() -> None:
-    lines = ["The first one (i.e.", "“broken”) goes on.", "Second. Stop.", "Third.", "Fourth!", "Fifth?"]
-    assert detect_layout([lines]) == "sentences"
-    assert sentences_of_lines(lines, "sentences") == lines
+SENTENCES = ["The first one (i.e.", "“broken”) goes on.", "Second. Stop.", "Third.", "Fourth!", "Fifth?"]
+PARAGRAPHS = ["One is here. Two is here. Three is here.", "Four is here. Five is here."]
+WRAPPED = [
+    "It was the best of times, it was the worst of times, it",
+    "was the age of wisdom, it was the age of foolishness. We",
+    "had everything before us, we had nothing before us, and",
+    "that was all.",
+]
+UNPUNCTUATED = ["he went home", "she read a very long and winding book about whales", "they slept"]
 
 
-def test_paragraphs_are_split() -> None:
-    lines = ["One is here. Two is here. Three is here.", "Four is here. Five is here."]
-    assert detect_layout([lines]) == "paragraphs"
-    assert sentences_of_lines(lines, "paragraphs") == [f"{n} is here." for n in ("One", "Two", "Three", "Four", "Five")]
-
-
-def test_wrapped_lines_are_joined() -> None:
-    lines = [
-        "It was the best of times, it was the worst of times, it",
-        "was the age of wisdom, it was the age of foolishness. We",
-        "had everything before us, we had nothing before us, and",
-        "that was all.",
-    ]
-    assert detect_layout([lines, lines]) == "wrapped"
-    sentences = sentences_of_lines(lines, "wrapped")
-    assert sentences[1] == "We had everything before us, we had nothing before us, and that was all."
-    assert len(sentences) == 2
-
-
-def test_lines_without_punctuation_are_sentences() -> None:
-    assert (
-        detect_layout([["he went home", "she read a very long and winding book about whales", "they slept"]]) == "sentences"
-    )
-    assert detect_layout([]) == "sentences"
+@pytest.mark.parametrize(
+    ("lines", "layout", "sentences"),
+    [
+        (SENTENCES, "sentences", SENTENCES),
+        (UNPUNCTUATED, "sentences", UNPUNCTUATED),
+        ([], "sentences", []),
+        (PARAGRAPHS, "paragraphs", [f"{n} is here." for n in ("One", "Two", "Three", "Four", "Five")]),
+        (
+            WRAPPED,
+            "wrapped",
+            [
+                "It was the best of times, it was the worst of times, it was the age of wisdom, "
+                "it was the age of foolishness.",
+                "We had everything before us, we had nothing before us, and that was all.",
+            ],
+        ),
+    ],
+)
+def test_layouts(lines: list[str], layout: Literal["sentences", "paragraphs", "wrapped"], sentences: list[str]) -> None:
+    assert detect_layout([lines, lines] if lines else []) == layout
+    assert sentences_of_lines(lines, layout) == sentences

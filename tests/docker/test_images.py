@@ -53,7 +53,7 @@ def test_the_data_image_has_no_tensorflow_and_the_training_image_no_pictures(doc
 
 def test_the_data_image_carries_the_manifests_that_the_cluster_runner_fills(docker: Docker) -> None:
     code = """
-from gaudi_bert.config import pipeline_from_mapping
+from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import render
 print(*render(pipeline_from_mapping({}, "the defaults")).steps)
 """
@@ -105,9 +105,7 @@ def test_an_image_of_gaudi_keeps_the_vendors_packages(docker: Docker, tmp_path: 
     shown = docker("run", "--rm", "--entrypoint", "python3", "gaudi-bert-test-gaudi", "-c", code).stdout.strip()
     assert shown == f"2.15.0 vendor {DATA.rpartition(':')[2]}"
     assert docker("run", "--rm", "gaudi-bert-test-gaudi", "--version").returncode == 0
-    reads = (
-        "from gaudi_bert.artefacts.store.libraries import *; from gaudi_bert.config import *; print(*passing_errors('s3'))"
-    )
+    reads = "from gaudi_bert.artefacts.store.objects import *; from gaudi_bert.config import *; print(*passing_errors('s3'))"
     assert "botocore" in docker("run", "--rm", "--entrypoint", "python3", "gaudi-bert-test-gaudi", "-c", reads).stdout
     # The same, with a requirement that would replace the vendor's Horovod: the build must fail, and say so.
     replaced = tmp_path / "context"

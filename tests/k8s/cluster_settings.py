@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))

@@ -29,6 +29,6 @@ def kustomize(repository: Path) -> Build:
     def build(folder: Path) -> list[Json]:
         done = subprocess.run([program, *command[1:], str(folder)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return list(yaml.safe_load_all(done.stdout))
+        return list(yaml.load_all(done.stdout, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
     return build

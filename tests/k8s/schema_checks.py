@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,11 +57,21 @@ MPIJOB = _object(
 )
 
 
+@functools.cache
+def _validator() -> Any:
+    """`kubernetes_validate`, which would read its files of a megabyte again for every object."""
+    import kubernetes_validate
+    from kubernetes_validate import utils
+
+    utils.schema_contents = functools.cache(utils.schema_contents)
+    return kubernetes_validate
+
+
 def check_schema(item: Json, version: str) -> list[str]:
     """What the schemas of a Kubernetes version say against `item`."""
     import jsonschema
-    import kubernetes_validate
 
+    kubernetes_validate = _validator()
     where = f"{item['kind']} {item['metadata']['name']}"
     if item["kind"] != "MPIJob":
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gaudi_bert.config import load_pipeline
+from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.manifests import render
 from tests.k8s.cluster_settings import CARDS, MPIJOB
 from tests.k8s.manifest_checks import check_manifests
@@ -114,11 +115,14 @@ BROKEN_SCHEMAS: list[tuple[str, str, Any]] = [
 ]
 
 
+@functools.cache
 def manifests(*overrides: str) -> dict[str, Json]:
     """Good manifests by step; what is shared stands under its kind."""
     rendered = render(load_pipeline(None, ["resources.data_workers=2", "kubernetes.failure_policy=false", *overrides]))
     shared = {item["kind"]: item for item in (rendered.namespace, *rendered.shared)}
-    return {**shared, **rendered.steps}
+    good = {**shared, **rendered.steps}
+    assert check_manifests(list(good.values())) == []
+    return good
 
 
 def broken(good: dict[str, Json], step: str, place: str, value: Any) -> dict[str, Json]:
@@ -137,24 +141,19 @@ def broken(good: dict[str, Json], step: str, place: str, value: Any) -> dict[str
 
 @pytest.mark.parametrize(("step", "place", "value", "said"), BROKEN_SEMANTICS)
 def test_what_is_broken_in_a_job_is_said(step: str, place: str, value: Any, said: str) -> None:
-    good = manifests()
-    assert check_manifests(list(good.values())) == []
-    problems = check_manifests(list(broken(good, step, place, value).values()))
+    problems = check_manifests(list(broken(manifests(), step, place, value).values()))
     assert [problem for problem in problems if said in problem] != [], problems
 
 
 @pytest.mark.parametrize(("place", "value", "said"), BROKEN_MPIJOBS)
 def test_what_is_broken_in_an_mpijob_is_said(place: str, value: Any, said: str) -> None:
-    good = manifests(*CARDS, *MPIJOB)
-    assert check_manifests(list(good.values())) == []
-    problems = check_manifests(list(broken(good, "train", place, value).values()))
+    problems = check_manifests(list(broken(manifests(*CARDS, *MPIJOB), "train", place, value).values()))
     assert [problem for problem in problems if said in problem] != [], problems
 
 
 def test_too_few_processes_for_the_cards_of_one_server_are_said() -> None:
-    good = manifests(*CARDS)
     place = "spec/template/spec/containers/0/command/7"
-    problems = check_manifests(list(broken(good, "train", place, "4").values()))
+    problems = check_manifests(list(broken(manifests(*CARDS), "train", place, "4").values()))
     assert problems == ["Job demo-train: starts 4 processes for 8 cards"]
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from gaudi_bert.config import load_pipeline
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import render
-from gaudi_bert.runners.kubernetes.pods import pod_specs
 
 PODS = 2
 DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import load_pipeline, pipeline_from_mapping
+from gaudi_bert.config.pipeline import load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
-from gaudi_bert.runners.send_results import sent_lines
+from gaudi_bert.runners.kubernetes.results import sent_lines
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, complete, node, running, succeeded

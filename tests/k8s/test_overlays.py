@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gaudi_bert import __version__
-from gaudi_bert.config import PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.runners.kubernetes.manifests import render
 from tests.k8s.manifest_checks import check_manifests
 from tests.k8s.pod_checks import amount, check_pod, containers
@@ -60,25 +60,26 @@ def test_every_overlay_is_known(repository: Path) -> None:
     assert {name for name in found if not name.endswith("settings")} == set(OVERLAYS)
 
 
+@pytest.fixture(scope="module")
+def built(repository: Path, kustomize: Callable[[Path], list[Json]]) -> dict[str, list[Json]]:
+    """The objects of each overlay."""
+    return {overlay: kustomize(repository / "k8s" / "overlays" / overlay) for overlay in OVERLAYS}
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_passes_the_schemas_and_our_own_checks(
-    overlay: str, repository: Path, kustomize: Callable[[Path], list[Json]]
-) -> None:
+def test_an_overlay_passes_the_schemas_and_our_own_checks(overlay: str, built: dict[str, list[Json]]) -> None:
     pytest.importorskip("kubernetes_validate")
-    objects = kustomize(repository / "k8s" / "overlays" / overlay)
     for version in VERSIONS:
-        assert [problem for item in objects for problem in check_schema(item, version)] == []
-    assert check_manifests(objects) == []
+        assert [problem for item in built[overlay] for problem in check_schema(item, version)] == []
+    assert check_manifests(built[overlay]) == []
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_is_what_the_runner_submits(
-    overlay: str, repository: Path, kustomize: Callable[[Path], list[Json]]
-) -> None:
+def test_an_overlay_is_what_the_runner_submits(overlay: str, repository: Path, built: dict[str, list[Json]]) -> None:
     manifests = render(overlay_settings(repository, overlay))
     rendered = [manifests.namespace, *manifests.shared, *manifests.steps.values()]
     by_name = {(item["kind"], item["metadata"]["name"]): item for item in rendered}
-    for item in without_digests(kustomize(repository / "k8s" / "overlays" / overlay)):
+    for item in without_digests(built[overlay]):
         ours = by_name[item["kind"], item["metadata"]["name"]]
         if item["kind"] == "ConfigMap":
             written = pipeline_from_mapping(yaml.safe_load(ours["data"]["pipeline.yaml"]), overlay)
@@ -107,18 +108,14 @@ def steps_by_name(objects: list[Json]) -> dict[str, Json]:
     return {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
 
 
-def test_the_gaudi_overlay_holds_no_card_while_data_are_packed(
-    repository: Path, kustomize: Callable[[Path], list[Json]]
-) -> None:
-    assert "habana.ai/gaudi" not in yaml.safe_dump_all(kustomize(repository / "k8s" / "overlays" / "gaudi"))
+def test_the_gaudi_overlay_holds_no_card_while_data_are_packed(built: dict[str, list[Json]]) -> None:
+    assert "habana.ai/gaudi" not in json.dumps(built["gaudi"])
 
 
-def test_all_pods_of_the_cpu_overlay_fit_a_node_of_two_cores(
-    repository: Path, kustomize: Callable[[Path], list[Json]]
-) -> None:
+def test_all_pods_of_the_cpu_overlay_fit_a_node_of_two_cores(built: dict[str, list[Json]]) -> None:
     """They all start at once and wait, so what they ask for adds up."""
     cores = memory = 0.0
-    for item in kustomize(repository / "k8s" / "overlays" / "cpu"):
+    for item in built["cpu"]:
         if item["kind"] == "Job":
             pods = item["spec"].get("parallelism", 1)
             asked = [container["resources"]["requests"] for container in containers(item["spec"]["template"]["spec"])]
@@ -128,10 +125,9 @@ def test_all_pods_of_the_cpu_overlay_fit_a_node_of_two_cores(
     assert memory <= 6 * 2**30
 
 
-def test_the_overlays_have_the_images_of_this_version(repository: Path, kustomize: Callable[[Path], list[Json]]) -> None:
-    for overlay in OVERLAYS:
-        text = yaml.safe_dump_all(kustomize(repository / "k8s" / "overlays" / overlay))
-        images = {line.split("image: ")[1] for line in text.splitlines() if "image: " in line}
+def test_the_overlays_have_the_images_of_this_version(built: dict[str, list[Json]]) -> None:
+    for objects in built.values():
+        images = set(re.findall(r'"image": "([^"]+)"', json.dumps(objects)))
         assert images
         assert images <= {f"gaudi-bert-{name}:{__version__}" for name in ("data", "train-cpu", "train-gaudi")}
 

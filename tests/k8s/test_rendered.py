@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import load_pipeline
-from gaudi_bert.runners.kubernetes.manifests import Manifests, render
-from gaudi_bert.runners.kubernetes.pods import pod_specs, pod_templates
-from gaudi_bert.runners.kubernetes.rendering import write_rendered
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes.jobs import pod_specs, pod_templates
+from gaudi_bert.runners.kubernetes.manifests import Manifests, render, write_rendered
 from gaudi_bert.runners.stage_table import stages_of
 from tests.k8s.cluster_settings import MAIN_VARIANTS, PIPELINES, VARIANTS, cluster_settings, existing_claims
 from tests.k8s.manifest_checks import check_manifests
@@ -54,8 +53,12 @@ def test_the_failure_policy_is_known_from_1_29_on(pipeline: Path) -> None:
     assert [problem for item in objects for problem in check_schema(item, "1.25")] != []
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("variant", ["as it is", "cards and mpijob"])
+# Every pipeline as it is, the demos with cards too.
+BUILT = [(path, variant) for path, variant in CASES if variant == "as it is"]
+BUILT += [(path, "cards and mpijob") for path in PIPELINES if "demo" in path.stem]
+
+
+@pytest.mark.parametrize(("pipeline", "variant"), BUILT, ids=[f"{path.stem}, {variant}" for path, variant in BUILT])
 def test_kustomize_builds_what_is_rendered(
     variant: str, pipeline: Path, tmp_path: Path, kustomize: Callable[[Path], list[Json]]
 ) -> None:
@@ -107,10 +110,10 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["prepare.text=../corpus"], r"prepare.text = \.\./corpus: no such place in a container; .*data_claim"),
+        (["prepare.text=../corpus"], r"prepare.text = \.\./corpus: no such path in a container; .*data_claim"),
         (["prepare.text=/data/corpus"], r"prepare.text = /data/corpus: needs a volume at /data"),
-        (["prepare.records=/home/me/records"], "prepare.records = /home/me/records: no such place"),
-        (["training.init_checkpoint=old"], "training.init_checkpoint = old: no such place"),
+        (["prepare.records=/home/me/records"], "prepare.records = /home/me/records: no such path"),
+        (["training.init_checkpoint=old"], "training.init_checkpoint = old: no such path"),
     ],
 )
 def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str], said: str) -> None:

@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.config import BertConfig, parameter_count, parameter_specs
 from gaudi_bert.model.equivalence import gradients_of
 from gaudi_bert.model.inputs import as_packed, check_batch
 from gaudi_bert.model.losses import pretraining_sums
-from gaudi_bert.model.parameters import parameter_count, parameter_specs
 from gaudi_bert.model.sequences import join_sequences, split_packs
-from gaudi_bert.training.graph.costs import matrix_flops
+from gaudi_bert.training.graph import matrix_flops
+from tests.builders.agree import agree, identical
 from tests.builders.model_packs import random_packs, small_config, small_model
 
 LENGTHS = [[11, 5, 13], [17, 9]]
@@ -158,9 +158,9 @@ def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_che
             losses.append(sums.masked_lm_sum + sums.next_sentence_sum)
         gradients.append(tape.gradient(losses[-1], variables))
         flops.append(matrix_flops(tf.function(run, autograph=False).get_concrete_function(batch).graph))
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-13)
+    agree(losses[0], losses[1], 1e-13)
     for read, whole in zip(*gradients, strict=True):
-        np.testing.assert_allclose(read, whole, rtol=1e-10, atol=1e-12)
+        agree(read, whole, 1e-10)
     assert (flops[0] < flops[1]) == is_cheaper
 
 
@@ -169,7 +169,7 @@ def test_dropout_repeats_itself_and_changes_with_the_seed(compiled):
     model, batch = small_model(compiled=compiled), small_batch()
     run = tf.function(lambda seed: model(batch, dropout_seed=seed).masked_lm_logits_BQV, autograph=False)
     first, again, other = (run(tf.constant(seed, tf.int32)).numpy() for seed in ([1, 2], [1, 2], [1, 3]))
-    assert first.tobytes() == again.tobytes()
+    identical(again, first)
     assert np.abs(first - other).max() > 0.1
     assert np.abs(first - model(batch).masked_lm_logits_BQV.numpy()).max() > 0.1
 
@@ -186,11 +186,11 @@ def test_bfloat16_is_near_float32():
     assert narrow_BLH.dtype == np.float32
     for placed in split_packs(batch):
         one, other = (part[placed.pack, placed.positions] for part in (wide_BLH, narrow_BLH))
-        np.testing.assert_allclose(one, other, atol=0.1)
+        agree(one, other, 0.1, scale=1.0)
         one, other = (part.masked_lm_logits_BQV[placed.pack, placed.masked_slots] for part in (wide, narrow))
-        np.testing.assert_allclose(one, other, atol=0.1)
+        agree(one, other, 0.1, scale=1.0)
     for name, loss in losses.items():
-        assert narrow_losses[name] == pytest.approx(loss, rel=0.02)
+        agree(narrow_losses[name], loss, 0.02)
     for name, gradient in gradients.items():
         assert narrow_gradients[name].dtype == np.float32
         assert np.linalg.norm(narrow_gradients[name] - gradient) <= 0.1 * np.linalg.norm(gradient), name
@@ -199,8 +199,7 @@ def test_bfloat16_is_near_float32():
 FORBIDDEN_OPERATIONS = {"Where", "Unique", "UniqueV2", "DynamicPartition", "NonMaxSuppression", "PyFunc", "EagerPyFunc"}
 
 
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize("loss", ["token", "sequence"])
+@pytest.mark.parametrize(("attention", "loss"), [("bidirectional", "token"), ("causal", "sequence")])
 def test_training_graph_has_static_shapes_and_plain_types(attention, loss):
     model = small_model(attention=attention)
     variables = list(model.variables_by_name.values())

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face, hugging_face_name, to_hugging_face
-from gaudi_bert.model.parameters import parameter_specs
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+from tests.builders.agree import agree
 from tests.builders.model_packs import random_packs, small_config, small_model
 
 BOUND = 1e-4
@@ -60,27 +60,24 @@ def theirs_alone(model, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
     return outputs.last_hidden_state[0].numpy(), outputs.pooler_output[0].numpy()
 
 
-@pytest.mark.parametrize("depth", [1, 3, 7])
-def test_trained_hidden_states_equal_those_of_transformers(trained_folder, english, depth):
+def test_trained_hidden_states_equal_those_of_transformers(trained_folder, english):
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.numpy")
     config = BertConfig.from_json(json.loads((trained_folder / "config.json").read_text()))
     ours = BertForPretraining(config, seed=0)
     ours.load_values(from_hugging_face(safetensors.load_file(trained_folder / "model.safetensors"), config))
     theirs = transformers.BertModel.from_pretrained(trained_folder).eval()
-
-    packs = [english[start : start + depth] for start in range(0, 14, depth)]
-    length = max(sum(sequence.length for sequence in pack) for pack in packs) + 5
-    batch = join_sequences(packs, length, 1, depth)
-    tensors = {name: tf.constant(value) for name, value in batch.items()}
-    hidden_BLH, outputs = ours.with_hidden_states(tensors)[0], ours(tensors)
-    for placed in split_packs(batch):
-        hidden, pooled = theirs_alone(theirs, placed.sequence)
-        assert np.abs(hidden).max() > 1
-        ours = hidden_BLH[placed.pack].numpy()[placed.positions]
-        np.testing.assert_allclose(ours, hidden, rtol=0, atol=BOUND)
-        ours = outputs.pooled_output_BSH[placed.pack, placed.number - 1].numpy()
-        np.testing.assert_allclose(ours, pooled, rtol=0, atol=BOUND)
+    for depth in (1, 3, 7):
+        packs = [english[start : start + depth] for start in range(0, 14, depth)]
+        length = max(sum(sequence.length for sequence in pack) for pack in packs) + 5
+        batch = join_sequences(packs, length, 1, depth)
+        tensors = {name: tf.constant(value) for name, value in batch.items()}
+        hidden_BLH, outputs = ours.with_hidden_states(tensors)[0], ours(tensors)
+        for placed in split_packs(batch):
+            hidden, pooled = theirs_alone(theirs, placed.sequence)
+            assert np.abs(hidden).max() > 1
+            agree(hidden_BLH[placed.pack].numpy()[placed.positions], hidden, BOUND, scale=1.0)
+            agree(outputs.pooled_output_BSH[placed.pack, placed.number - 1].numpy(), pooled, BOUND, scale=1.0)
 
 
 def test_pretraining_heads_equal_those_of_transformers():
@@ -105,9 +102,9 @@ def test_pretraining_heads_equal_those_of_transformers():
             )
         words = expected.prediction_logits[0].numpy()[placed.sequence.masked_positions]
         ours = outputs.masked_lm_logits_BQV[0].numpy()[placed.masked_slots]
-        np.testing.assert_allclose(ours, words, rtol=0, atol=1e-5)
+        agree(ours, words, 1e-5, scale=1.0)
         sentence = expected.seq_relationship_logits[0].numpy()
-        np.testing.assert_allclose(outputs.next_sentence_logits_BS2[0, placed.number - 1], sentence, rtol=0, atol=1e-5)
+        agree(outputs.next_sentence_logits_BS2[0, placed.number - 1], sentence, 1e-5, scale=1.0)
 
 
 def test_a_decoder_is_not_read_as_an_encoder():

@@ -11,10 +11,10 @@ from gaudi_bert.model.sequences import join_sequences, split_packs
 from tests.builders.model_packs import VOCABULARY, random_packs, small_model
 
 
-def outputs_of(model, batch) -> list[np.ndarray]:
-    """Hidden states of all tokens, and what the heads say where the last layer is computed for their places alone."""
-    tensors = {name: tf.constant(value) for name, value in batch.items()}
-    return [part.numpy() for part in (model.with_hidden_states(tensors)[0], *model(tensors))]
+def outputs_of(model):
+    """A graph of the model: hidden states of all tokens, and what the heads say, computed for their positions alone."""
+    graph = tf.function(lambda batch: (model.with_hidden_states(batch)[0], *model(batch)), autograph=False)
+    return lambda batch: [part.numpy() for part in graph({name: tf.constant(value) for name, value in batch.items()})]
 
 
 def own(outputs: list[np.ndarray], placed) -> list[bytes]:
@@ -34,12 +34,13 @@ def test_changing_any_one_token_touches_its_own_sequence_only(attention, compute
     length = 31
     batch = join_sequences(random_packs(2, [[7, 3, 11, 5], [13, 17]]), length, 19, 5)
     placed = split_packs(batch)
-    before = outputs_of(model, batch)
+    run = outputs_of(model)
+    before = run(batch)
     for pack in range(2):
         for position in range(length):
             ids = batch["input_ids"].copy()
             ids[pack, position] = (ids[pack, position] + 1) % VOCABULARY
-            after = outputs_of(model, {**batch, "input_ids": ids})
+            after = run({**batch, "input_ids": ids})
             for each in placed:
                 same = [one == other for one, other in zip(own(before, each), own(after, each), strict=True)]
                 touched = each.pack == pack and batch["input_mask"][pack, position] == each.number
@@ -62,10 +63,11 @@ def test_large_scores_leak_nothing():
 def test_causal_outputs_do_not_see_their_own_future():
     model = small_model(attention="causal")
     batch = join_sequences(random_packs(2, [[7, 11]]), 19, 9, 2)
-    before = outputs_of(model, batch)[0]
+    run = outputs_of(model)
+    before = run(batch)[0]
     ids = batch["input_ids"].copy()
     ids[0, 12] = (ids[0, 12] + 1) % VOCABULARY
-    after = outputs_of(model, {**batch, "input_ids": ids})[0]
+    after = run({**batch, "input_ids": ids})[0]
     assert before[0, :12].tobytes() == after[0, :12].tobytes()
     assert (before[0, 12:18] != after[0, 12:18]).any(axis=-1).all()
 
@@ -90,4 +92,4 @@ def test_probe_reports_a_leak():
 
 def test_padding_rows_are_finite():
     batch = join_sequences([*random_packs(2, [[3]]), []], 19, 9, 2)
-    assert all(np.isfinite(part).all() for part in outputs_of(small_model(), batch))
+    assert all(np.isfinite(part).all() for part in outputs_of(small_model())(batch))

@@ -1,4 +1,4 @@
-"""Losses and accuracies by hand."""
+"""Losses and accuracies by hand; sequences laid side by side and taken apart."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import PretrainingOutputs
 from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+from tests.builders.agree import agree
+from tests.builders.model_packs import random_packs
 
 # One pack of two sequences: masked slots 0 and 2 belong to the first, slot 1 to the second, slot 3 is unused. Two words.
 BATCH = {
@@ -33,9 +36,9 @@ OUTPUTS = outputs([0.5, 0.25, 0.25, 0.1], [(0.2, 0.8), (0.4, 0.6), (0.5, 0.5)])
 
 def test_token_weighted_by_hand():
     sums = pretraining_sums(OUTPUTS, BATCH, "token")
-    assert float(sums.masked_lm_sum) == pytest.approx(-np.log(0.5) - np.log(0.75) - np.log(0.25), rel=1e-6)
+    agree(float(sums.masked_lm_sum), -np.log(0.5) - np.log(0.75) - np.log(0.25), 1e-6)
     assert float(sums.masked_lm_weight) == 3
-    assert float(sums.next_sentence_sum) == pytest.approx(-np.log(0.8) - np.log(0.4), rel=1e-6)
+    agree(float(sums.next_sentence_sum), -np.log(0.8) - np.log(0.4), 1e-6)
     assert float(sums.next_sentence_weight) == 2
     assert float(sums.masked_lm_count) == 3
     assert (float(sums.next_sentence_correct), float(sums.next_sentence_count)) == (1, 2)
@@ -43,7 +46,7 @@ def test_token_weighted_by_hand():
 
 def test_per_sequence_by_hand():
     sums = pretraining_sums(OUTPUTS, BATCH, "sequence")
-    assert float(sums.masked_lm_sum) == pytest.approx((-np.log(0.5) - np.log(0.25)) / 2 - np.log(0.75), rel=1e-6)
+    agree(float(sums.masked_lm_sum), (-np.log(0.5) - np.log(0.25)) / 2 - np.log(0.75), 1e-6)
     assert float(sums.masked_lm_weight) == 2
     assert float(sums.next_sentence_weight) == 2
 
@@ -63,3 +66,60 @@ def test_a_sequence_without_masked_positions_counts_for_next_sentence_alone():
 def test_unknown_loss_is_refused():
     with pytest.raises(InputError, match="token or sequence"):
         pretraining_sums(OUTPUTS, BATCH, "pack")
+
+
+# --- packs apart and together again
+
+
+def sequence(ids, segments, positions, masked_ids, label) -> Sequence:
+    return Sequence(*(np.array(values, np.int32) for values in (ids, segments, positions, masked_ids)), label)
+
+
+def test_join_by_hand():
+    pack = [sequence([7, 8, 9], [0, 0, 1], [0, 2], [4, 5], 1), sequence([6, 3], [0, 1], [1], [2], 0)]
+    expected = {
+        "input_ids": [7, 8, 9, 6, 3, 0, 0],
+        "input_mask": [1, 1, 1, 2, 2, 0, 0],
+        "segment_ids": [0, 0, 1, 0, 1, 0, 0],
+        "positions": [0, 1, 2, 0, 1, 0, 0],
+        "masked_lm_positions": [0, 2, 4, 0],
+        "masked_lm_ids": [4, 5, 2, 0],
+        "masked_lm_weights": [1, 1, 2, 0],
+        "next_sentence_positions": [0, 3, 0],
+        "next_sentence_labels": [1, 0, 0],
+        "next_sentence_weights": [1, 1, 0],
+    }
+    batch = join_sequences([pack], 7, 4, 3)
+    assert batch.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(batch[name], [values], err_msg=name)
+
+
+def test_split_is_the_inverse_of_join():
+    packs = random_packs(1, [[11, 5, 13], [], [17, 9]])
+    placed = split_packs(join_sequences(packs, 31, 17, 4))
+    assert [(each.pack, each.number, each.start) for each in placed] == [
+        (0, 1, 0),
+        (0, 2, 11),
+        (0, 3, 16),
+        (2, 1, 0),
+        (2, 2, 17),
+    ]
+    for each, original in zip(placed, [original for pack in packs for original in pack], strict=True):
+        for name in ("input_ids", "segment_ids", "masked_positions", "masked_ids", "next_sentence_label"):
+            np.testing.assert_array_equal(getattr(each.sequence, name), getattr(original, name))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"), [((15, 9, 2), "16 tokens"), ((16, 1, 2), "masked positions"), ((16, 9, 1), "2 sequences")]
+)
+def test_packs_that_do_not_fit_are_refused(sizes, message):
+    with pytest.raises(InputError, match=message):
+        join_sequences(random_packs(1, [[11, 5]]), *sizes)
+
+
+def test_split_numbers_are_refused():
+    batch = join_sequences(random_packs(1, [[3, 2]]), 7, 4, 3)
+    batch["input_mask"][0, 6] = 1
+    with pytest.raises(InputError, match="missing or split"):
+        split_packs(batch)

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.model.attention import attend, attention_bias
-from gaudi_bert.model.dropout import kept_places, kept_scale
-from gaudi_bert.model.forward_pass import ForwardPass
+from gaudi_bert.model.dropout import ForwardPass, kept_places, kept_scale
 from gaudi_bert.model.losses import cross_entropy
 from gaudi_bert.model.operations import (
     activation,
@@ -19,6 +18,7 @@ from gaudi_bert.model.operations import (
     residual_layer_norm,
     without_gradient,
 )
+from tests.builders.agree import agree
 
 RANDOM = np.random.default_rng(5)
 
@@ -38,9 +38,9 @@ def check_same(ours, theirs, *inputs) -> None:
             total = tf.reduce_sum(outputs * weights)
         results.append((outputs, [tf.convert_to_tensor(g) for g in tape.gradient(total, inputs)]))
     (our_outputs, our_gradients), (their_outputs, their_gradients) = results
-    np.testing.assert_allclose(our_outputs, their_outputs, rtol=1e-11, atol=1e-12)
+    agree(our_outputs, their_outputs, 1e-11)
     for one, other in zip(our_gradients, their_gradients, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11)
+        agree(one, other, 1e-9)
 
 
 def plain_layer_norm(x, gamma, beta):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gaudi_bert.common.permutation import permutation
+from gaudi_bert.common.arrays import permutation
 
 
 def deal(lengths: Sequence[int], strategies: Sequence[tuple[Sequence[int], int]], seed: int, group: int) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gaudi_bert.common.permutation import permutation, random_words
+from gaudi_bert.common.arrays import permutation, random_words
 
 
 def dealt_epoch(sizes: list[int], seed: int, epoch: int, window: int) -> list[tuple[int, int]]:

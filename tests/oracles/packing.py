@@ -1,11 +1,13 @@
-"""Naive packings, one sequence at a time: what the fast algorithms on counts must equal."""
+"""Naive twins: packings one sequence at a time, strategies listed, dense matrices. What the fast algorithms must equal."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+from scipy.optimize import nnls
 
 
 def first_fit_decreasing(counts: np.ndarray, depth: int) -> Counter:
@@ -32,11 +34,34 @@ def next_fit(lengths: list[int], capacity: int, depth: int, separators: int) -> 
     return packs
 
 
-def sorted_batches(counts: np.ndarray, batch: int) -> tuple[int, int]:
-    """(batches, tokens with padding)."""
+def sorted_batches(counts: np.ndarray, batch: int) -> int:
+    """Tokens with padding."""
     lengths = sorted(np.repeat(np.arange(1, len(counts) + 1), counts).tolist(), reverse=True)
-    cut = [lengths[start : start + batch] for start in range(0, len(lengths), batch)]
-    return len(cut), sum(len(part) * part[0] for part in cut)
+    return sum(len(part) * part[0] for part in (lengths[start : start + batch] for start in range(0, len(lengths), batch)))
+
+
+def packs_in_order(
+    lengths: Sequence[int], capacity: int, depth: int, batch: int | None, open_packs: int | None, *, tightest: bool
+) -> int:
+    """First fit, or best fit, with limits, pack by pack."""
+    closed, packs = 0, []
+    for index, length in enumerate(lengths):
+        if batch is not None and index % batch == 0:
+            closed, packs = closed + len(packs), []
+        fitting = [pack for pack in packs if sum(pack) + length <= capacity and len(pack) < depth]
+        if not fitting and len(packs) == open_packs:
+            closed, packs = closed + len(packs), []
+        if fitting:
+            # Of packs with the same room, the one that was changed last.
+            pack = min(fitting, key=lambda pack: capacity - sum(pack)) if tightest else fitting[0]
+        else:
+            pack = []
+            packs.insert(0, pack) if tightest else packs.append(pack)
+        pack.append(length)
+        if tightest:
+            packs.remove(pack) if pack in packs else None
+            packs.insert(0, pack)
+    return closed + len(packs)
 
 
 def fewest_packs(counts: tuple[int, ...], depth: int) -> int:
@@ -66,25 +91,36 @@ def fewest_packs(counts: tuple[int, ...], depth: int) -> int:
     return best(tuple(counts))
 
 
-def all_strategies(capacity: int, depth: int) -> list[tuple[int, ...]]:
-    """Every sorted tuple of at most `depth` lengths that adds up to exactly `capacity`."""
-    found = []
+def strategies(capacity: int, depth: int, *, full: bool = True) -> list[tuple[int, ...]]:
+    """All ascending tuples of at most `depth` lengths that add up to `capacity` (`full`) or to no more."""
+    result: list[tuple[int, ...]] = []
 
-    def extend(prefix: tuple[int, ...], room: int) -> None:
-        if room == 0:
-            found.append(prefix)
-        elif len(prefix) < depth:
-            for length in range(prefix[-1] if prefix else 1, room + 1):
-                extend((*prefix, length), room - length)
+    def extend(pack: tuple[int, ...], room: int) -> None:
+        if pack and (room == 0 or not full):
+            result.append(pack)
+        if len(pack) < depth:
+            for length in range(pack[-1] if pack else 1, room + 1):
+                extend((*pack, length), room - length)
 
     extend((), capacity)
-    return found
+    return result
 
 
-def strategy_matrix(strategies: list[tuple[int, ...]], capacity: int) -> np.ndarray:
+def strategy_matrix(packs: list[tuple[int, ...]], capacity: int) -> np.ndarray:
     """The matrix A of the paper: float64 [capacity, strategies]."""
-    matrix = np.zeros((capacity, len(strategies)))
-    for column, strategy in enumerate(strategies):
-        for length in strategy:
+    matrix = np.zeros((capacity, len(packs)))
+    for column, pack in enumerate(packs):
+        for length in pack:
             matrix[length - 1, column] += 1
     return matrix
+
+
+def weighted_nnls(counts: np.ndarray, weights: np.ndarray, depth: int) -> tuple[float, np.ndarray]:
+    """Objective and residual over all full strategies."""
+    columns = strategy_matrix(strategies(len(counts), depth), len(counts))
+    usage, objective = nnls(columns * weights[:, None], counts * weights, maxiter=100_000)
+    return objective, counts - columns @ usage
+
+
+def best_worth(prices: list[int], depth: int) -> int:
+    return max(sum(prices[length - 1] for length in pack) for pack in strategies(len(prices), depth, full=False))

@@ -1,4 +1,4 @@
-"""tf.train.Example as Google's own protobuf library reads it, without TensorFlow.
+"""tf.train.Example as Google's own protobuf library reads and writes it, without TensorFlow.
 
 The library has two parsers: the pure-Python one (`PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python` before the first
 import) and a compiled one. The message is described here, so neither needs TensorFlow to be installed.
@@ -6,11 +6,14 @@ import) and a compiled one. The message is described here, so neither needs Tens
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
+
+from tests.oracles.wire import FLOAT_KEYS
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _LISTS = {
@@ -68,3 +71,13 @@ def parse(payload: bytes) -> dict[str, tuple[str, list]] | None:
         kind = feature.WhichOneof("kind") or ""
         found[name] = (kind, list(getattr(feature, kind).value) if kind else [])
     return found
+
+
+def serialize(features: Mapping[str, Sequence[float]]) -> bytes:
+    """The deterministic serialisation of features: lists of floats, or of integers."""
+    message = _EXAMPLE()
+    for name, values in features.items():
+        feature = message.features.feature[name]
+        is_float = name in FLOAT_KEYS or any(isinstance(value, float) for value in values)
+        (feature.float_list if is_float else feature.int64_list).value.extend(values)
+    return message.SerializeToString(deterministic=True)

@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing.groups import FileCounts, form_groups, group_histogram, too_large_files
+from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
 from tests.builders.properties import examples
 
 
-def file(number: int, sequences: int, size: int = 1) -> FileCounts:
-    return FileCounts(
-        f"part-{number:05d}.tfrecord", size, 7 * number, sequences, 3 * sequences, np.array([[3, 1, sequences]])
-    )
+class File(NamedTuple):
+    name: str
+    bytes: int
+    sequences: int
+
+
+def file(number: int, sequences: int, size: int = 1) -> File:
+    return File(f"part-{number:05d}.tfrecord", size, sequences)
 
 
 def test_a_small_data_set_is_one_group() -> None:
@@ -54,8 +60,7 @@ def test_every_file_once_and_limits_kept(sizes: list[tuple[int, int]], limits: t
 
 def test_histogram_of_a_group() -> None:
     rows = (((2, 1, 5), (4, 1, 2), (4, 3, 1)), ((4, 2, 1),))
-    files = [FileCounts(f"{number}", 1, 0, 1, 1, np.array(counts)) for number, counts in enumerate(rows)]
-    histogram = group_histogram(files, 5)
+    histogram = group_histogram([np.array(counts) for counts in rows], 5)
     assert histogram.counts.tolist() == [0, 5, 0, 4, 0]
     assert histogram.max_masked is not None
     assert histogram.max_masked.tolist() == [0, 1, 0, 3, 0]

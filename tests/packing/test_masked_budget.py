@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.masked_budget import (
     budget_costs,

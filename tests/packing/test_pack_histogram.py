@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.config import ALGORITHMS as CONFIG_ALGORITHMS
+from gaudi_bert.config.values import ALGORITHMS as CONFIG_ALGORITHMS
 from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, pack_histogram, solve
-from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
+from gaudi_bert.packing.certificate import check_certificate, simple_certificate
+from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import packs_of
 from gaudi_bert.packing.result import Packing
-from tests.builders.histograms import ADVERSARIAL, NAMES, expected, published, small_histograms
+from tests.builders.agree import agree
+from tests.builders.histograms import ADVERSARIAL, expected, published, small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import fewest_packs
 
@@ -52,10 +53,9 @@ def test_the_default_says_what_it_used() -> None:
     assert pack_histogram(published("wikipedia-384"), "nnls", 3).algorithm_used == "iterative-nnls"
 
 
-@pytest.mark.parametrize(("name", "depth", "packs"), [("wikipedia-512", 3, 8_152_629), ("squad-384", 3, 40_798)])
-def test_the_published_loop_alone(name: str, depth: int, packs: int) -> None:
-    packing = pack_histogram(published(name), "nnls", depth, leftovers="complement")
-    assert abs(packing.packs - packs) <= 50
+def test_the_published_loop_alone() -> None:
+    packing = pack_histogram(published("squad-384"), "nnls", 3, leftovers="complement")
+    assert abs(packing.packs - 40_798) <= 50
     assert packing.algorithm_used == "iterative-nnls-complement"
 
 
@@ -64,13 +64,12 @@ def test_every_number_of_a_packing() -> None:
     packing = pack_histogram(histogram, "lpfhp", 3)
     row = expected()["lpfhp"]["squad-384"]["3"]
     limits = expected()["proven_limits"]["values"]["squad-384"]["3+"]
-    summary = packing.summary()
-    assert (summary["packs"], summary["padding_tokens"]) == (row["packs"], row["padding"])
-    assert 100 * summary["efficiency"] == pytest.approx(row["efficiency"], abs=1e-6)
-    assert summary["packing_factor"] == pytest.approx(row["packing_factor"], abs=1e-6)
-    assert summary["lower_bound"] == limits["lower_bound"]
-    assert summary["gap"] == row["packs"] - limits["lower_bound"]
-    assert (summary["depth_used"], summary["strategies_used"]) == (3, row["n_strategies"])
+    assert (packing.packs, packing.padding_tokens) == (row["packs"], row["padding"])
+    agree(100 * packing.efficiency, row["efficiency"], 1e-6, scale=1.0)
+    agree(packing.packing_factor, row["packing_factor"], 1e-6, scale=1.0)
+    assert packing.lower_bound == limits["lower_bound"]
+    assert packing.gap == row["packs"] - limits["lower_bound"]
+    assert (packing.depth_used, len(packing.mixture)) == (3, row["n_strategies"])
     assert packing.token_bound == 39_713
 
 
@@ -81,8 +80,7 @@ def test_every_algorithm_against_trying_everything(histogram: Histogram, depth: 
     for algorithm in ALGORITHMS:
         packing = pack_histogram(histogram, algorithm, depth)
         assert packing.lower_bound <= best <= packing.packs
-        if packing.certificate is not None:
-            assert check_certificate(packing.certificate, histogram.counts) == packing.lower_bound
+        assert check_certificate(packing.certificate, histogram.counts) == packing.lower_bound
 
 
 @pytest.mark.parametrize("case", ADVERSARIAL)
@@ -91,16 +89,19 @@ def test_adversarial(algorithm: str, case: str) -> None:
     histogram = Histogram(len(ADVERSARIAL[case]), ADVERSARIAL[case])
     if algorithm == "greedy" and histogram.sequences > 10**9:
         pytest.skip("greedy lists every sequence, and refuses so many")
-    for depth in (1, 3, "max"):
+    for depth in (1, 2, 3, 13, "max"):
         packing = pack_histogram(histogram, algorithm, depth)
         assert 0 <= packing.efficiency <= 1
         assert packing.packing_factor >= 1
         assert packing.gap >= 0
+        assert algorithm != "optimal" or packing.gap <= 1
+        if algorithm == "nnls":
+            pack_histogram(histogram, algorithm, depth, leftovers="complement")
 
 
 def test_results_are_deterministic() -> None:
     histogram = published("squad-384")
-    for algorithm in ("nnls", "nnlshp", "ennlshp", "greedy", "ffd"):
+    for algorithm in ("nnls", "optimal", "nnlshp", "ennlshp", "greedy", "ffd"):
         once, again = (pack_histogram(histogram, algorithm, 3, seed=4) for _ in range(2))
         assert list(once.mixture.items()) == list(again.mixture.items())
 
@@ -136,16 +137,16 @@ def test_unknown_algorithms_get_a_hint() -> None:
         pack_histogram(published("squad-384"), "nnsl")
 
 
-def test_a_wrong_result_is_never_returned() -> None:
+@pytest.mark.parametrize(
+    ("packs", "bound", "mixture", "message"),
+    [
+        (1, 1, {(2,): 1}, "length 2 has 1 slots for 2 sequences"),
+        (2, 1, {(2, 2): 1}, "2 packs, but the mixture has 1"),
+        (1, 2, {(2, 2): 1}, "fewer than the bound 2"),
+    ],
+)
+def test_a_wrong_result_is_never_returned(packs: int, bound: int, mixture: dict, message: str) -> None:
     histogram = Histogram(4, [0, 2, 0, 0])
-    with pytest.raises(FailedError, match="length 2 has 1 slots for 2 sequences"):
-        Packing(histogram, 2, "x", "x", {(2,): 1}, 1)
-    with pytest.raises(FailedError, match="fewer than the bound 2"):
-        Packing(histogram, 2, "x", "x", {(2, 2): 1}, 2)
-
-
-def test_all_published_histograms_at_any_depth_in_one_go() -> None:
-    for name in NAMES:
-        histogram = published(name)
-        packs = [packs_of(solve(histogram.counts, "lpfhp", depth).mixture) for depth in (1, 2, 3, 4, 8, 16)]
-        assert packs == sorted(packs, reverse=True)
+    certificate = simple_certificate(histogram.counts, 2)
+    with pytest.raises(FailedError, match=message):
+        Packing(2, packs, 4, 4 * packs, bound, histogram, 2, "x", "x", mixture, certificate)

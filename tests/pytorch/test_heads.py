@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.builders import training_data as data
+from tests.builders.agree import agree
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 transformers = pytest.importorskip("transformers")
@@ -19,9 +20,8 @@ from gaudi_bert.model.config import BertConfig  # noqa: E402
 from gaudi_bert.model.equivalence import gradients_of  # noqa: E402
 from gaudi_bert.model.huggingface import hugging_face_name, to_hugging_face  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset, PackedLoader, update_counts  # noqa: E402
-from gaudi_bert.training.input.batches import TrainingOrder, training_batches  # noqa: E402
+from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches  # noqa: E402
 from gaudi_bert.training.input.source import open_source  # noqa: E402
-from gaudi_bert.training.input.value_limits import ValueLimits  # noqa: E402
 
 SEED, PACKS = 9, 12
 CONFIG = BertConfig(
@@ -105,7 +105,7 @@ def test_micro_batches_of_an_update_add_up_to_one_large_batch(packed, theirs) ->
     assert counts.tolist() == update_counts([large]).tolist()
     one = theirs(**large).loss
     parts = [theirs(**batch, num_items_in_batch=counts).loss for batch in small]
-    assert sum(parts).item() == pytest.approx(one.item(), rel=1e-6)
+    agree(sum(parts).item(), one.item(), 1e-6)
     wanted, found = gradients(theirs, one), gradients(theirs, sum(parts))
     for name, value in wanted.items():
         assert float((found[name] - value).norm()) <= 1e-5 * max(float(value.norm()), 1e-3), name

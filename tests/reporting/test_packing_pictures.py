@@ -2,10 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.reporting import packing_pictures as pictures
+from tests.builders.agree import agree
+from tests.builders.properties import examples
 
 COUNTS = [3, 0, 5, 8, 0, 40, 2, 60]
 MIXTURE = {(3, 4): 5, (1, 6): 3, (8,): 60, (6,): 37, (4,): 3}
@@ -19,6 +24,9 @@ FIGURES = {
     "mixture": lambda: pictures.draw_mixture(MIXTURE, 8),
     "depth": lambda: pictures.draw_efficiency_over_depth(ROWS),
     "scaling": lambda: pictures.draw_unpadding([1, 2, 4], [2.1, 1.9, 1.7], [2.0, 1.9, 1.8], 1.99),
+    "fills": lambda: pictures.draw_fills(np.array([5, 5, 6]), np.array([0, 0, 9])),
+    "slots": lambda: pictures.draw_slots(40, 20, 200, 10, 20),
+    "curves": lambda: pictures.draw_curves([(10, 0.1), (20, 0.3)], [(20, 0.2)], is_accuracy=True, baseline=0.05),
 }
 
 
@@ -41,6 +49,78 @@ def test_titles_say_the_numbers() -> None:
     assert [label.get_text() for label in FIGURES["depth"]().axes[0].get_xticklabels()] == ["1", "2", "3", "max"]
 
 
+def words_in(axes) -> list[str]:
+    """The texts inside axes, and their title and legend."""
+    legend = axes.get_legend()
+    labels = legend.get_texts() if legend is not None else []
+    words = [text.get_text() for text in (*axes.texts, *labels)] + [axes.get_title(), axes.get_title("right")]
+    return [word.replace("\u00a0", " ") for word in words if word]
+
+
+@examples(15)
+@given(st.integers(1, 530), st.integers(0, 2**31), st.booleans())
+def test_every_row_is_in_one_bar(slots: int, seed: int, packed: bool) -> None:
+    generator = np.random.default_rng(seed)
+    before = generator.integers(0, 5, slots)
+    before[-1] += 1
+    after = generator.integers(0, 3, slots) * (generator.random(slots) < 0.1)
+    panels = pictures.draw_fills(before, after if packed else None).axes
+    assert len(panels) == 1 + packed
+    for axes, counts in zip(panels, (before, after), strict=False):
+        heights = [bar.get_height() for bar in axes.patches]
+        agree(sum(heights), 100 if counts.sum() else 0)
+        assert len(heights) <= 49
+        assert all(0 <= bar.get_x() <= bar.get_x() + bar.get_width() <= slots for bar in axes.patches)
+
+
+def test_a_bar_that_towers_over_the_others_is_cut_and_says_so() -> None:
+    (cut,) = pictures.draw_fills(np.array([1] * 15 + [985]), None).axes
+    assert "98.5 % of rows: 16 tokens ↑" in words_in(cut)
+    assert cut.get_ylim()[1] < 1
+    for counts in ([5] * 16, [0] * 15 + [3]):
+        assert words_in(pictures.draw_fills(np.array(counts), None).axes[0]) == []
+
+
+def test_slots_are_to_scale() -> None:
+    axes = FIGURES["slots"]().axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [200, 200, 200, 0]
+    assert {"before: 40 rows, 50.00 % real tokens", "after: 20 rows, 100.00 % real tokens"} <= set(words_in(axes))
+    assert "proven bound: 20 rows" in words_in(axes)
+
+
+def test_the_most_used_strategies_come_first() -> None:
+    axes = pictures.draw_mixture({(1, 2): 5, (10,): 90, (3, 3, 3): 5, (4, 6): 1}, 10, most=3).axes[0]
+    words = words_in(axes)
+    assert [word for word in words if word.endswith("%")] == ["89.11 %", "4.95 %", "4.95 %"]
+    assert "3 of 4 strategies, 99.0 % of 101 packs" in words
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_curves_of_few_and_of_no_reports(count: int) -> None:
+    points = [(10 * number, 0.1 * number) for number in range(count)]
+    figure = pictures.draw_curves(points, points, is_accuracy=True, baseline=0.05)
+    words = words_in(figure.axes[0])
+    assert "unigram baseline, 5.0 %" in words
+    assert ("held out" in words) == (count > 0)
+    assert figure.axes[0].get_ylim()[0] == 0
+    assert b"nan" not in pictures.picture_bytes(figure, "svg")
+
+
+def test_a_loss_that_hardly_moved_is_shown_from_zero() -> None:
+    flat = pictures.draw_curves([(10, 0.70), (20, 0.69)], [], is_accuracy=False)
+    assert flat.axes[0].get_ylim()[0] == 0
+    moved = pictures.draw_curves([(10, 9.0), (20, 6.0)], [], is_accuracy=False)
+    assert 5 < moved.axes[0].get_ylim()[0] < 6
+
+
+def test_pictures_of_a_page_have_no_background() -> None:
+    with pictures.page_style():
+        figure = FIGURES["curves"]()
+    assert figure.get_facecolor()[3] == figure.axes[0].get_facecolor()[3] == 0
+    assert figure.axes[0].xaxis.label.get_color() == pictures.DARK_GREY
+    assert FIGURES["curves"]().get_facecolor()[3] == 1
+
+
 def test_empty_data_are_drawn_too() -> None:
     for figure in (pictures.draw_histogram([0, 0, 0]), pictures.draw_mixture({}, 8)):
         assert pictures.picture_bytes(figure, "png").startswith(b"\x89PNG")
@@ -49,3 +129,21 @@ def test_empty_data_are_drawn_too() -> None:
 def test_other_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"written as \.png or \.svg"):
         pictures.save_picture(FIGURES["mixture"](), tmp_path / "x.pdf")
+
+
+@pytest.mark.parametrize(
+    ("share", "decimals", "written"),
+    [
+        (0.9949, 1, "99.5 %"),
+        (0.9949, 2, "99.49 %"),
+        (0.99997, 2, "99.997 %"),
+        (0.999951, 2, "99.995 %"),
+        (200 / 6_294_495, 2, "0.003 %"),
+        (1, 2, "100.00 %"),
+        (0, 1, "0.0 %"),
+        (1e-30, 1, "0.000000000 %"),
+        (1.5, 1, "150.0 %"),
+    ],
+)
+def test_nothing_is_rounded_to_all_or_nothing(share: float, decimals: int, written: str) -> None:
+    assert pictures.percent(share, decimals).replace("\u00a0", " ") == written

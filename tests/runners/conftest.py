@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes import follow
 from gaudi_bert.runners.kubernetes.client import Cluster
-from tests.builders.fake_api_server import FakeApiServer
+from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
+from tests.builders.fake_api_server import FakeApiServer, Json, Run
 
 
 @pytest.fixture
@@ -41,3 +44,19 @@ def said() -> io.StringIO:
 @pytest.fixture
 def reporter(said: io.StringIO) -> Reporter:
     return Reporter(said)
+
+
+@pytest.fixture
+def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "SHORTEST_ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "WATCH_SECONDS", 1)
+
+
+@pytest.fixture
+def run(cluster: Cluster, reporter: Reporter, short_watches: None) -> Run:
+    def run_demo(stages: Sequence[str], *overrides: str) -> Json:
+        settings = load_pipeline(None, ["kubernetes.start_seconds=1", *overrides])
+        cluster.namespace = settings.kubernetes.namespace
+        return run_on_kubernetes(settings, stages, reporter, cluster)
+
+    return run_demo

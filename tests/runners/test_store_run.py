@@ -12,10 +12,10 @@ import pytest
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
-from gaudi_bert.runners.local import LocalRun, run_stages
+from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.runners.local import missing_inputs, run_stages
+from gaudi_bert.runners.stage_calls import LocalRun
 from gaudi_bert.runners.stage_table import stages_of
-from gaudi_bert.runners.waiting import missing_inputs
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
@@ -172,7 +172,7 @@ def test_a_run_folder_that_is_not_ours_is_refused(s3: S3Server, tmp_path: Path) 
     objects.write("s3://bucket/elses/thesis.txt", b"mine")
     settings = pipeline("s3://bucket/text", objects.settings.model_dump())
     data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/elses")
-    with pytest.raises(InputError, match=r"s3://bucket/elses: exists, but no settings.json says what made it"):
+    with pytest.raises(InputError, match=r"s3://bucket/elses: exists, but settings.json does not say what made it"):
         train(settings, data, None, out, reporter=QUIET)
     assert contents("s3://bucket/elses", objects) == {"thesis.txt": b"mine"}
     shutil.rmtree(tmp_path)
@@ -199,3 +199,23 @@ def test_a_shard_that_vanished_is_named(s3: S3Server, tmp_path: Path) -> None:
     settings = pipeline("s3://bucket/text", objects.settings.model_dump())
     with pytest.raises(InputError, match=r"s3://bucket/lacking/packed-00000-00001.tfrecord: no such object"):
         train(settings, Path("s3://bucket/lacking"), None, tmp_path / "run", reporter=QUIET)
+
+
+@pytest.mark.slow
+def test_a_run_in_the_bucket_is_raised_and_started_anew(s3: S3Server) -> None:
+    from gaudi_bert.stages.training.train import train
+
+    store = quick(s3.endpoint)
+    data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/raised")
+
+    def run(updates: int, **options: bool) -> list[str]:
+        settings = pipeline("s3://bucket/text", store.model_dump(), updates=updates, keep_checkpoints=2)
+        train(settings, data, None, out, reporter=QUIET, **options)
+        made = contents("s3://bucket/raised", Objects(store))
+        assert "training.json" in made
+        assert json.loads(made["settings.json"])["settings"]["training"]["updates"] == updates
+        return [name[-13:-12] for name in made if name.startswith("checkpoints/")]
+
+    assert run(2) == ["2"]
+    assert run(6, resume=True) == ["4", "6"]
+    assert run(2, overwrite=True) == ["2"]

@@ -1,16 +1,16 @@
-"""What tasks answer and how they are measured, spelt out."""
+"""What tasks answer and how they are measured, spelt out; and how packs of rows are laid out."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gaudi_bert.config.tasks import TaskSettings
+from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
-from gaudi_bert.tasks.registry import task_named
+from gaudi_bert.tasks.question_answering import squad_scores
 from gaudi_bert.tasks.rows.types import IGNORED, NO_WORD, QuestionRow, Sequences, TaggedRow, TextRow
-from gaudi_bert.tasks.squad import squad_scores
-from gaudi_bert.tasks.task import Draw, Vocabulary
+from gaudi_bert.tasks.task import Draw, Vocabulary, task_named
+from tests.builders.agree import agree
 
 ROWS = [TextRow(number, "text") for number in (1, 2, 3)]
 
@@ -24,9 +24,9 @@ def test_classification() -> None:
     logits = np.array([[0.0, 0.0], [np.log(3.0), 0.0], [-100.0, 100.0]], np.float32)
     answers = list(task.answers(logits, texts(), ROWS))
     assert [answer["label"] for answer in answers] == ["no", "no", "yes"]
-    assert answers[1]["probabilities"] == pytest.approx({"no": 0.75, "yes": 0.25})
+    agree(answers[1]["probabilities"], {"no": 0.75, "yes": 0.25})
     found = task.metrics(logits, texts(np.array([0, 1, 1], np.int32)), ROWS)
-    assert found == pytest.approx({"accuracy": 2 / 3, "f1_macro": 2 / 3, "matthews_correlation": 0.5})
+    agree(found, {"accuracy": 2 / 3, "f1_macro": 2 / 3, "matthews_correlation": 0.5})
 
 
 def test_multi_label() -> None:
@@ -35,7 +35,7 @@ def test_multi_label() -> None:
     assert [answer["labels"] for answer in task.answers(logits, texts(), ROWS)] == [["a", "c"], [], ["b"]]
     target = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], np.float32)
     found = task.metrics(logits, texts(target), ROWS)
-    assert found == pytest.approx({"f1_micro": 6 / 7, "f1_macro": (2 / 3 + 1 + 1) / 3, "accuracy": 2 / 3})
+    agree(found, {"f1_micro": 6 / 7, "f1_macro": (2 / 3 + 1 + 1) / 3, "accuracy": 2 / 3})
 
 
 def test_regression() -> None:
@@ -43,7 +43,7 @@ def test_regression() -> None:
     logits = np.array([[1.0], [2.0], [4.0]], np.float32)
     assert list(task.answers(logits, texts(), ROWS)) == [{"value": 1.0}, {"value": 2.0}, {"value": 4.0}]
     found = task.metrics(logits, texts(np.array([0.0, 1.0, 3.0], np.float32)), ROWS)
-    assert found == pytest.approx({"pearson": 1.0, "spearman": 1.0, "mean_squared_error": 1.0})
+    agree(found, {"pearson": 1.0, "spearman": 1.0, "mean_squared_error": 1.0})
     constant = task.metrics(np.ones((3, 1), np.float32), texts(np.array([0.0, 1.0, 3.0], np.float32)), ROWS)
     assert constant["pearson"] == constant["spearman"] == 0.0
 
@@ -60,17 +60,11 @@ def test_tags_are_entities_with_their_characters() -> None:
     sequences = Sequences(
         np.array([0, 1]), np.array([0, 7, 10]), np.full(10, 5, np.int32), np.zeros(10, np.int8), words=words, target=target
     )
-    assert list(task.answers(logits, sequences, rows)) == [
-        {
-            "tags": [
-                {"start": 0, "end": 8, "tag": "x", "score": pytest.approx(1.0)},
-                {"start": 12, "end": 13, "tag": "x", "score": pytest.approx(1.0)},
-            ]
-        },
-        {"tags": [{"start": 0, "end": 4, "tag": "y", "score": pytest.approx(1.0)}]},
-    ]
+    one = [{"start": 0, "end": 8, "tag": "x", "score": 1.0}, {"start": 12, "end": 13, "tag": "x", "score": 1.0}]
+    other = [{"start": 0, "end": 4, "tag": "y", "score": 1.0}]
+    agree(list(task.answers(logits, sequences, rows)), [{"tags": one}, {"tags": other}])
     found = task.metrics(logits, sequences, rows)
-    assert found == pytest.approx({"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "accuracy": 0.8})
+    agree(found, {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "accuracy": 0.8})
 
 
 def question(threshold: float | None, n_best: int = 3):
@@ -101,7 +95,7 @@ def test_the_best_answers_of_all_windows() -> None:
     ]
     scores = [each["score"] for each in answer["answers"]]
     assert scores == sorted(scores, reverse=True)
-    assert scores[1] / scores[0] == pytest.approx(np.exp(-3.0))
+    agree(scores[1] / scores[0], np.exp(-3.0))
     assert task.metrics(logits, sequences, rows) == {"exact_match": 100.0, "f1": 100.0}
 
 
@@ -110,15 +104,13 @@ def test_no_answer_is_an_answer_where_the_data_has_such(threshold: float, best: 
     task, logits, sequences, rows = question(threshold, n_best=20)
     (answer,) = task.answers(logits, sequences, rows)
     assert answer["answers"][0]["text"] == best
-    assert sum(each["score"] for each in answer["answers"]) == pytest.approx(1.0)
+    agree(sum(each["score"] for each in answer["answers"]), 1.0)
     assert sorted(each["text"] for each in answer["answers"]).count("") == 1
 
 
 def test_squad_compares_as_squad_does() -> None:
-    assert squad_scores(["The cat!", "", "x y", "left"], [["cat"], [], ["y z", "q"], []]) == {
-        "exact_match": 50.0,
-        "f1": pytest.approx(100 * (1 + 1 + 0.5 + 0) / 4),
-    }
+    found = squad_scores(["The cat!", "", "x y", "left"], [["cat"], [], ["y z", "q"], []])
+    agree(found, {"exact_match": 50.0, "f1": 100 * (1 + 1 + 0.5 + 0) / 4})
 
 
 def test_masks_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
@@ -150,3 +142,43 @@ def test_masks_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
     assert masked(together, 3, 0) == first
     assert [len(first[number]) for number in range(5)] == [1, 4, 1, 0, 2]
     assert masked(alone, 1, 1) != first
+
+
+# --- packs as dense arrays: what lies where, and what the model says brought home
+
+SEQUENCES = Sequences(
+    row=np.arange(4),
+    offsets=np.array([0, 2, 5, 6, 9]),
+    input_ids=np.array([11, 12, 21, 22, 23, 31, 41, 42, 43], np.int32),
+    segment_ids=np.array([0, 1, 0, 0, 1, 0, 0, 1, 1], np.int8),
+)
+PACKS = Packs(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
+
+
+def test_a_batch_spelt_out() -> None:
+    placed = place_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    found = {name: values.tolist() for name, values in placed.features(SEQUENCES).items()}
+    assert found == {
+        "input_ids": [[31, 21, 22, 23, 0, 0, 0], [41, 42, 43, 11, 12, 0, 0], [0] * 7],
+        "input_mask": [[1, 2, 2, 2, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0], [0] * 7],
+        "segment_ids": [[0, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0, 0], [0] * 7],
+        "positions": [[0, 0, 1, 2, 0, 0, 0], [0, 1, 2, 0, 1, 0, 0], [0] * 7],
+        "sequence_positions": [[0, 1], [0, 3], [0, 0]],
+        "sequence_weights": [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]],
+    }
+
+
+def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
+    placed = place_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    of_sequences = np.array([[[2.0], [1.0]], [[3.0], [0.0]], [[-1.0], [-1.0]]])
+    out = np.full((4, 1), np.nan)
+    placed.scatter_sequences(of_sequences, out)
+    assert out[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    tokens = np.full((9, 1), np.nan)
+    placed.scatter_tokens(placed.features(SEQUENCES)["input_ids"][:, :, np.newaxis].astype(np.float64), tokens)
+    assert tokens[:, 0].tolist() == SEQUENCES.input_ids.tolist()
+
+
+def test_no_packs_are_an_empty_batch() -> None:
+    placed = place_packs(SEQUENCES, PACKS, np.zeros(0, np.int64), BatchShape(2, 7, 3))
+    assert all(not values.any() for values in placed.features(SEQUENCES).values())

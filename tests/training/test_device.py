@@ -11,9 +11,8 @@ import pytest
 import tensorflow as tf
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import GaudiSettings
-from gaudi_bert.training.device import open_device
-from gaudi_bert.training.gaudi.runtime import BFLOAT16_LIST, runtime_variables
+from gaudi_bert.config.sections import GaudiSettings
+from gaudi_bert.training.device import BFLOAT16_LIST, open_device, runtime_variables
 
 VARIABLES = (
     "TF_BF16_CONVERSION",

@@ -1,15 +1,17 @@
-"""The plan of a run: the published batches, the predecessor's zero, corrected betas, and figures for every share of it."""
+"""The plan of a run: the published batches, corrected betas, figures for every share of it; the learning rate."""
 
 from __future__ import annotations
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.config import TrainingSettings
-from gaudi_bert.training.run_plan import RunPlan, correct_for_packing, plan_run
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.training.optimizers import learning_rate_at
+from gaudi_bert.training.run_plan import RunPlan, plan_run
+from tests.builders.agree import agree
+from tests.oracles import training as naive
 
 PHASE_2 = TrainingSettings(
     optimizer="lamb",
@@ -45,8 +47,8 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
     settings = PHASE_2.model_copy(update={"packing_correction": "betas", "beta_1": 0.81})
     made = plan(settings, 2.0)
     changed = made.settings
-    assert changed.beta_1 == pytest.approx(0.6561)
-    assert changed.beta_2 == pytest.approx(0.999**2)
+    agree(changed.beta_1, 0.6561)
+    agree(changed.beta_2, 0.999**2)
     assert (changed.updates, changed.warmup_updates) == (782, 100)
     assert (changed.evaluate_every_updates, changed.save_every_updates, changed.log_every_updates) == (50, 50, 5)
     assert changed.learning_rate == settings.learning_rate
@@ -60,7 +62,7 @@ def test_or_the_packs_are_kept_and_the_betas_raised() -> None:
 
 def test_unpacked_data_is_trained_as_asked() -> None:
     settings = PHASE_2.model_copy(update={"packing_correction": "betas"})
-    assert correct_for_packing(settings, 1.0) == settings
+    assert plan(settings, 1.0).settings == settings
 
 
 @given(factor=st.floats(1, 40), updates=st.integers(1, 100), warmup=st.integers(0, 100))
@@ -99,25 +101,6 @@ def test_a_batch_that_is_not_met_is_said() -> None:
 def test_the_number_of_epochs_is_told_where_the_data_is_counted() -> None:
     assert "times the data" in plan(PHASE_2, 2.0).short_lines()[-1]
     assert "times the data" not in plan(PHASE_2, 2.0, packs=None).short_lines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("sequences", "packs", "factor", "processes", "steps"),
-    [
-        (65_536, 64, 1.0, 1, 1024),
-        (65_536, 64, 1.0, 8, 128),
-        (65_536, 64, 1.2, 8, 107),
-        (65_536, 64, 1.2, 32, 27),
-        (32_768, 8, 2.0, 8, 256),
-        (32_768, 16, 2.0, 8, 128),
-        (448, 28, 2.0, 8, 1),
-    ],
-)
-def test_the_published_runs(sequences: int, packs: int, factor: float, processes: int, steps: int) -> None:
-    made = batch(sequences, packs, factor, processes)
-    assert made.accumulation_steps == steps
-    assert abs(made.change) < 0.02
-    assert len(made.batch_lines()) == 1
 
 
 def test_one_accumulation_step_and_factor_two_is_not_zero_steps() -> None:
@@ -159,3 +142,40 @@ def test_a_batch_larger_than_the_data_is_said_with_the_remedy() -> None:
     few = plan(settings, 2.0, processes=2, packs=9).short_lines()
     assert any("global_batch_sequences = 16 and training.micro_batch_packs = 4, or" in line for line in few)
     assert not any("repeat" in line for line in plan(settings, 2.0, processes=2, packs=64).short_lines())
+
+
+# --- the learning rate: warm-up, the joint, decay
+
+
+def test_literal_rates_with_linear_decay() -> None:
+    rates = [learning_rate_at(t, peak=8.0, warmup_updates=4, updates=7, decay_power=1.0) for t in range(1, 9)]
+    agree(rates, [2, 4, 6, 8, 6, 4, 2, 0])
+
+
+def test_no_warmup_starts_below_the_peak_and_never_reaches_zero() -> None:
+    rates = [learning_rate_at(t, peak=1.0, warmup_updates=0, updates=3, decay_power=1.0) for t in (1, 2, 3)]
+    agree(rates, [0.75, 0.5, 0.25])
+
+
+def test_decay_from_the_start_falls_where_the_warmup_ends() -> None:
+    rates = [
+        learning_rate_at(t, peak=8.0, warmup_updates=4, updates=8, decay_power=1.0, decay_from="start") for t in range(1, 10)
+    ]
+    agree(rates, [2, 4, 6, 8, 4, 3, 2, 1, 0])
+
+
+@given(
+    warmup=st.integers(0, 50),
+    rest=st.integers(1, 100),
+    update=st.integers(1, 150),
+    power=st.sampled_from([0.5, 1.0, 2.0]),
+    decay_from=st.sampled_from(["warmup", "start"]),
+)
+def test_equals_the_naive_schedule(warmup: int, rest: int, update: int, power: float, decay_from: str) -> None:
+    updates = warmup + rest
+    update = min(update, updates)
+    ours = learning_rate_at(
+        update, peak=0.01, warmup_updates=warmup, updates=updates, decay_power=power, decay_from=decay_from
+    )
+    agree(ours, naive.learning_rate(update, 0.01, warmup, updates, power, decay_from), 1e-12)
+    assert 0 < ours <= 0.01

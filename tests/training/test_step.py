@@ -1,4 +1,4 @@
-"""One update: accumulation, packing and dropout change nothing that they should not."""
+"""One update: accumulation, packing and dropout change nothing they should not; optimizers; what losses are divided by."""
 
 from __future__ import annotations
 
@@ -8,54 +8,29 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gaudi_bert.config import TrainingSettings
-from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.config import BertConfig
+from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.losses import pretraining_sums
-from gaudi_bert.model.sequences import join_sequences
+from gaudi_bert.training import optimizers
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.objective import loss_weights
-from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.input.source import open_source
+from gaudi_bert.training.objective import LossDenominators, denominators_for, loss_weights
+from gaudi_bert.training.optimizers import Optimizer, clip_factor, is_decayed
 from gaudi_bert.training.step import TrainingStep, dropout_seed
 from tests.builders import training_data as data
+from tests.builders import training_updates as work
+from tests.builders.agree import agree, identical
+from tests.oracles import training as naive
 
 PACKS = data.make_packs(12)
 
 
-def make_model(dropout: float = 0.0) -> BertForPretraining:
-    config = BertConfig(
-        vocab_size=data.VOCABULARY,
-        hidden_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=3,
-        intermediate_size=20,
-        max_position_embeddings=data.LENGTH,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-        initializer_range=0.2,
-    )
-    return BertForPretraining(config, seed=5)
-
-
-def packed_batch(packs) -> dict[str, np.ndarray]:
-    return {
-        name: np.asarray(values)
-        for name, values in join_sequences(packs, data.LENGTH, data.MASKED_SLOTS, data.DEPTH).items()
-    }
-
-
-def unpacked_batch(packs) -> dict[str, np.ndarray]:
-    singles = [[sequence] for pack in packs for sequence in pack]
-    return {name: np.asarray(values) for name, values in join_sequences(singles, data.LENGTH, data.PREDICTIONS, 1).items()}
-
-
-def one_update(micro_batches, loss="token", clip_norm=0.0, dropout=0.0, update=1):
+def one_update(micro_batches, loss="token", clip_norm=0.0):
     """Gradients of one update (from the first moments, which are (1 - beta_1) times them), and what `run` returned."""
-    model = make_model(dropout)
+    model = work.make_model()
     settings = TrainingSettings(beta_1=0.5, loss=loss, clip_norm=clip_norm, seed=3)
     optimizer = Optimizer(model.variables_by_name, settings)
     step = TrainingStep(model, optimizer, Communicator(), settings, accumulation_steps=len(micro_batches))
-    sums = step.run(micro_batches, update, 1e-3).numpy()
+    sums = step.run(micro_batches, 1, 1e-3).numpy()
     return {name: 2 * moment.numpy() for name, moment in optimizer.first_moments.items()}, sums
 
 
@@ -67,49 +42,56 @@ def assert_same_gradients(one, other) -> None:
 
 @functools.cache
 def big_batch(loss: str):
-    return one_update([packed_batch(PACKS)], loss)
+    return one_update([work.packed(PACKS)], loss)
 
 
 @pytest.mark.parametrize(("loss", "parts"), [("token", 3), ("sequence", 12)])
 def test_micro_batches_are_one_big_batch(loss, parts) -> None:
     big, big_sums = big_batch(loss)
-    small, small_sums = one_update([packed_batch(PACKS[part::parts]) for part in range(parts)], loss)
+    small, small_sums = one_update([work.packed(PACKS[part::parts]) for part in range(parts)], loss)
     assert_same_gradients(small, big)
-    np.testing.assert_allclose(small_sums, big_sums, rtol=1e-5)
+    agree(small_sums, big_sums, 1e-5)
 
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
 def test_a_packed_update_is_the_unpacked_update(loss) -> None:
     packed, packed_sums = big_batch(loss)
-    unpacked, unpacked_sums = one_update([unpacked_batch(PACKS)], loss)
+    unpacked, unpacked_sums = one_update([work.unpacked(PACKS)], loss)
     assert_same_gradients(packed, unpacked)
-    np.testing.assert_allclose(packed_sums, unpacked_sums, rtol=1e-5)
+    agree(packed_sums, unpacked_sums, 1e-5)
 
 
 @pytest.mark.parametrize("loss", ["token", "sequence"])
 def test_the_weights_known_before_are_those_of_the_loss(loss) -> None:
-    model, batch = make_model(), packed_batch(PACKS)
+    model, batch = work.make_model(), work.packed(PACKS)
     inputs = {name: tf.constant(values) for name, values in batch.items()}
     sums = pretraining_sums(model(inputs, dropout_seed=None), inputs, loss)
     expected = [sums.masked_lm_weight.numpy(), sums.next_sentence_weight.numpy()]
-    np.testing.assert_allclose(loss_weights(batch, loss), expected, rtol=1e-6)
+    agree(loss_weights(batch, loss), expected, 1e-6)
 
 
 def test_clipping_comes_after_accumulation() -> None:
-    halves = [packed_batch(PACKS[:6]), packed_batch(PACKS[6:])]
+    halves = [work.packed(PACKS[:6]), work.packed(PACKS[6:])]
     free, sums = one_update(halves)
     norm = sums[8]
-    assert norm == pytest.approx(np.sqrt(sum((gradient**2).sum() for gradient in free.values())), rel=1e-4)
+    agree(norm, np.sqrt(sum((gradient**2).sum() for gradient in free.values())), 1e-4)
     clipped, _ = one_update(halves, clip_norm=float(norm) / 4)
     for name, gradient in free.items():
-        np.testing.assert_allclose(clipped[name], gradient / 4, rtol=1e-4, atol=1e-8, err_msg=name)
+        agree(clipped[name], gradient / 4, 1e-4)
 
 
 def test_dropout_is_a_function_of_the_update() -> None:
-    one, again, later = (one_update([packed_batch(PACKS)], dropout=0.2, update=update)[0] for update in (7, 7, 8))
-    name = "bert/embeddings/word_embeddings"
-    assert all((one[each] == again[each]).all() for each in one)
-    assert not np.allclose(one[name], later[name])
+    model, settings = work.make_model(dropout=0.2), TrainingSettings(seed=3)
+    optimizer = Optimizer(model.variables_by_name, settings)
+    step = TrainingStep(model, optimizer, Communicator(), settings, accumulation_steps=1)
+    moment, moments = optimizer.first_moments["bert/embeddings/word_embeddings"], []
+    for update in (7, 7, 8):
+        moment.assign(tf.zeros_like(moment))
+        step.run([work.packed(PACKS)], update, 0.0)
+        moments.append(moment.numpy())
+    one, again, later = moments
+    identical(again, one)
+    assert np.abs(later - one).max() > 1e-6
 
 
 def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
@@ -120,20 +102,144 @@ def test_dropout_seeds_differ_by_seed_update_micro_batch_and_rank() -> None:
 
 
 def test_the_wrong_number_of_micro_batches_is_a_defect() -> None:
-    model = make_model()
+    model = work.make_model()
     optimizer = Optimizer(model.variables_by_name, TrainingSettings())
     step = TrainingStep(model, optimizer, Communicator(), TrainingSettings(), accumulation_steps=2)
     with pytest.raises(ValueError, match="1 micro-batches given, 2 make an update"):
-        step.run([packed_batch(PACKS)], 1, 1e-3)
+        step.run([work.packed(PACKS)], 1, 1e-3)
 
 
 def test_the_graph_has_no_sum_whose_order_may_vary() -> None:
     """`AddN` of three or more adds into whichever input's memory is free: its last bit differs from run to run."""
-    model = make_model(0.1)
+    model = work.make_model(0.1)
     optimizer = Optimizer(model.variables_by_name, TrainingSettings())
     step = TrainingStep(model, optimizer, Communicator(), TrainingSettings(), accumulation_steps=1)
     for update in (1, 2, 3):
-        step.run([packed_batch(PACKS)], update, 1e-3)
+        step.run([work.packed(PACKS)], update, 1e-3)
     assert step.graphs_traced == 1
     sums = [operation for operation in step.graph.get_operations() if operation.type == "AddN"]
     assert all(len(operation.inputs) == 2 for operation in sums)
+
+
+# --- what losses are divided by: on paper, and that `balanced` expects what the data holds
+
+WEIGHTS_M2 = np.array([[6.0, 2.0], [4.0, 3.0], [2.0, 1.0]])
+
+
+class OneOfThree(Communicator):
+    """Beside two processes that hold the same."""
+
+    def sum_array(self, values):
+        return 3 * np.asarray(values)
+
+
+THREE = OneOfThree(rank=1, size=3)
+
+
+def test_global_divides_by_the_whole_update() -> None:
+    factors = LossDenominators("global").factors(WEIGHTS_M2, 5, THREE)
+    agree(factors, [[1 / 36, 1 / 18]] * 3, 1e-7)
+
+
+def test_local_is_the_mean_of_the_means() -> None:
+    factors = LossDenominators("local").factors(WEIGHTS_M2, 5, THREE)
+    agree(factors, 1 / (9 * WEIGHTS_M2), 1e-7)
+
+
+def test_balanced_is_a_constant() -> None:
+    """b m e and b p (equations 25 and 26), as a mean over nine micro-batches."""
+    factors = LossDenominators("balanced", (76 * 0.5, 2.0)).factors(WEIGHTS_M2, 5, THREE)
+    agree(factors, [[1 / (5 * 38 * 9), 1 / (5 * 2 * 9)]] * 3, 1e-7)
+
+
+def test_nothing_masked_divides_by_no_zero() -> None:
+    for kind in ("global", "local"):
+        assert np.isfinite(LossDenominators(kind).factors(np.zeros((2, 2)), 5, Communicator())).all()
+
+
+@pytest.mark.parametrize("loss", ["token", "sequence"])
+def test_what_balanced_expects_of_packs_and_of_single_sequences(tmp_path, loss: str) -> None:
+    settings = TrainingSettings(loss_normalization="balanced", loss=loss)
+    packed = denominators_for(settings, open_source(data.write_packed(tmp_path / "packed", PACKS)))
+    unpacked = denominators_for(settings, open_source(data.write_unpacked(tmp_path / "unpacked", PACKS)))
+    lengths = [sequence.length for pack in PACKS for sequence in pack]
+    factor, efficiency = len(lengths) / len(PACKS), sum(lengths) / (len(PACKS) * data.LENGTH)
+    masked = data.PREDICTIONS * efficiency if loss == "token" else factor
+    agree(packed.expected_weights, (masked, factor))
+    # The same sequences weigh the same whether packed or not: a pack is `factor` of them.
+    agree(unpacked.expected_weights, (masked / factor, 1.0))
+
+
+def test_the_others_need_to_know_nothing_of_the_data() -> None:
+    for kind in ("global", "local"):
+        assert denominators_for(TrainingSettings(loss_normalization=kind), None).kind == kind
+
+
+# --- adamW and LAMB against the naive twins; clipping
+
+SHAPES = {
+    "bert/embeddings/word_embeddings": (13, 7),
+    "bert/embeddings/LayerNorm/gamma": (7,),
+    "bert/encoder/layer_0/attention/self/query/kernel": (7, 7),
+    "bert/encoder/layer_0/attention/self/query/bias": (7,),
+    "cls/predictions/output_bias": (13,),
+}
+FACTOR = np.float32(0.25)  # of clipping
+
+
+def random_values(seed: int, scale: float = 1.0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {name: (scale * random.normal(size=shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def run_ours(settings, values, gradients_of_updates, rates, compiled: bool = False) -> dict[str, np.ndarray]:
+    variables = {name: tf.Variable(value) for name, value in values.items()}
+    optimizer = Optimizer(variables, settings, compiled=compiled)
+    apply = tf.function(optimizer.apply, autograph=False)
+    for number, (gradients, rate) in enumerate(zip(gradients_of_updates, rates, strict=True), start=1):
+        given = [tf.constant(gradients[name] / FACTOR) for name in variables]
+        apply(given, optimizer.scalars(number, rate), tf.constant(FACTOR))
+    return {name: variable.numpy() for name, variable in variables.items()}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+@pytest.mark.parametrize("changes", [{}, {"layer_adaptation": "decayed"}, {"weight_decay": 0.0, "beta_2": 0.9}])
+def test_equals_the_naive_optimizer_after_seven_updates(optimizer: str, changes: dict, compiled: bool, monkeypatch) -> None:
+    monkeypatch.setattr(optimizers, "LEAST_COMPILED", 10)  # so that some of these are compiled
+    settings = TrainingSettings(optimizer=optimizer, **changes)
+    values = random_values(1)
+    values["cls/predictions/output_bias"][:] = 0  # LAMB's ratio is then 1
+    gradients = [random_values(10 + number, 0.1) for number in range(7)]
+    rates = [0.001 * (number + 1) for number in range(7)]
+    ours = run_ours(settings, values, gradients, rates, compiled)
+    expected = naive.run(optimizer, values, gradients, rates, settings)
+    for name, value in expected.items():
+        agree(ours[name], value, 1e-6, scale=1.0)
+
+
+def test_zero_gradients_of_zero_variables_leave_lamb_finite() -> None:
+    values = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    ours = run_ours(TrainingSettings(optimizer="lamb"), values, [values], [0.1])
+    assert all((value == 0).all() for value in ours.values())
+
+
+def test_decay_spares_biases_and_layer_norms() -> None:
+    assert [name for name in SHAPES if is_decayed(name)] == [
+        "bert/embeddings/word_embeddings",
+        "bert/encoder/layer_0/attention/self/query/kernel",
+    ]
+
+
+@pytest.mark.parametrize("largest", [0.0, 0.5, 1e6])
+def test_clipping_is_by_the_joint_norm(largest: float) -> None:
+    gradients = random_values(5)
+    factor, norm = clip_factor([tf.constant(gradient) for gradient in gradients.values()], largest)
+    for gradient, value in zip(gradients.values(), naive.clip(gradients, largest).values(), strict=True):
+        agree(gradient * factor.numpy(), value, 1e-5)
+    agree(norm.numpy(), np.sqrt(sum((g.astype(float) ** 2).sum() for g in gradients.values())), 1e-5)
+
+
+def test_a_gradient_that_is_not_finite_shows_in_the_norm() -> None:
+    _, norm = clip_factor([tf.constant([1.0, np.inf])], 1.0)
+    assert not np.isfinite(norm.numpy())

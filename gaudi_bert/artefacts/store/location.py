@@ -12,8 +12,6 @@ from pathlib import Path
 
 from gaudi_bert.common.errors import InputError
 
-__all__ = ["in_store", "place_below", "scheme_of", "shown_place", "url_of"]
-
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
 
 
@@ -23,11 +21,7 @@ def in_store(place: str | Path) -> bool:
 
 
 def url_of(place: str | Path) -> str:
-    """The URL of a place in a store, without a slash at its end.
-
-    Raises:
-        InputError: it is no URL, or has what only a web page's has.
-    """
+    """The URL of a place in a store, without a slash at its end."""
     match = _URL.fullmatch(str(place))
     if match is None:
         raise InputError(f"{place}: is no URL of an object store; write for example s3://bucket/prefix")

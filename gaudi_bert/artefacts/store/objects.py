@@ -11,7 +11,6 @@ The libraries are fsspec's: each takes its credentials as its own tools do. Noth
 from __future__ import annotations
 
 import errno
-import inspect
 import os
 import re
 import threading
@@ -20,23 +19,136 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from gaudi_bert.artefacts.store.libraries import no_credentials, open_filesystem, passing_errors
 from gaudi_bert.artefacts.store.location import scheme_of, url_of
-from gaudi_bert.artefacts.store.s3 import append_object, is_s3, look_at, status_of
 from gaudi_bert.common.errors import FailedError, InputError, shortened
-from gaudi_bert.config import StoreSettings
+from gaudi_bert.config.places import StoreSettings
 
-__all__ = ["ObjectInfo", "Objects"]
+# --- the libraries that reach the stores: one optional extra each; fsspec finds any other by the scheme of the URL
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+
+
+def open_filesystem(scheme: str, settings: StoreSettings) -> Any:
+    """fsspec's file system for URLs of `scheme`, without any cache of listings."""
+    try:
+        import fsspec
+
+        return fsspec.filesystem(scheme, use_listings_cache=False, **_options(scheme, settings))
+    except ImportError as error:
+        extra = EXTRAS.get(scheme)
+        remedy = f"pip install 'gaudi-bert[{extra}]'" if extra else "install fsspec and the library that it names for them"
+        raise InputError(f"{scheme}://: nothing here reads such URLs; {remedy}") from error
+    except ValueError as error:
+        raise InputError(f"{scheme}://: {error}; use s3://, gs:// or az://, or another that fsspec knows") from error
+
+
+def _options(scheme: str, settings: StoreSettings) -> dict[str, Any]:
+    if EXTRAS.get(scheme) != "s3":
+        return {}
+    # The service's own checksums are left out where it does not ask for them: stores of one's own may not know them, and
+    # every size and CRC-32C is checked by us.
+    config = {
+        "connect_timeout": settings.timeout_seconds,
+        "read_timeout": settings.timeout_seconds,
+        "max_pool_connections": 4 * settings.connections,
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "retries": {"max_attempts": 0},
+    }
+    options: dict[str, Any] = {"config_kwargs": config}
+    if settings.endpoint_url:
+        options["endpoint_url"] = settings.endpoint_url
+    if settings.ca_file:
+        options["client_kwargs"] = {"verify": settings.ca_file}
+    return options
+
+
+def passing_errors(scheme: str) -> tuple[type[Exception], ...]:
+    """The errors after which the same request may succeed: those of the operating system and of the store's library."""
+    errors: tuple[type[Exception], ...] = (OSError, TimeoutError, EOFError, ValueError)
+    if EXTRAS.get(scheme) == "s3":
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        errors += (BotoCoreError, ClientError)
+    elif EXTRAS.get(scheme) == "gcs":
+        from gcsfs.retry import HttpError
+        from google.auth.exceptions import GoogleAuthError
+
+        errors += (HttpError, GoogleAuthError)
+    elif EXTRAS.get(scheme) == "azure":
+        from azure.core.exceptions import AzureError
+
+        errors += (AzureError,)
+    if EXTRAS.get(scheme):
+        from aiohttp import ClientError as ConnectionProblem
+
+        errors += (ConnectionProblem,)
+    return errors
+
+
+def no_credentials(error: BaseException) -> bool:
+    """Whether the store's library found nothing to sign requests with."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
+
+
+# --- S3 in as few requests as it takes: each costs some milliseconds of CPU time beside the bytes that it brings. fsspec's
+# own verbs look twice where nothing is, and read whatever version is there.
+
+_READ_BYTES = 1 << 20
+
+
+def is_s3(url: str) -> bool:
+    """Whether a URL is one of S3, or of a server that speaks like it."""
+    return EXTRAS.get(scheme_of(url)) == "s3"
+
+
+def look_at(filesystem: Any, url: str) -> dict[str, Any]:
+    """What fsspec's `info` says of an object."""
+    bucket, key, _ = filesystem.split_path(url)
+    if not key:
+        raise FileNotFoundError(url)
+    answer = filesystem.call_s3("head_object", Bucket=bucket, Key=key)
+    kept = {name: answer.get(name) for name in ("ETag", "LastModified")}
+    return {"type": "file", "size": answer["ContentLength"], **kept}
+
+
+def append_object(filesystem: Any, url: str, handle: BinaryIO, version: str) -> None:
+    """Append to a file what it lacks of one version of an object; more than nothing."""
+    bucket, key, _ = filesystem.split_path(url)
+    start = handle.tell()
+    part = {"Range": f"bytes={start}-"} if start else {}
+    answer = filesystem.call_s3("get_object", Bucket=bucket, Key=key, IfMatch=version, **part)
+    # Loaded already where there is such a file system; 20 ms of every command's start otherwise.
+    import asyncio
+
+    asyncio.run_coroutine_threadsafe(_copy(answer["Body"], handle), filesystem.loop).result()
+
+
+async def _copy(body: Any, handle: BinaryIO) -> None:
+    try:
+        while piece := await body.read(_READ_BYTES):
+            handle.write(piece)
+    finally:
+        body.close()
+
+
+def status_of(error: BaseException) -> int | None:
+    """The status of the answer behind an error; None where none is known."""
+    answer = getattr(error.__cause__, "response", None) or {}
+    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
+
+
+# --- all stores
 
 Answer = TypeVar("Answer")
 PART_BYTES = 16 << 20
 """Larger objects are put in parts of this size, so that no object has to be in memory whole."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# What stores answer to a condition that they do not know, as s3fs puts it.
-_NO_CONDITIONS = (errno.ENOSYS, errno.EINVAL)
 _FINAL = (errno.EINVAL, errno.ENOTSUP, errno.ENAMETOOLONG)
 
 
@@ -69,11 +181,7 @@ class Objects:
         return _info(found) if found["type"] == "file" else None
 
     def read(self, url: str | Path) -> bytes:
-        """A small object, whole.
-
-        Raises:
-            InputError: there is none.
-        """
+        """A small object, whole."""
         url = url_of(url)
         try:
             return bytes(self._attempt("read", url, lambda filesystem: filesystem.cat_file(url)))
@@ -87,10 +195,6 @@ class Objects:
             url: the object.
             path: where it goes.
             known: what the store said of it earlier; it must still be so.
-
-        Raises:
-            InputError: there is none, or it was replaced while it was read.
-            FailedError: the store or the disk refuses.
         """
         url = url_of(url)
         before = known or self.info(url)
@@ -140,15 +244,6 @@ class Objects:
         url = url_of(url)
         self._make(url, lambda filesystem: filesystem.pipe_file(url, data))
 
-    def create(self, url: str | Path, data: bytes) -> bool:
-        """Make a small object unless there is one; whether it was made.
-
-        The store decides (`If-None-Match: *`), so of two writers only one does. One that knows no conditions is looked at
-        before.
-        """
-        url = url_of(url)
-        return self._make(url, lambda filesystem: _create(filesystem, url, data))
-
     def _make(self, url: str, request: Callable[[Any], Answer]) -> Answer:
         try:
             return self._attempt("put", url, request)
@@ -186,12 +281,7 @@ class Objects:
             return
 
     def _attempt(self, action: str, url: str, request: Callable[[Any], Answer]) -> Answer:
-        """The answer to a request, which is made again while what fails may pass.
-
-        Raises:
-            FileNotFoundError: there is no such object (or bucket).
-            FailedError: the store refuses, or all attempts failed.
-        """
+        """The answer to a request, which is made again while what fails may pass."""
         scheme, settings = scheme_of(url), self.settings
         filesystem, passing = self._filesystem(scheme), passing_errors(scheme)
         pause, attempt = settings.first_pause_seconds, 0
@@ -216,7 +306,7 @@ class Objects:
             pause = min(2 * pause, settings.longest_pause_seconds)
 
     def _refuse_what_stays(self, action: str, url: str, error: BaseException) -> None:
-        """Say at once what another attempt would not mend."""
+        """Say at once what another attempt would not fix."""
         number = getattr(error, "errno", None)
         if number in _NO_SPACE:
             raise FailedError(
@@ -248,24 +338,6 @@ def _refuse_another(url: str, before: ObjectInfo, after: ObjectInfo) -> None:
             f"{url}: changed while it was read ({before.bytes:,} bytes before, {after.bytes:,} now); leave the data "
             "alone, and run the same again"
         )
-
-
-def _create(filesystem: Any, url: str, data: bytes) -> bool:
-    if "mode" in inspect.signature(filesystem.pipe_file).parameters:
-        try:
-            filesystem.pipe_file(url, data, mode="create")
-            return True
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if status_of(error) == 412:
-                return False
-            if error.errno not in _NO_CONDITIONS:
-                raise
-    if filesystem.exists(url):
-        return False
-    filesystem.pipe_file(url, data)
-    return True
 
 
 def _info(found: dict[str, Any]) -> ObjectInfo:

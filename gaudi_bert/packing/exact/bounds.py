@@ -1,4 +1,4 @@
-"""How few packs any packing needs: certified bounds, quick enough to be given with every plan.
+"""How few packs any packing needs: certified bounds, quick enough to come with every plan.
 
 Prices come from the token bound (length), the count bound (1 each), the linear program without a depth limit,
 and the one with it. The last starts from the strategies of LPFHP and stops after a number of simplex
@@ -12,28 +12,16 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.packing.certificate import Certificate, simple_certificate
-from gaudi_bert.packing.coarse_grid import interpolated_prices, split_counts
-from gaudi_bert.packing.exact.column_generation import Relaxation
-from gaudi_bert.packing.exact.linear_program import LinearProgram
+from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation
+from gaudi_bert.packing.long_packs import BINS, MANY_LENGTHS, interpolated_prices, split_counts
 from gaudi_bert.packing.pricing import best_worth
-from gaudi_bert.packing.work import BOUND_WORK, Work
-
-__all__ = ["MANY_LENGTHS", "certify", "lower_bound", "prove", "prove_bound"]
-
-MANY_LENGTHS = 2500
-COARSE_BINS = 512
-"""With more different lengths than this the prices come from a grid of so many bins (`coarse`)."""
+from gaudi_bert.packing.result import BOUND_WORK, Work
 
 LARGEST_PRICE = 10**15
 MAX_DENOMINATOR = 4096
 QUICK_ITERATIONS = 3500
 QUICK_ITERATIONS_PER_LENGTH = 4
 """Simplex iterations that a bound which has to be quick may take: the larger of the two."""
-
-
-def lower_bound(counts: IntArray, depth: int, work: Work | None = None) -> int:
-    """Packs that no packing with at most `depth` sequences in a pack can do without; see `prove_bound`."""
-    return prove_bound(counts, depth, work).bound
 
 
 def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:
@@ -49,7 +37,7 @@ def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certi
     if depth == 1 or not counts.any():
         return best
     if np.count_nonzero(counts) > MANY_LENGTHS:
-        coarse = prove_bound(split_counts(counts, COARSE_BINS), depth, work)
+        coarse = prove_bound(split_counts(counts, BINS), depth, work)
         fine = prove(counts, interpolated_prices(coarse.prices, len(counts)), depth)
         return max(best, fine, key=lambda certificate: certificate.bound)
     linear_program = LinearProgram.unlimited(counts, work.share(0.5))

@@ -1,29 +1,330 @@
-"""The parts of one linear program together: the lengths that occur, the known strategies, the pricing, and
-the relaxation so far.
+"""The linear program of packing: the least number of packs, fractions allowed, and the prices that prove it.
+
+    minimise  sum of x_p    subject to    sum over p of (copies of length i in p) x_p + e_i - e_(i-1) >=
+    demand_i ,   x, e >= 0
+
+with one row for each length that occurs, over the strategies that are known so far. An exchange e_i lets a slot of the next
+longer length hold a sequence of length i, so the dual prices never fall with length, and far fewer strategies are needed
+than with equality (valid dual inequalities, Valerio de Carvalho 2005).
+
+Solved by stabilised column generation (Gilmore and Gomory 1961): solve the program over the known strategies (kept warm in
+HiGHS), price, add for every length its best strategy, repeat. The prices are taken between the program's and the
+best proven ones (Wentges 1997), which start at length / L, the prices of the token bound; each pricing gives a new lower
+bound (worth of the sequences) / (worth of the best pack), so the loop may stop as soon as no whole pack lies between bound
+and objective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
-from gaudi_bert.common.arrays import FloatArray, IntArray
-from gaudi_bert.packing.exact.column_generation import Pricer, Relaxation, generate_columns
-from gaudi_bert.packing.exact.restricted_master import Master
-from gaudi_bert.packing.heuristics.longest_pack_first import pack_longest_first
+from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.errors import FailedError
+from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.mixture import Strategy
-from gaudi_bert.packing.work import Work
+from gaudi_bert.packing.pricing import completion_values, power_chain, unwind
+from gaudi_bert.packing.result import Work
 
-__all__ = ["LinearProgram"]
+OPERATIONS_PER_ITERATION = 20
+"""Of the simplex, for each row and column."""
+
+OPERATIONS_PER_SOLVE = 50
+"""To start the simplex, for each row and column."""
+
+MOST_ITERATIONS = 2**31 - 1
+LARGEST_DEMAND = 1e7
+"""The solver gets demands of this at most, so that its absolute tolerances make sense for any number of sequences."""
+
+
+class _Master:
+    """The program over the strategies that are known so far, kept warm in HiGHS.
+
+    `iterations` counts the simplex iterations: unlike seconds, they are the same on every machine.
+
+    Args:
+        lengths: int64 [rows], the lengths that occur, ascending.
+        demand: float64 [rows], sequences of each.
+    """
+
+    def __init__(self, lengths: IntArray, demand: FloatArray, work: Work) -> None:
+        self.lengths = lengths
+        self.work = work
+        self.strategies: list[Strategy] = []
+        self.iterations = 0
+        self._known: set[Strategy] = set()
+        self._row_of_length = np.full(int(lengths[-1]) + 1, -1, dtype=np.int64)
+        self._row_of_length[lengths] = np.arange(len(lengths))
+        self._exchanges = len(lengths) - 1
+        import highspy  # not in the training image, which packs by LPFHP alone
+
+        self._highs = highspy
+        self._solver = highspy.Highs()
+        for option, value in (("output_flag", False), ("threads", 1), ("presolve", "off")):
+            self._solver.setOptionValue(option, value)
+        rows = len(lengths)
+        none = np.zeros(rows, dtype=np.int32)
+        self._solver.addRows(rows, np.zeros(rows), np.full(rows, self._highs.kHighsInf), 0, none, none[:0], np.zeros(0))
+        self.set_demand(demand)
+        below = np.arange(self._exchanges, dtype=np.int32)
+        self._add_columns(
+            np.zeros(self._exchanges),
+            2 * below,
+            np.column_stack((below, below + 1)).ravel(),
+            np.tile((1.0, -1.0), self._exchanges),
+        )
+
+    def add(self, strategies: Iterable[Strategy]) -> int:
+        """Add the strategies that are new (sorted tuples of lengths that occur); returns how many were."""
+        starts: list[int] = []
+        rows: list[int] = []
+        copies: list[float] = []
+        for strategy in strategies:
+            if strategy in self._known:
+                continue
+            self._known.add(strategy)
+            self.strategies.append(strategy)
+            starts.append(len(rows))
+            before = 0
+            for length in strategy:
+                if length == before:
+                    copies[-1] += 1.0
+                else:
+                    rows.append(int(self._row_of_length[length]))
+                    copies.append(1.0)
+                before = length
+        self._add_columns(
+            np.ones(len(starts)), np.array(starts, dtype=np.int64), np.array(rows, dtype=np.int64), np.array(copies)
+        )
+        return len(starts)
+
+    def _add_columns(
+        self, costs: FloatArray, starts: IntArray | Int32Array, rows: IntArray | Int32Array, values: FloatArray
+    ) -> None:
+        number = len(costs)
+        if number:
+            self._solver.addCols(
+                number,
+                costs,
+                np.zeros(number),
+                np.full(number, self._highs.kHighsInf),
+                len(rows),
+                starts.astype(np.int32),
+                rows.astype(np.int32),
+                values,
+            )
+
+    def set_demand(self, demand: FloatArray) -> None:
+        """Change what has to be covered (float64 [rows]; a negative demand is a surplus that shorter lengths
+        may use).
+        """
+        rows = len(demand)
+        self._unit = max(1.0, float(np.max(np.abs(demand))) / LARGEST_DEMAND)
+        unlimited = np.full(rows, self._highs.kHighsInf)
+        self._solver.changeRowsBounds(rows, np.arange(rows, dtype=np.int32), demand / self._unit, unlimited)
+
+    def solve(self, *, dual: bool = False) -> float:
+        """Solve from the last basis; returns the objective, infinite where the work ended before there was any.
+
+        Args:
+            dual: use the dual simplex (after a change of demand) instead of the primal one (after new strategies).
+        """
+        size = len(self.lengths) + self._exchanges + len(self.strategies)
+        affordable = (self.work.left / size - OPERATIONS_PER_SOLVE) / OPERATIONS_PER_ITERATION
+        self._solver.setOptionValue("simplex_strategy", 1 if dual else 4)
+        self._solver.setOptionValue("simplex_iteration_limit", int(min(max(affordable, 0), MOST_ITERATIONS)))
+        self._solver.run()
+        status, information = self._solver.getModelStatus(), self._solver.getInfo()
+        iterations = max(information.simplex_iteration_count, 0)
+        self.iterations += iterations
+        self.work.spend(size * (OPERATIONS_PER_ITERATION * iterations + OPERATIONS_PER_SOLVE))
+        if status == self._highs.HighsModelStatus.kIterationLimit:
+            self.work.spend(max(self.work.left, 0.0))
+            if information.primal_solution_status != self._highs.SolutionStatus.kSolutionStatusFeasible:
+                return float("inf")
+        elif status != self._highs.HighsModelStatus.kOptimal:
+            raise FailedError(f"the LP solver stopped with status {status} on {len(self.lengths)} lengths")
+        return float(information.objective_function_value) * self._unit
+
+    def prices(self) -> FloatArray:
+        """Dual prices per row, made non-negative and non-decreasing: float64 [rows]."""
+        duals = np.array(self._solver.getSolution().row_dual)
+        return np.maximum.accumulate(np.maximum(duals, 0.0))
+
+    def usage(self) -> FloatArray:
+        """How often each of `strategies` is used: float64 [strategies]."""
+        return np.array(self._solver.getSolution().col_value)[self._exchanges :] * self._unit
+
+
+# --- pricing and column generation
+
+CENTRE_SHARES = (0.7, 0.45, 0.2, 0.0)
+"""Share of the best proven prices in what is priced; the next one when that cuts off nothing."""
+
+REDUCED_COST = 1e-9
+
+OPERATIONS_PER_PRODUCT = 0.2
+"""Of a max-plus product, for each pair of totals."""
+
+UNWINDING_WORK = 4e9
+"""What unwinding strategies may do in one round."""
+
+
+class _Pricer:
+    """Best strategies for given prices of the lengths that occur.
+
+    Args:
+        lengths: int64 [rows], the lengths that occur, ascending.
+        max_length: tokens in a pack (L).
+    """
+
+    def __init__(self, lengths: IntArray, max_length: int, depth: int, work: Work) -> None:
+        self.work = work
+        self.lengths = lengths
+        self.max_length = max_length
+        self.depth = depth
+        deepest = max_length // int(lengths[0])
+        self._most_items = min(depth, deepest)
+        self.chain = power_chain(max_length if depth >= deepest else depth - 1, max_length)
+        self._table = np.zeros((len(self.chain) + 1, max_length + 1))
+        self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
+
+    def price(self, prices: FloatArray) -> FloatArray:
+        """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
+        self.work.spend(OPERATIONS_PER_PRODUCT * len(self.chain) * self.max_length**2)
+        by_length: FloatArray = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
+        completion = completion_values(self.chain, by_length, self._table)
+        worth: FloatArray = prices + completion[self.max_length - self.lengths]
+        return worth
+
+    def strategies(self, rows: IntArray, prices: FloatArray) -> list[Strategy]:
+        """The strategies behind the last `price`, for these rows, that are worth more than one pack at `prices`."""
+        # Each split is searched for among all totals; where packs are deep the longest lengths have to do.
+        row_operations = self._most_items * self.max_length
+        affordable = max(1, int(min(max(self.work.left, 0.0) / 4, UNWINDING_WORK) // row_operations))
+        rows = rows[-affordable:]
+        self.work.spend(len(rows) * row_operations)
+        items, ends, worths = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices)
+        strategies: list[Strategy] = []
+        start = 0
+        for end, worth in zip(ends.tolist(), worths.tolist(), strict=True):
+            if worth > 1.0 + REDUCED_COST:
+                strategies.append(tuple(sorted(items[start:end].tolist())))
+            start = end
+        return strategies
+
+
+@kernel
+def _unwind_rows(
+    chain: IntArray, table: FloatArray, lengths: IntArray, row_below: IntArray, rows: IntArray, prices: FloatArray
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """For each row its best pack: the lengths one after the other, where each pack ends, and its worth.
+
+    Slots of lengths that do not occur shrink to the next one that does.
+    """
+    top = table.shape[1] - 1
+    items = np.empty(4 * top + 16, dtype=np.int64)
+    pack = np.empty(top + 2, dtype=np.int64)
+    ends = np.empty(rows.size, dtype=np.int64)
+    worths = np.zeros(rows.size)
+    end = 0
+    for number, row in enumerate(rows):
+        pack[0] = lengths[row]
+        size = unwind(chain, table, top - lengths[row], pack, 1)
+        if end + size > items.size:
+            longer = np.empty(2 * (end + size), dtype=np.int64)
+            longer[:end] = items[:end]
+            items = longer
+        for item in pack[:size]:
+            below = row_below[item]
+            if below >= 0:
+                items[end] = lengths[below]
+                worths[number] += prices[below]
+                end += 1
+        ends[number] = end
+    return items[:end], ends, worths
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """The linear program's result.
+
+    Attributes:
+        objective: packs over the known strategies, with fractions.
+        bound: proven least number of packs, with fractions (in floating point; `certify` makes it exact).
+        prices: float64 [rows], the prices that prove it: no pack is worth more than 1.
+    """
+
+    objective: float
+    bound: float
+    prices: FloatArray
+
+    @property
+    def closed(self) -> bool:
+        """Whether no whole number lies between bound and objective, allowing for rounding errors."""
+        small = max(1e-6, 1e-13 * self.objective)
+        return bool(self.objective - self.bound < small or np.ceil(self.bound - small) >= np.ceil(self.objective - small))
+
+
+def generate_columns(
+    master: _Master,
+    pricer: _Pricer,
+    demand: FloatArray,
+    known: Relaxation | None = None,
+    *,
+    enough: float = -np.inf,
+    max_iterations: float = np.inf,
+) -> Relaxation:
+    """Add strategies to `master` until its objective is proven to be the least, to within a whole pack.
+
+    Args:
+        master: the program; strategies that cover everything must be in it already.
+        pricer: of the same lengths.
+        demand: float64 [rows], sequences of each length; the master's demand.
+        known: an earlier relaxation whose prices are the first centre; None: the token bound.
+        enough: stop as soon as the objective is no more than this, or is proven to be more.
+        max_iterations: stop when the simplex has taken more iterations than this.
+    """
+    last = master.iterations + max_iterations
+    centre = pricer.lengths / pricer.max_length if known is None else known.prices
+    centre = centre / pricer.price(centre).max()
+    bound = float(centre @ demand)
+    while True:
+        objective = master.solve()
+        if (
+            objective <= enough
+            or bound > enough > 0.0
+            or Relaxation(objective, bound, centre).closed
+            or master.iterations > last
+            or master.work.exhausted
+        ):
+            break
+        prices = master.prices()
+        new: Iterable[Strategy] = ()
+        for share in CENTRE_SHARES:
+            trial = share * centre + (1.0 - share) * prices
+            worth = pricer.price(trial)
+            best = float(worth.max())
+            new = pricer.strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices)
+            if float(trial @ demand) / best > bound:
+                bound, centre = float(trial @ demand) / best, trial / best
+            if new:
+                break
+            if master.work.exhausted:
+                break
+        if not master.add(new):
+            break
+    return Relaxation(objective, bound, centre)
 
 
 class LinearProgram:
-    """A linear program for a histogram with at least one sequence.
+    """The program of a histogram with at least one sequence: lengths, known strategies, pricing, and the relaxation so far.
 
     Args:
         counts: int64 [L], sequences of length 1 .. L.
-        depth: most sequences in a pack.
         work: what its solution may do; None for no limit.
     """
 
@@ -35,8 +336,8 @@ class LinearProgram:
         self.lengths = np.flatnonzero(counts) + 1
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = counts[self.lengths - 1]
-        self.master = Master(self.lengths, self.demand.astype(np.float64), self.work)
-        self.pricer = Pricer(self.lengths, self.max_length, depth, self.work)
+        self.master = _Master(self.lengths, self.demand.astype(np.float64), self.work)
+        self.pricer = _Pricer(self.lengths, self.max_length, depth, self.work)
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
         self.add((length,) for length in self.lengths.tolist())
@@ -66,9 +367,9 @@ class LinearProgram:
 
     def add(self, strategies: Iterable[Strategy]) -> None:
         """Add strategies; lengths that do not occur shrink to the next one that does."""
-        shrunk = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
-        kept = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in shrunk)
-        self.master.add(strategy for strategy in kept if strategy)
+        rows_of = (tuple(int(self._row_below[length]) for length in strategy) for strategy in strategies)
+        shrunk = (tuple(int(self.lengths[row]) for row in rows if row >= 0) for rows in rows_of)
+        self.master.add(strategy for strategy in shrunk if strategy)
 
     def generate(self, max_iterations: float = np.inf) -> Relaxation:
         """Column generation, on from the relaxation so far, until it is closed or the simplex has had its

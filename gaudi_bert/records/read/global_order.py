@@ -18,21 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import IntArray, permutation, random_words
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.permutation import permutation, random_words
-
-__all__ = ["WINDOW_PACKS", "GlobalOrder", "check_rank", "numbers_of_rank"]
 
 WINDOW_PACKS = 4096
 
 
 def check_rank(rank: int, world_size: int) -> None:
-    """Refuse a number that no process has.
-
-    Raises:
-        InputError: `rank` is not in 0 .. world_size - 1, or there is no process.
-    """
+    """Refuse a number that no process has."""
     if world_size < 1:
         raise InputError(f"world_size = {world_size}: at least 1 is needed")
     if not 0 <= rank < world_size:

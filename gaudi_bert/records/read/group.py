@@ -1,37 +1,46 @@
-"""A group of files in memory: read once, from front to back, checked, indexed and stripped of its padding on the way."""
+"""A group of the plan: its files, read into memory.
+
+A group is read once, from front to back, checked, indexed and stripped of its padding on the way.
+"""
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.read.scan import CompactedFormat, RecordScan
-from gaudi_bert.records.read.threads import map_files
+from gaudi_bert.records.files import RecordFile
+from gaudi_bert.records.read.scan import CompactedFormat, RecordScan, map_files
 from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
 from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.wire.framing import RecordStream
 
-__all__ = ["GroupFile", "buffer_bytes", "group_buffer", "read_group"]
+
+def match_files(records: str | Path, listed: Sequence[RecordFile], plan: WritablePlan) -> dict[str, RecordFile]:
+    """The files of the plan, by name, where they are now; each must be in both, with the same size."""
+    files = {file.name: file for file in listed}
+    for name in sorted(set(files) - {planned.name for planned in plan.files}):
+        raise InputError(f"{files[name].path}: is not in the plan; make the histogram and the plan again")
+    for planned in plan.files:
+        file = files.get(planned.name)
+        if file is None:
+            raise InputError(f"{records}: file {planned.name} of the plan is missing; bring it back, or plan again")
+        if file.bytes != planned.bytes:
+            raise InputError(
+                f"{file.path}: {file.bytes} bytes, the plan was made for {planned.bytes};"
+                " make the histogram and the plan again"
+            )
+        files[planned.name] = replace(file, crc32c=planned.crc32c, sequences=planned.sequences)
+    return files
 
 
-@dataclass(frozen=True)
-class GroupFile:
-    """A file of a group, and what the plan knows of it."""
-
-    name: str
-    path: Path
-    bytes: int
-    crc32c: int
-    sequences: int
-
-
-def buffer_bytes(files: Sequence[GroupFile]) -> int:
+def buffer_bytes(files: Sequence[RecordFile]) -> int:
     """A bound on the bytes of a buffer for these files; what is not needed of it is never touched, so it costs nothing."""
     return sum(uncompressed_bytes(file) for file in files)
 
@@ -45,7 +54,7 @@ def group_buffer(size: int) -> ByteArray:
     return np.frombuffer(mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def uncompressed_bytes(file: GroupFile) -> int:
+def uncompressed_bytes(file: RecordFile) -> int:
     """The size of a file without its compression; a compressed one is read to its end to know it."""
     with RecordStream(file.path) as stream:
         if not stream.compression:
@@ -57,7 +66,7 @@ def uncompressed_bytes(file: GroupFile) -> int:
 
 
 def read_group(
-    files: Sequence[GroupFile],
+    files: Sequence[RecordFile],
     schema: UnpackedSchema,
     buffer: ByteArray,
     workers: int | None,
@@ -71,9 +80,6 @@ def read_group(
         buffer: uint8, at least `buffer_bytes(files)`.
         workers: threads, each with one file at a time; None for all cores.
         progress: called with the bytes that were read.
-
-    Raises:
-        InputError: bad records, or a file is not the one that the plan was made for.
     """
     group = empty_index(buffer, sum(file.sequences for file in files))
     tasks, start, row = [], 0, 0
@@ -82,7 +88,7 @@ def read_group(
         tasks.append((file, (start, start + size), slice(row, row + file.sequences)))
         start, row = start + size, row + file.sequences
 
-    def read(task: tuple[GroupFile, tuple[int, int], slice], pieces: ByteArray) -> None:
+    def read(task: tuple[RecordFile, tuple[int, int], slice], pieces: ByteArray) -> None:
         file, region, rows = task
         records = CompactedFormat(schema, IndexedSequences(pieces, group.offsets[rows], group.rows[rows]), buffer, *region)
         scan = RecordScan(file.path, records, pieces, progress)
@@ -94,13 +100,13 @@ def read_group(
     return group
 
 
-def _check_same(file: GroupFile, scan: RecordScan) -> None:
-    for what, found, planned in (
+def _check_same(file: RecordFile, scan: RecordScan) -> None:
+    for what, actual, planned in (
         ("bytes", scan.file_bytes, file.bytes),
         ("crc32c", scan.file_crc32c, file.crc32c),
         ("sequences", scan.records.records, file.sequences),
     ):
-        if found != planned:
+        if actual != planned:
             raise InputError(
-                f"{file.path}: {what} {found}, the plan was made for {planned}; make the histogram and the plan again"
+                f"{file.path}: {what} {actual}, the plan was made for {planned}; make the histogram and the plan again"
             )

@@ -1,10 +1,9 @@
-"""Packing while training: unpacked records in, batches of packs out, another pairing each epoch, no packed
-copy on disk.
+"""Packing while training: batches of packs from unpacked records and a plan, without a packed folder.
 
 The plan stays what it is (so does its proven efficiency); what changes from epoch to epoch is the order of
 the groups, which sequences share a pack, and the order of the packs. All three are seeded permutations of
 (seed, epoch), so epoch e is the same whoever reads it, and a position is two numbers: the epoch, and how many
-batches of it are done. A group is read once an epoch, scanned and assigned as `write` does it, and its packs
+batches of it are done. A group is read once per epoch, scanned and assigned as `write` does it, and its packs
 are decoded straight into batches. Memory is one group, or two while the next one is read ahead.
 
 World size W: the packs of an epoch are numbered through all its groups; rank r takes those whose number mod W
@@ -17,27 +16,28 @@ import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray
+from gaudi_bert.artefacts.plan import WritablePlan
+from gaudi_bert.common.arrays import AnyArray, IntArray, permutation, random_words
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.permutation import permutation, random_words
 from gaudi_bert.records.assign import Assignment, assign_sequences
-from gaudi_bert.records.read.dense import dense_packs
+from gaudi_bert.records.files import RecordFile, list_record_files
+from gaudi_bert.records.read.arrays import dense_packs
 from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
-from gaudi_bert.records.read.group import GroupFile, buffer_bytes, read_group
+from gaudi_bert.records.read.group import buffer_bytes, match_files, read_group
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
-
-__all__ = ["OnTheFlyGroup", "OnTheFlyPacking"]
 
 
 @dataclass(frozen=True)
 class OnTheFlyGroup:
     """A group of the plan: its files, and pairs (lengths of a pack, how many such packs)."""
 
-    files: tuple[GroupFile, ...]
+    files: tuple[RecordFile, ...]
     strategies: tuple[tuple[tuple[int, ...], int], ...]
 
     @property
@@ -46,8 +46,15 @@ class OnTheFlyGroup:
         return sum(count for _, count in self.strategies)
 
 
-@dataclass(frozen=True)
-class _Loaded:
+def planned_groups(records: str | Path, plan: Path) -> tuple[WritablePlan, list[OnTheFlyGroup]]:
+    """A plan, and its groups with their files."""
+    content = WritablePlan.read(plan)
+    files = match_files(records, list_record_files(records), content)
+    groups = [OnTheFlyGroup(tuple(files[name] for name in group.files), group.strategies) for group in content.groups]
+    return content, groups
+
+
+class _Loaded(NamedTuple):
     group: IndexedSequences
     assignment: Assignment
 
@@ -102,9 +109,6 @@ class OnTheFlyPacking:
         """The batches of epoch `number` from `first_batch` on; groups that lie before it are not read.
 
         Each is the ten packed features as int32 and float32 matrices [B, L], [B, Q] or [B, S].
-
-        Raises:
-            InputError: bad records, or records that are not the plan's; `first_batch` is beyond the epoch.
         """
         if not 0 <= first_batch <= self.batches:
             raise InputError(f"batch {first_batch}: an epoch has {self.batches} batches; 0 to {self.batches} is allowed")
@@ -115,52 +119,42 @@ class OnTheFlyPacking:
     def rows(self, epoch: int, numbers: IntArray) -> dict[str, AnyArray]:
         """The packs of an epoch with these numbers (int64 [n], 0 .. packs - 1), whatever the rank, as `epoch` gives them.
 
-        A group is kept until another is asked for, so numbers that ascend from call to call read each group once.
-
-        Raises:
-            InputError: bad records, or records that are not the plan's.
+        A group is kept until another is needed, so numbers that ascend from call to call read each group once.
         """
         order = permutation(len(self.groups), self.seed, "on-the-fly groups", epoch)
         ends = np.cumsum([self.groups[group].packs for group in order])
-        places = np.searchsorted(ends, numbers, side="right")
+        positions = np.searchsorted(ends, numbers, side="right")
         parts, rows = [], []
-        for place in np.unique(places):
-            loaded, chosen = self._loaded(epoch, order, int(place)), np.flatnonzero(places == place)
-            first = ends[place] - self.groups[order[place]].packs
+        for position in np.unique(positions):
+            loaded, chosen = self._loaded(epoch, order, int(position)), np.flatnonzero(positions == position)
+            first = ends[position] - self.groups[order[position]].packs
             parts.append(dense_packs(self.schema, loaded.group, loaded.assignment, numbers[chosen] - first))
             rows.append(chosen)
         back = np.argsort(np.concatenate(rows))
-        return parts[0] if len(parts) == 1 else {name: values[back] for name, values in _joined(parts).items()}
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
     def stream(self, batches_done: int = 0) -> Iterator[dict[str, AnyArray]]:
-        """Epoch after epoch without end, from the batch after the first `batches_done` ones of all.
-
-        Raises:
-            InputError: as `epoch`.
-        """
+        """Epoch after epoch without end, from the batch after the first `batches_done` ones of all."""
         first_epoch, first_batch = divmod(batches_done, self.batches)
         for number in itertools.count(first_epoch):
             yield from self.epoch(number, first_batch if number == first_epoch else 0)
 
-    def _loaded(self, epoch: int, order: IntArray, place: int) -> _Loaded:
-        """The group at a place of an epoch's order; the next one is then read ahead, and all others are forgotten."""
-        ahead = [place + 1] if self.read_ahead and place + 1 < len(order) else []
-        wanted = {(epoch, each): int(order[each]) for each in (place, *ahead)}
-        self._loads = {key: load for key, load in self._loads.items() if key in wanted}
-        for key, group in wanted.items():
+    def _loaded(self, epoch: int, order: IntArray, position: int) -> _Loaded:
+        """The group at a position of an epoch's order; the next one is then read ahead, and all others are forgotten."""
+        ahead = [position + 1] if self.read_ahead and position + 1 < len(order) else []
+        needed = {(epoch, each): int(order[each]) for each in (position, *ahead)}
+        self._loads = {key: load for key, load in self._loads.items() if key in needed}
+        for key, group in needed.items():
             if key not in self._loads:
                 self._loads[key] = self._pool.submit(self._load, epoch, group)
-        return self._loads[(epoch, place)].result()
+        return self._loads[(epoch, position)].result()
 
     def _load(self, epoch: int, number: int) -> _Loaded:
         """Read a group and deal its sequences to packs, in this epoch's way."""
         planned = self.groups[number]
         buffer = np.empty(buffer_bytes(planned.files), np.uint8)
-        unpacked = UnpackedSchema(self.schema.max_sequence_length, self.schema.max_predictions)
-        group = read_group(planned.files, unpacked, buffer, self.workers, lambda _bytes: None)
+        group = read_group(planned.files, UnpackedSchema.of(self.schema), buffer, self.workers, lambda _bytes: None)
         epoch_seed = int(random_words(1, self.seed, "on-the-fly epoch", epoch)[0])
         return _Loaded(group, assign_sequences(group.lengths, planned.strategies, epoch_seed, number))
-
-
-def _joined(rows: Sequence[dict[str, AnyArray]]) -> dict[str, AnyArray]:
-    return {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}

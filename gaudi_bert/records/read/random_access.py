@@ -1,6 +1,6 @@
 """Records of many files by their numbers, as dense arrays: an index of offsets, the bytes left to the page cache.
 
-A file is mapped into memory, and walked once, from length to length, when its first record is asked for; the checksum of a
+A file is mapped into memory, and walked once, from length to length, when its first record is requested; the checksum of a
 record's bytes is looked at when it is read. A compressed file is first written out to a temporary file without a name. A
 record in an encoding that the kernels do not take is decoded by the general reader.
 """
@@ -8,12 +8,10 @@ record in an encoding that the kernels do not take is decoded by the general rea
 from __future__ import annotations
 
 import mmap
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -21,15 +19,12 @@ from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors
-from gaudi_bert.records.read.columns import decode_columns
+from gaudi_bert.records.read.arrays import decode_columns
 from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, RecordError, UnpackedSchema, check_features
 from gaudi_bert.records.wire.crc32c import crc32c_at, crc_of_word, mask_crc
 from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.frame_scan import ScanStatus
-from gaudi_bert.records.wire.framing import CUT_SHORT, FRAME_BYTES, REMEDY, RecordStream, record_place
+from gaudi_bert.records.wire.framing import FRAME_BYTES, PROBLEMS, RecordStream, ScanStatus, record_place
 from gaudi_bert.records.wire.memory import address_of, copy_bytes, load_u32, load_word
-
-__all__ = ["RecordFiles"]
 
 _LARGEST = 2**31 - 1
 
@@ -38,10 +33,10 @@ class RecordFiles:
     """Files of records with the same features.
 
     Args:
-        paths: the files; their numbers are their places here.
+        paths: the files, numbered in this order.
         schema: of every record.
         counts: records of each file, None where nothing says it.
-        bring: makes files be there before they are read, and says which have to be let go for them; None: all are there.
+        bring: fetches files before they are read, and says which ones were removed for them; None where all are local.
     """
 
     def __init__(
@@ -62,25 +57,13 @@ class RecordFiles:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Records of each file, counted where nothing says it.
-
-        Raises:
-            InputError: a file that has to be counted is damaged.
-        """
+        """Records of each file, counted where nothing says it."""
         return tuple(count if count is not None else self._file(number).records for number, count in enumerate(self._counts))
 
     def read(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
-        """Records as matrices.
+        """Each feature of some records by its name, int32 or float32 [n, size].
 
-        Args:
-            files: int64 [n], the number of each record's file.
-            records: int64 [n], its number in the file.
-
-        Returns:
-            Each feature by its name, int32 or float32 [n, size].
-
-        Raises:
-            InputError: a file is damaged, holds another number of records than was said, or a record does not fit.
+        `files`, int64 [n], are the numbers of their files, and `records` their numbers in these.
         """
         if self._bring is not None:
             gone = set(self._bring([self.paths[file] for file in np.unique(files)]))
@@ -90,7 +73,9 @@ class RecordFiles:
         lengths = np.empty(len(files), np.int64)
         absent = _find_lengths(places, files, records, lengths)
         if absent >= 0:
-            raise IndexError(f"{self.place(int(files[absent]), int(records[absent]))} is asked for, which it has not")
+            raise IndexError(
+                f"{self.place(int(files[absent]), int(records[absent]))} is requested, but the file does not have it"
+            )
         ends = np.cumsum(lengths)
         offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
         bad = _copy_payloads(places, files, records, lengths, payloads, offsets)
@@ -123,10 +108,10 @@ class RecordFiles:
     def _file(self, number: int) -> _IndexedFile:
         if number not in self._files:
             file = self._files[number] = _IndexedFile(self.paths[number])
-            said = self._counts[number]
-            if said is not None and said != file.records:
+            count = self._counts[number]
+            if count is not None and count != file.records:
                 raise InputError(
-                    f"{file.path}: holds {file.records:,} records, the metadata says {said:,}; write the data again"
+                    f"{file.path}: holds {file.records:,} records, the metadata says {count:,}; write the data again"
                 )
         return self._files[number]
 
@@ -159,7 +144,7 @@ class _IndexedFile:
         """Fill `starts`; the number of records."""
         status, records, position = _walk_frames(self.bytes, starts)
         if status != ScanStatus.GOOD:
-            raise InputError(f"{record_place(self.path, records, position)}: {_problem(status)}")
+            raise InputError(f"{record_place(self.path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
         return int(records)
 
     @property
@@ -169,16 +154,7 @@ class _IndexedFile:
 
     def problem(self, record: int) -> str:
         """What to say of a record whose checksum is wrong."""
-        return f"{record_place(self.path, record, int(self.starts[record]))}: {_problem(ScanStatus.BAD_BYTES)}"
-
-
-def _problem(status: int) -> str:
-    problems = {
-        ScanStatus.INCOMPLETE: CUT_SHORT,
-        ScanStatus.BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
-        ScanStatus.TOO_LONG: f"longer than {MAX_RECORD_BYTES} bytes; {REMEDY}",
-    }
-    return problems.get(ScanStatus(status), f"its bytes are damaged (CRC); {REMEDY}")
+        return f"{record_place(self.path, record, int(self.starts[record]))}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
 
 
 def _map_bytes(path: Path) -> ByteArray:
@@ -190,28 +166,15 @@ def _map_bytes(path: Path) -> ByteArray:
             with path.open("rb") as handle:
                 return _mapped(handle)
         with tempfile.TemporaryFile() as plain:
-            shutil.copyfileobj(cast(Any, _Plain(stream)), plain, 1 << 20)
+            piece = memoryview(bytearray(1 << 20))
+            while count := stream.read_into(piece):
+                plain.write(piece[:count])
             plain.flush()
             return _mapped(plain) if plain.tell() else np.empty(0, np.uint8)
 
 
 def _mapped(handle: Any) -> ByteArray:
     return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-
-
-class _Plain(RawIOBase):
-    """What a `RecordStream` gives, as a file that is read."""
-
-    def __init__(self, stream: RecordStream) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` from its front; 0 at the end."""
-        return self._stream.read_into(memoryview(buffer))
 
 
 @borrowing_kernel
@@ -223,15 +186,15 @@ def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
     """
     base, position, records = address_of(buffer), 0, 0
     while position < buffer.size:
-        left = buffer.size - position
-        if left < 12:
+        remaining = buffer.size - position
+        if remaining < 12:
             return ScanStatus.INCOMPLETE, records, position
         size = load_word(base + position)
         if mask_crc(crc_of_word(size)) != load_u32(base + position + 8):
             return ScanStatus.BAD_LENGTH, records, position
         if size < 0 or size > MAX_RECORD_BYTES:
             return ScanStatus.TOO_LONG, records, position
-        if size + 16 > left:
+        if size + 16 > remaining:
             return ScanStatus.INCOMPLETE, records, position
         if records < starts.size:
             starts[records] = position

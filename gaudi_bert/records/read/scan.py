@@ -1,8 +1,7 @@
-"""Reading record files at full speed: pieces into a buffer, kernels over the buffer, errors with file, record
-and offset.
+"""Reading record files at full speed: pieces into a buffer, kernels over the buffer, files in threads.
 
 `RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
-packed ones in `proof.file_contents`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
+packed ones in `file_contents`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
 and moves what is left of the last record to the front of the buffer. A record that the kernel calls unusual is handed to
 the general reader and put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists of one
 value unpacked, that is up to four bytes longer than what it replaces; they take the place of the CRC before it, which has
@@ -11,67 +10,60 @@ been checked (or of the bytes that are kept free at the front).
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, ByteArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.read.general import canonical_example
-from gaudi_bert.records.read.unpacked_index import (
-    IndexedSequences,
-    RecordSizes,
-    compact_rows,
-    empty_index,
-    scan_unpacked,
+from gaudi_bert.records.read.contract import canonical_example
+from gaudi_bert.records.read.unpacked_index import IndexedSequences, compact_rows, empty_index, scan_unpacked
+from gaudi_bert.records.schema import (
+    MAX_RECORD_BYTES,
+    PackedSchema,
+    RecordError,
+    UnpackedSchema,
+    check_features,
+    unpacked_schema_of,
 )
-from gaudi_bert.records.schema import MAX_RECORD_BYTES, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.features import feature_table
-from gaudi_bert.records.wire.frame_scan import ScanStatus, append_frames
 from gaudi_bert.records.wire.framing import (
-    CUT_SHORT,
     FRAME_BYTES,
     NO_RECORD,
-    REMEDY,
+    PROBLEMS,
     RecordStream,
+    ScanStatus,
+    append_frames,
     frame,
     read_records,
     record_place,
 )
 
-__all__ = [
-    "FRONT_BYTES",
-    "PIECE_BYTES",
-    "CompactedFormat",
-    "RecordFormat",
-    "RecordScan",
-    "UnpackedFormat",
-    "first_record",
-    "scan_buffer",
-    "unpacked_schema",
-]
-
 PIECE_BYTES = 1 << 20
 FRONT_BYTES = 16
 _MOST_GROWTH = 4
-_REFUSALS = {
-    ScanStatus.BAD_LENGTH: f"its length is damaged (CRC); {REMEDY}",
-    ScanStatus.BAD_BYTES: f"its bytes are damaged (CRC); {REMEDY}",
-    ScanStatus.TOO_LONG: f"longer than any legal record ({MAX_RECORD_BYTES} bytes); {REMEDY}",
-    ScanStatus.INDEX_FULL: "the file holds more records than the plan knows; make the histogram and the plan again",
-    ScanStatus.UNUSUAL: "the record cannot be read; report it with this file",
-}
 
 
-class RecordFormat(Protocol):
-    """What a scan does with the records of one file."""
+class _RecordFormat(Protocol):
+    """What a scan does with the records of one file.
+
+    Attributes:
+        records: how many of the file were taken so far.
+    """
 
     records: int
-    """Records of the file that were taken so far."""
+
+    @property
+    def schema(self) -> UnpackedSchema | PackedSchema:
+        """The sizes that every record must have."""
+        ...
 
     def start_piece(self) -> None:
         """Another piece of the file is about to be read."""
@@ -79,11 +71,6 @@ class RecordFormat(Protocol):
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
         """Run the kernel over the buffer from `position`; (why it stopped, position of the record at which it stopped)."""
-        ...
-
-    def canonical(self, payload: bytes) -> bytes:
-        """The same record in the encoding that the kernel takes, or a `RecordError` with the reason for
-        refusing it."""
         ...
 
 
@@ -104,7 +91,6 @@ class UnpackedFormat:
         self.schema, self.index = schema, index
         self.records = 0
         self.rows = 0
-        self._sizes = RecordSizes(schema.max_sequence_length, schema.max_predictions)
         self._table = feature_table(schema.features)
 
     @classmethod
@@ -114,19 +100,16 @@ class UnpackedFormat:
         return cls(schema, empty_index(buffer, rows))
 
     def start_piece(self) -> None:
-        """As `RecordFormat.start_piece`: forget the rows of the last piece."""
+        """As `_RecordFormat.start_piece`: forget the rows of the last piece."""
         self.rows = 0
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """As `RecordFormat.take`."""
+        """As `_RecordFormat.take`."""
         first = self.rows
-        status, position, self.rows = scan_unpacked(self.index, first, position, filled, self._sizes, self._table)
+        length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
+        status, position, self.rows = scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
         self.records += self.rows - first
         return ScanStatus(status), position
-
-    def canonical(self, payload: bytes) -> bytes:
-        """As `RecordFormat.canonical`."""
-        return canonical_example(payload, self.schema)
 
 
 class CompactedFormat(UnpackedFormat):
@@ -144,10 +127,10 @@ class CompactedFormat(UnpackedFormat):
         self._arena, self._position, self._end = arena, start, end
 
     def start_piece(self) -> None:
-        """As `RecordFormat.start_piece`; the rows stay."""
+        """As `_RecordFormat.start_piece`; the rows stay."""
 
     def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
-        """As `RecordFormat.take`."""
+        """As `_RecordFormat.take`."""
         first = self.rows
         status, position = super().take(position, filled)
         rows = self.index.rows[first : self.rows]
@@ -172,7 +155,7 @@ class RecordScan:
     def __init__(
         self,
         path: Path,
-        records: RecordFormat,
+        records: _RecordFormat,
         buffer: ByteArray,
         progress: Callable[[int], None] | None = None,
     ) -> None:
@@ -183,12 +166,7 @@ class RecordScan:
         self._records_crc32c = 0
 
     def pieces(self) -> Iterator[None]:
-        """Read and take piece after piece; the format holds the result when control comes back.
-
-        Raises:
-            InputError: file, record, offset and reason of what is refused.
-            FailedError: the file cannot be read.
-        """
+        """Read and take piece after piece; the format holds the result when control comes back."""
         start = position = filled = FRONT_BYTES
         before = -start  # position in the stream = position in the buffer + before
         view = self.buffer.data
@@ -211,7 +189,7 @@ class RecordScan:
                 self.file_crc32c = stream.file_crc32c if stream.compression else self._records_crc32c
                 yield
         if position < filled:
-            raise InputError(f"{self._place(position + before)}: {CUT_SHORT}")
+            raise InputError(f"{self._place(position + before)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
 
     def _take(self, position: int, filled: int, before: int) -> int:
         """Take all whole records up to `filled`; the position of the first that is not whole."""
@@ -222,7 +200,7 @@ class RecordScan:
             if status == ScanStatus.INCOMPLETE:
                 return position
             if status != ScanStatus.UNUSUAL or position == made_usual:
-                raise InputError(f"{self._place(position + before)}: {_REFUSALS[status]}")
+                raise InputError(f"{self._place(position + before)}: {PROBLEMS[status]}")
             counted = self._count_bytes(position, position + self._frame_bytes(position))
             position = made_usual = self._make_usual(position, before)
 
@@ -236,15 +214,14 @@ class RecordScan:
         return int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
 
     def _make_usual(self, position: int, before: int) -> int:
-        """Put the record at `position` into canonical encoding, so that it ends where it ended; its new
-        position."""
+        """Put the record at `position` into canonical encoding, so that it ends where it ended; its new position."""
         end = position + self._frame_bytes(position)
         try:
-            canonical = frame(self.records.canonical(self.buffer[position + 12 : end - 4].tobytes()))
+            canonical = frame(canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.records.schema))
         except RecordError as error:
             raise InputError(f"{self._place(position + before)}: {error}") from error
         if len(canonical) > end - position + _MOST_GROWTH:
-            raise InputError(f"{self._place(position + before)}: {_REFUSALS[ScanStatus.UNUSUAL]}")
+            raise InputError(f"{self._place(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
         self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
         return end - len(canonical)
 
@@ -253,11 +230,7 @@ class RecordScan:
 
 
 def first_record(path: Path) -> dict[str, AnyArray]:
-    """The features of the first record of a file.
-
-    Raises:
-        InputError: the file holds no TFRecord, or its first record is not a tf.train.Example.
-    """
+    """The features of the first record of a file."""
     try:
         payload = next(read_records(path), None)
         if payload is None:
@@ -268,12 +241,7 @@ def first_record(path: Path) -> dict[str, AnyArray]:
 
 
 def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
-    """The sizes of the first record of a file, and its features that are none of ours (they are left out of
-    packs).
-
-    Raises:
-        InputError: it is not an unpacked example.
-    """
+    """The sizes of the first record of a file, and its features that packs do not carry."""
     features = first_record(path)
     try:
         schema = unpacked_schema_of(features)
@@ -282,3 +250,59 @@ def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
         raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
     known = {spec.name for spec in schema.features}
     return schema, sorted(set(features) - known)
+
+
+# --- work on files and shards in threads
+#
+# The kernels run outside Python's lock, so threads scale like processes and share memory. Results come in the order of
+# the items, whatever order they are done in. The first error in that order is the one that is raised, so the message
+# does not depend on timing; work not yet begun is then dropped.
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def worker_count(workers: int | None, items: int) -> int:
+    """How many threads to use for so many items; `workers` None means all cores that this process may use."""
+    if workers is not None and workers < 1:
+        raise InputError(f"workers = {workers}: at least 1 is needed; leave it out for all cores")
+    return max(1, min(items, workers if workers is not None else len(os.sched_getaffinity(0))))
+
+
+def map_in_threads(
+    function: Callable[[_Item, ByteArray], _Result],
+    items: Sequence[_Item],
+    workers: int | None,
+    make_buffer: Callable[[], ByteArray],
+) -> list[_Result]:
+    """`function(item, buffer)` for every item; each thread has one buffer from `make_buffer`."""
+    count = worker_count(workers, len(items))
+    if count == 1:
+        buffer = make_buffer()
+        return [function(item, buffer) for item in items]
+    local = threading.local()
+    failed = threading.Event()
+
+    def run(item: _Item) -> _Result | None:
+        if failed.is_set():
+            return None
+        if not hasattr(local, "buffer"):
+            local.buffer = make_buffer()
+        try:
+            return function(item, local.buffer)
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(run, item) for item in items]
+        try:
+            return [future.result() for future in futures]  # type: ignore[misc]
+        except BaseException:
+            failed.set()  # also where this thread was interrupted: the others end after what they are at
+            raise
+
+
+def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:
+    """`function(file, buffer)` for every file, with a buffer for scans in constant memory."""
+    return map_in_threads(function, files, workers, scan_buffer)

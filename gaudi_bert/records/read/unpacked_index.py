@@ -14,11 +14,9 @@ from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.common.features import UnpackedFeature
 from gaudi_bert.records.wire.features import FeatureTable, locate_features
-from gaudi_bert.records.wire.frame_scan import ScanStatus, next_record
+from gaudi_bert.records.wire.framing import ScanStatus, next_record
 from gaudi_bert.records.wire.memory import address_of, as_word, copy_bytes, load_u8
 from gaudi_bert.records.wire.values import count_leading_ones, count_unit_floats, real_bytes, scan_positions
-
-__all__ = ["IndexedSequences", "RecordSizes", "compact_rows", "empty_index", "scan_unpacked"]
 
 _INDEX_ROW = np.dtype(
     [
@@ -37,13 +35,6 @@ _INDEX_ROW = np.dtype(
         )
     ]
 )
-
-
-class RecordSizes(NamedTuple):
-    """L and P of the records."""
-
-    length: int
-    predictions: int
 
 
 class IndexedSequences(NamedTuple):
@@ -73,11 +64,12 @@ def empty_index(buffer: ByteArray, sequences: int) -> IndexedSequences:
 
 
 @inlined_kernel
-def _index_record(start: int, end: int, sizes: RecordSizes, table: FeatureTable, rows: RowArray, number: int) -> bool:
+def _index_record(
+    start: int, end: int, length: int, predictions: int, table: FeatureTable, rows: RowArray, number: int
+) -> bool:
     """Fill a row for the unpacked example in [start, end); False where it is not a usual one."""
     if not locate_features(start, end, table):
         return False
-    length, predictions = sizes
     ids, mask = table.spans[UnpackedFeature.INPUT_IDS], table.spans[UnpackedFeature.INPUT_MASK]
     masked_ids, positions = table.spans[UnpackedFeature.MASKED_LM_IDS], table.spans[UnpackedFeature.MASKED_LM_POSITIONS]
     weights, label = table.spans[UnpackedFeature.MASKED_LM_WEIGHTS], table.spans[UnpackedFeature.NEXT_SENTENCE_LABELS]
@@ -110,7 +102,7 @@ def _index_record(start: int, end: int, sizes: RecordSizes, table: FeatureTable,
 
 @borrowing_kernel
 def scan_unpacked(
-    index: IndexedSequences, first: int, position: int, filled: int, sizes: RecordSizes, table: FeatureTable
+    index: IndexedSequences, first: int, position: int, filled: int, length: int, predictions: int, table: FeatureTable
 ) -> tuple[int, int, int]:
     """Index the records in index.buffer[position:filled].
 
@@ -119,7 +111,7 @@ def scan_unpacked(
         first: the row of the first record.
         position: where in the buffer the first record's frame begins.
         filled: how many bytes of the buffer hold data.
-        sizes: what every record must have.
+        length, predictions: L and P, which every record must have.
         table: as in `locate_features`.
 
     Returns:
@@ -134,7 +126,7 @@ def scan_unpacked(
         if number == index.offsets.size:
             return ScanStatus.INDEX_FULL, position, number
         payload = base + position + 12
-        if not _index_record(payload, payload + size, sizes, table, index.rows, number):
+        if not _index_record(payload, payload + size, length, predictions, table, index.rows, number):
             return ScanStatus.UNUSUAL, position, number
         index.offsets[number] = position + 12
         position += size + 16

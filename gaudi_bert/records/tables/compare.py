@@ -14,13 +14,11 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow
-from gaudi_bert.records.tables.columns import is_list
+from gaudi_bert.records.tables.parts import explained_arrow_errors, require_pyarrow
 from gaudi_bert.records.tables.rows import GroupRows, list_values
+from gaudi_bert.records.tables.sources import same_type
 from gaudi_bert.records.tables.write_packs import PackLayout, pad_value
 from gaudi_bert.records.wire.memory import address_of, as_word, load_u8, load_word
-
-__all__ = ["StoredPacks", "check_scalars", "check_tokens", "stored_packs"]
 
 
 class StoredPacks(NamedTuple):
@@ -51,19 +49,15 @@ class StoredPacks(NamedTuple):
 
 
 def stored_packs(path: Path, layout: PackLayout) -> Iterator[StoredPacks]:
-    """The row groups of a shard, whose form is checked: columns, types, one length and index a sequence, at most L tokens.
-
-    Raises:
-        FailedError: the shard is damaged or of another form.
-    """
+    """The row groups of a shard; columns, types, one length and index per sequence, and at most L tokens are checked."""
     from pyarrow import parquet
 
     try:
         with explained_arrow_errors(path):
             shard = parquet.ParquetFile(path)
-        found, wanted = shard.schema_arrow, layout.schema()
-        if not _same_columns(found, wanted):
-            raise FailedError(f"{path}: has the columns {', '.join(found.names)}, or other types; pack the table again")
+        stored, expected = shard.schema_arrow, layout.schema()
+        if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
+            raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
         first = 0
         with shard:
             for number in range(shard.num_row_groups):
@@ -73,17 +67,6 @@ def stored_packs(path: Path, layout: PackLayout) -> Iterator[StoredPacks]:
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error
-
-
-def _same_columns(found: Any, wanted: Any) -> bool:
-    return bool(found.names == wanted.names) and all(
-        (
-            one.type.value_type == other.type.value_type
-            if is_list(one.type) and is_list(other.type)
-            else one.type == other.type
-        )
-        for one, other in zip(found, wanted, strict=True)
-    )
 
 
 def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> StoredPacks:
@@ -105,17 +88,7 @@ def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> StoredPa
 
 
 def check_tokens(packs: StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
-    """Every slot of every column along the tokens is what it must be.
-
-    Args:
-        packs: what is stored.
-        layout: its form.
-        rows: of the group that was packed.
-        of_rows: int64 [sequences], the row of the group that each sequence is of.
-
-    Raises:
-        FailedError: a value differs; pack and column are named.
-    """
+    """Every slot of every column along the tokens is what it must be; `of_rows`, int64: the row of each sequence."""
     slots, count = layout.max_sequence_length, packs.offsets.size - 1
     positions, numbers = _expected_numbers(packs, slots)
     padding = numbers == 0
@@ -140,7 +113,7 @@ def _values(packs: StoredPacks, name: str, count: int, slots: int) -> AnyArray:
     """[packs, L]"""
     values, offsets = list_values(packs.path, packs.first, name, packs.table.column(name))
     if not (np.diff(offsets) == slots).all():
-        raise FailedError(f"{packs.place}: {name} does not have {slots} slots a pack; pack the table again")
+        raise FailedError(f"{packs.place}: {name} does not have {slots} slots per pack; pack the table again")
     return values[offsets[0] : offsets[-1]].reshape(count, slots)
 
 
@@ -170,17 +143,13 @@ def _expected_numbers(packs: StoredPacks, slots: int) -> tuple[IntArray, IntArra
 
 
 def check_scalars(packs: StoredPacks, layout: PackLayout, rows: GroupRows, of_rows: IntArray) -> None:
-    """Every scalar column holds, for each sequence, the value of its row.
-
-    Raises:
-        FailedError: one does not.
-    """
+    """Every scalar column holds, for each sequence, the value of its row."""
     pyarrow = require_pyarrow()
     for name in layout.columns.scalars:
         column = packs.table.column(name).combine_chunks()
         stored = column.chunk(0) if isinstance(column, pyarrow.ChunkedArray) else column
         if stored.null_count or not np.array_equal(np.diff(stored.offsets.to_numpy()), np.diff(packs.offsets)):
-            raise FailedError(f"{packs.place}: {name} does not have one value a sequence; pack the table again")
+            raise FailedError(f"{packs.place}: {name} does not have one value per sequence; pack the table again")
         expected = rows.scalars.column(name).take(pyarrow.array(of_rows))
         if not _equal_values(stored.flatten(), expected):
             raise FailedError(f"{packs.place}: {name} is not that of the rows; pack the table again")
@@ -211,17 +180,17 @@ def _first_difference(
     begin = address_of(stored)
     for pack in range(offsets.size - 1):
         at = begin + pack * row_bytes
-        for place in range(offsets[pack], offsets[pack + 1]):
-            size = as_word(lengths[place]) * value_bytes
-            source = addresses[of_rows[place]] + as_word(starts[place]) * value_bytes
+        for index in range(offsets[pack], offsets[pack + 1]):
+            size = as_word(lengths[index]) * value_bytes
+            source = addresses[of_rows[index]] + as_word(starts[index]) * value_bytes
             done = as_word(0)
             while done + 8 <= size:
                 if load_word(at + done) != load_word(source + done):
-                    return place
+                    return index
                 done += 8
             while done < size:
                 if load_u8(at + done) != load_u8(source + done):
-                    return place
+                    return index
                 done += 1
             at += size
     return -1

@@ -1,4 +1,4 @@
-"""Packed folders as Parquet, so that trainers without TFRecord (PyTorch, Hugging Face, JAX) can use the packing.
+"""Packs in Parquet files: written from a packed folder for trainers without TFRecord, and read by their numbers.
 
 One Parquet file per shard, one row per pack, with the names that Hugging Face models know:
 
@@ -7,55 +7,39 @@ One Parquet file per shard, one row per pack, with the names that Hugging Face m
     labels [L]                                    the id that was masked, -100 elsewhere
     sequence_starts, seq_lens                     one for each sequence of the pack
     next_sentence_labels                          one for each sequence of the pack
-
-The decoding is `decode_columns`; a few thousand packs are held at a time. pyarrow is imported inside.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.metadata import Metadata
-from gaudi_bert.common.arrays import AnyArray
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.read.columns import decode_columns
+from gaudi_bert.records.read.arrays import pack_rows
+from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.arrow import require_pyarrow
-from gaudi_bert.records.tables.token_check import NOT_PREDICTED
-from gaudi_bert.records.wire.framing import read_records
+from gaudi_bert.records.tables.parts import explained_arrow_errors, require_pyarrow
 
-__all__ = ["PARQUET_FOLDER", "write_packed_parquet"]
-
-PARQUET_FOLDER = "parquet"
-PACKS_PER_ROW_GROUP = 2048
+_PACKS_PER_ROW_GROUP = 2048
 
 
 def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Reporter) -> dict[str, Any]:
-    """Write the packs of a finished packed folder as Parquet. Files that are there already are kept.
+    """Write the packs of a finished packed folder to `out` (default: its folder `parquet`), and say how many there are.
 
-    Args:
-        packed: a folder with its metadata.json.
-        out: the folder for the Parquet files; `<packed>/parquet` when None.
-        reporter: where progress goes.
-
-    Returns:
-        `folder`, `files`, `packs`.
-
-    Raises:
-        InputError: the folder is not finished, a shard is damaged, or pyarrow is missing.
-        FailedError: the files cannot be written.
+    Files that are there already are kept.
     """
     require_pyarrow()
     metadata = read_metadata(packed)
-    out = packed / PARQUET_FOLDER if out is None else out
+    out = packed / "parquet" if out is None else out
     with reporter.task("parquet", metadata.packs, "packs") as task:
         for shard in metadata.shards:
             target = out / f"{Path(shard.name).stem}.parquet"
@@ -68,23 +52,11 @@ def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Rep
 def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
     from pyarrow import parquet
 
-    schema, packed_schema = _table_schema(metadata), PackedSchema.of(metadata)
+    schema, records = _table_schema(metadata), RecordFiles([shard], PackedSchema.of(metadata))
     with atomic_file(target) as handle, parquet.ParquetWriter(handle, schema, compression="zstd") as writer:
-        for columns in () if shard.stat().st_size == 0 else packed_batches(shard, packed_schema, PACKS_PER_ROW_GROUP):
-            writer.write_table(_table(columns, schema))
-
-
-def packed_batches(shard: Path, schema: PackedSchema, packs: int) -> Iterator[dict[str, AnyArray]]:
-    """The packed features of a shard, `packs` rows at a time (fewer at the end): int32 and float32 matrices.
-
-    Raises:
-        InputError: the file is damaged, or its records have other sizes.
-    """
-    records = read_records(shard)
-    while payloads := list(itertools.islice(records, packs)):
-        lengths = np.array([len(payload) for payload in payloads], np.int64)
-        buffer = np.frombuffer(b"".join(payloads), np.uint8)
-        yield decode_columns(buffer, np.cumsum(lengths) - lengths, lengths, schema.features, str(shard))
+        for first in range(0, records.sizes[0], _PACKS_PER_ROW_GROUP):
+            numbers = np.arange(first, min(first + _PACKS_PER_ROW_GROUP, records.sizes[0]))
+            writer.write_table(_table(records.read(np.zeros_like(numbers), numbers), schema))
 
 
 def _table_schema(metadata: Metadata) -> Any:
@@ -107,26 +79,17 @@ def _table_schema(metadata: Metadata) -> Any:
 def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
     """A table of `schema` from the packed features of n packs."""
     pyarrow = require_pyarrow()
-    count, row = columns["input_ids"].shape
-    used = columns["masked_lm_weights"] > 0
-    packs, slots = np.nonzero(used)
-    labels = np.full((count, row), NOT_PREDICTED, np.int32)
-    labels[packs, columns["masked_lm_positions"][packs, slots]] = columns["masked_lm_ids"][packs, slots]
+    rows = pack_rows({**columns, "positions": columns["positions"].copy()})
     real = columns["next_sentence_weights"] > 0
-    sequences = real.sum(axis=1)
-    starts = columns["next_sentence_positions"]
-    tokens = np.count_nonzero(columns["input_mask"], axis=1)
-    ends = np.concatenate([starts[:, 1:], np.zeros((count, 1), np.int32)], axis=1)
-    ends[np.arange(count), sequences - 1] = tokens
-    offsets = np.concatenate([[0], np.cumsum(sequences)]).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(rows.sequences)]).astype(np.int32)
     values = {
         "input_ids": columns["input_ids"],
         "token_type_ids": columns["segment_ids"],
         "position_ids": columns["positions"],
         "sequence_ids": columns["input_mask"],
-        "labels": labels,
-        "sequence_starts": starts[real],
-        "seq_lens": (ends - starts)[real],
+        "labels": rows.labels,
+        "sequence_starts": columns["next_sentence_positions"][real],
+        "seq_lens": rows.seq_lens[real],
         "next_sentence_labels": columns["next_sentence_labels"][real],
     }
     arrays = []
@@ -137,3 +100,127 @@ def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
         else:
             arrays.append(pyarrow.ListArray.from_arrays(pyarrow.array(offsets), flat, type=field.type))
     return pyarrow.table(arrays, schema=schema)
+
+
+# --- rows of packed tables by their numbers, one row group of each file in memory
+#
+# Columns of L values per row are matrices, those of one value per sequence are cut by their offsets.
+
+_NEEDED = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
+_TOKENLESS = {"row", "indices", "seq_lens"}
+
+
+class _Column(NamedTuple):
+    values: AnyArray
+    offsets: IntArray
+
+
+class _Group(NamedTuple):
+    first: int
+    last: int
+    columns: dict[str, _Column]
+
+
+class TableFiles:
+    """Packed Parquet files, numbered in the order of their paths."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+        self._files: dict[int, Any] = {}
+        self._groups: dict[int, _Group] = {}
+        self._ends: list[IntArray] = []
+        for number, path in enumerate(self.paths):
+            file = self._open(number)
+            names = file.schema_arrow.names
+            if _TOKENLESS.issubset(names) and "input_ids" not in names:
+                raise InputError(
+                    f"{path}: is an index, which holds no tokens; pack the table again without --index-only to read packs"
+                )
+            for name in _NEEDED:
+                if name not in names:
+                    raise InputError(
+                        f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
+                    )
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            self._ends.append(np.cumsum(sizes, dtype=np.int64))
+        self._files.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which opens the files itself."""
+        return {**self.__dict__, "_files": {}, "_groups": {}}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each file."""
+        return tuple(int(ends[-1]) if len(ends) else 0 for ends in self._ends)
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the largest row group: packs that change places within so many need no other group."""
+        return max((int(np.diff(ends, prepend=0).max()) for ends in self._ends if len(ends)), default=1)
+
+    def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
+        """Rows by file and number, int64 [n] each."""
+        rows = []
+        for file, record in zip(files.tolist(), records.tolist(), strict=True):
+            group = self._group(file, record)
+            row = record - group.first
+            columns = group.columns.items()
+            rows.append({name: column.values[column.offsets[row] : column.offsets[row + 1]] for name, column in columns})
+        return rows
+
+    def _open(self, number: int) -> Any:
+        if number not in self._files:
+            require_pyarrow()
+            from pyarrow import parquet
+
+            with explained_arrow_errors(self.paths[number]):
+                self._files[number] = parquet.ParquetFile(self.paths[number], memory_map=True)
+        return self._files[number]
+
+    def _group(self, file: int, record: int) -> _Group:
+        group = self._groups.get(file)
+        if group is None or not group.first <= record < group.last:
+            ends = self._ends[file]
+            number = int(np.searchsorted(ends, record, side="right"))
+            self._groups.pop(file, None)
+            first = int(ends[number - 1]) if number else 0
+            group = self._groups[file] = _Group(first, int(ends[number]), self._read_group(file, number))
+        return group
+
+    def _read_group(self, file: int, number: int) -> dict[str, _Column]:
+        pyarrow = require_pyarrow()
+        opened = self._open(file)
+        with explained_arrow_errors(self.paths[file]):
+            table = opened.read_row_group(number)
+        columns = {}
+        for name in table.column_names:
+            array = table.column(name).combine_chunks()
+            array = array.chunk(0) if isinstance(array, pyarrow.ChunkedArray) else array
+            kind = array.type
+            if pyarrow.types.is_fixed_size_list(kind):
+                offsets = np.arange(len(array) + 1, dtype=np.int64) * kind.list_size
+                columns[name] = _Column(array.flatten().to_numpy(zero_copy_only=False), offsets)
+            elif pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+                offsets = array.offsets.to_numpy().astype(np.int64)
+                columns[name] = _Column(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
+        return columns
+
+
+# --- vectors as a Parquet table: one column `embedding` of lists of float32
+
+_ROWS_OF_A_GROUP = 8192
+
+
+def write_vectors(handle: BinaryIO, vectors: Float32Array) -> None:
+    """Write `vectors`, [rows, width], a group of rows at a time."""
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    width = vectors.shape[1]
+    schema = pyarrow.schema([("embedding", pyarrow.list_(pyarrow.float32(), width))])
+    with parquet.ParquetWriter(handle, schema, compression="none", use_dictionary=False) as writer:
+        for first in range(0, len(vectors), _ROWS_OF_A_GROUP):
+            flat = pyarrow.array(vectors[first : first + _ROWS_OF_A_GROUP].reshape(-1), pyarrow.float32())
+            column = pyarrow.FixedSizeListArray.from_arrays(flat, width)
+            writer.write_table(pyarrow.table([column], schema=schema))

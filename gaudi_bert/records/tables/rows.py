@@ -1,4 +1,4 @@
-"""The rows of a group of parts, in memory as their files hold them: lengths, addresses of their values, checks.
+"""The rows of a group of a table: read and checked, kept together, cut into sequences.
 
 No value of a list is copied or becomes a Python object: of each row and aligned column there is the address of the first
 value. What is checked of every row: it is there and not empty, its aligned columns are as long as its `input_ids`, no value
@@ -7,30 +7,22 @@ is missing, no token id is negative, no token is masked out as padding. The firs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow
-from gaudi_bert.records.tables.columns import MASK_COLUMN, TOKENS_COLUMN, TableColumns
-from gaudi_bert.records.tables.parts import TablePart, read_parts
-
-__all__ = ["GroupRows", "ListValues", "PartShare", "list_values", "read_rows"]
+from gaudi_bert.records.tables.parts import TablePart, explained_arrow_errors, read_parts, require_pyarrow
+from gaudi_bert.records.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns
 
 _LARGEST_LENGTH = 2**31 - 1
 
 
 class ListValues(NamedTuple):
-    """A column of lists as numpy arrays: row i holds `values[offsets[i] : offsets[i + 1]]`.
-
-    Attributes:
-        values: of any numeric type; truths as uint8.
-        offsets: int32 or int64 [rows + 1].
-    """
+    """A column of lists as numpy arrays: row i holds `values[offsets[i] : offsets[i + 1]]`; booleans are uint8."""
 
     values: AnyArray
     offsets: AnyArray
@@ -40,7 +32,6 @@ class PartShare(NamedTuple):
     """Which rows of a part belong to a group: all, or by their value in a column.
 
     Attributes:
-        part: the part.
         first_row: number of the first row of its file in the whole table.
         column: that decides; None for all rows.
         values: pyarrow array of values.
@@ -79,12 +70,7 @@ def read_rows(
 
     Args:
         shares: parts of one or several files, those of a file together and in order.
-        columns: what is read.
-        keep_values: False where only lengths are wanted: values are then let go at once.
-        threads: several threads may decode.
-
-    Raises:
-        InputError: a file is damaged, or a row is at fault.
+        keep_values: False where only lengths are needed: values are then dropped at once.
     """
     pyarrow = require_pyarrow()
     lengths, numbers, tables = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], []
@@ -135,59 +121,41 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[s
     lists = {name: list_values(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
     tokens = lists[TOKENS_COLUMN]
     lengths = np.diff(tokens.offsets)
-    _refuse(part, lengths == 0, "has no token; leave empty rows out")
-    _refuse(part, lengths > _LARGEST_LENGTH, "is too long; split it, or leave it out")
-    if tokens.values.dtype.kind == "i" and tokens.values.size:
-        used = tokens.values[tokens.offsets[0] : tokens.offsets[-1]]
-        if used.min() < 0:
-            row = _row_of(tokens, np.flatnonzero(used < 0)[0])
-            raise InputError(
-                f"{part.path}: row {part.first_row + row}: input_ids holds {used[used < 0][0]}; token ids are 0 or more"
-            )
+    refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
+    refuse_rows(part, lengths > _LARGEST_LENGTH, "is too long; split it, or leave it out")
+    used = tokens.values[tokens.offsets[0] : tokens.offsets[-1]]
+    if used.size and used.min() < 0:
+        refuse_rows(part, _rows_of(tokens, used < 0), f"input_ids holds {used[used < 0][0]}; token ids are 0 or more")
     for name, others in lists.items():
-        differing = np.diff(others.offsets) != lengths
-        if differing.any():
-            row = int(np.flatnonzero(differing)[0])
-            raise InputError(
-                f"{part.path}: row {part.first_row + row}: {name} has {np.diff(others.offsets)[row]} values for "
-                f"{lengths[row]} input_ids; give as many, or leave the column out with --columns"
-            )
+        refuse_unequal(part, name, np.diff(others.offsets), lengths, "give as many, or leave the column out with --columns")
     if MASK_COLUMN in lists:
-        _refuse_padding(part, lists[MASK_COLUMN])
+        mask = lists[MASK_COLUMN]
+        used = mask.values[mask.offsets[0] : mask.offsets[-1]]
+        if used.size and used.min() == 0:  # the row would be packed with its padding, as if that were tokens
+            reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
+            refuse_rows(part, _rows_of(mask, used == 0), reason)
     return lists
 
 
-def _refuse(part: TablePart, wrong: BoolArray, reason: str) -> None:
+def refuse_rows(part: TablePart, wrong: BoolArray, reason: str | Callable[[int], str]) -> None:
+    """Refuse the first of the rows that are wrong; `reason` may depend on it."""
     if wrong.any():
-        raise InputError(f"{part.path}: row {part.first_row + int(np.argmax(wrong))}: {reason}")
+        row = int(np.argmax(wrong))
+        raise InputError(f"{part.path}: row {part.first_row + row}: {reason if isinstance(reason, str) else reason(row)}")
 
 
-def _refuse_padding(part: TablePart, mask: ListValues) -> None:
-    """A padded row would be packed with its padding, as if that were tokens."""
-    used = mask.values[mask.offsets[0] : mask.offsets[-1]]
-    if used.size and used.min() == 0:
-        row = _row_of(mask, np.flatnonzero(used == 0)[0])
-        raise InputError(
-            f"{part.path}: row {part.first_row + row}: attention_mask holds a 0, so the row is padded; tokenise without "
-            "padding, or cut the padding off"
-        )
+def refuse_unequal(part: TablePart, name: str, sizes: AnyArray, lengths: AnyArray, remedy: str) -> None:
+    """Refuse the first row in which a column has not as many values as there are tokens."""
+    refuse_rows(part, sizes != lengths, lambda row: f"{name} has {sizes[row]} values for {lengths[row]} input_ids; {remedy}")
 
 
-def _row_of(lists: ListValues, place: int) -> int:
-    """The row that holds value `place`, counted from the first row's first value."""
-    return int(np.searchsorted(lists.offsets - lists.offsets[0], place, side="right")) - 1
+def _rows_of(lists: ListValues, wrong: BoolArray) -> BoolArray:
+    """Which rows hold a wrong value; `wrong` begins with the first row's first value."""
+    return np.logical_or.reduceat(wrong, lists.offsets[:-1] - lists.offsets[0])
 
 
 def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:
-    """A column of lists of numbers or truths as numpy arrays.
-
-    Args:
-        path, first_row, name: how errors call it.
-        column: a pyarrow array, or a chunked one.
-
-    Raises:
-        InputError: a list or a value is missing.
-    """
+    """A pyarrow column of lists of numbers or booleans; `path`, `first_row` and `name` are how errors call it."""
     pyarrow = require_pyarrow()
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -213,3 +181,171 @@ def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValue
     if pyarrow.types.is_boolean(values.type):
         values = values.cast(pyarrow.uint8())
     return ListValues(values.to_numpy(), offsets)
+
+
+# --- rows that stay together go to one group of parts: that in which their value first occurs
+#
+# The column is read once, and the distinct values of each part are kept: memory grows with these and not with the rows.
+
+
+def share_by_value(runs: Sequence[Sequence[PartShare]], columns: TableColumns, column: str) -> list[list[PartShare]]:
+    """Which rows of which parts belong to each group, if rows with one value of `column` may not be parted.
+
+    Args:
+        runs: of each group, its own parts, in the order of the table.
+        column: a scalar column.
+    """
+    pyarrow = require_pyarrow()
+    own = [share for run in runs for share in run]
+    group_of = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
+    distinct = [_distinct_values(share, columns, column) for share in own]
+    groups: list[list[PartShare]] = [[] for _ in runs]
+    for share, group, values, homes in zip(
+        own, group_of.tolist(), distinct, _homes(distinct, group_of, column), strict=True
+    ):
+        foreign = values.filter(pyarrow.array(homes != group))
+        groups[group].append(share._replace(column=column, values=foreign, without=True) if len(foreign) else share)
+        for visited in np.unique(homes[homes != group]).tolist():
+            visiting = values.filter(pyarrow.array(homes == visited))
+            groups[visited].append(share._replace(column=column, values=visiting))
+    return groups
+
+
+def _distinct_values(share: PartShare, columns: TableColumns, column: str) -> Any:
+    (table,) = read_parts([share.part], [column], columns.schema)
+    values = table.column(column)
+    if values.null_count:
+        row = share.part.first_row + int(np.argmax(values.is_null().to_numpy()))
+        raise InputError(
+            f"{share.part.path}: row {row}: {column} is null, --keep-together needs a value; fill it, or leave the row out"
+        )
+    value_codes(values, column)  # refuses what cannot be compared
+    distinct = values.unique()
+    return distinct.combine_chunks() if isinstance(distinct, require_pyarrow().ChunkedArray) else distinct
+
+
+def _homes(distinct: Sequence[Any], group_of: IntArray, column: str) -> list[IntArray]:
+    """Of each part, the groups in which its distinct values first occur."""
+    pyarrow = require_pyarrow()
+    sizes = [len(values) for values in distinct]
+    codes = value_codes(pyarrow.chunked_array(distinct), column)
+    homes = np.full(int(codes.max(initial=0)) + 1, group_of.size)
+    np.minimum.at(homes, codes, np.repeat(group_of, sizes))
+    return np.split(homes[codes], np.cumsum(sizes)[:-1])
+
+
+# --- sequences: what becomes of rows that are too long, and what is packed as one
+#
+# A sequence is a run of tokens of one row. Rows of at most L tokens are one sequence each; a longer one is refused, cut to
+# its first L tokens, split into pieces of L (the last is shorter), or dropped. An *atom* is what the packer deals: a
+# sequence, or all sequences of rows that stay together, in their order; its length is their sum.
+
+TooLong = Literal["error", "truncate", "split", "drop"]
+
+
+class PolicyEffect(NamedTuple):
+    """What the policy has done to rows that were too long.
+
+    Attributes:
+        rows: how many were.
+        dropped_rows: how many of them are in no pack.
+        dropped_tokens: tokens that are in no pack.
+        added_sequences: sequences beyond one per row, from splitting.
+    """
+
+    rows: int
+    dropped_rows: int
+    dropped_tokens: int
+    added_sequences: int
+
+
+class RowSequences(NamedTuple):
+    """Runs of tokens, in the order of their rows.
+
+    Attributes:
+        rows: int64 [sequences], the row of the group that each is of.
+        starts: int32 [sequences], its first token in the row.
+        lengths: int32 [sequences], 1 .. L.
+    """
+
+    rows: IntArray
+    starts: Int32Array
+    lengths: Int32Array
+
+
+class Atoms(NamedTuple):
+    """What is packed as one: atom a is `members[offsets[a] : offsets[a + 1]]`.
+
+    Attributes:
+        lengths: int64 [atoms], tokens.
+        offsets: int64 [atoms + 1].
+        members: int64 [sequences], sequences in the order in which an atom holds them.
+    """
+
+    lengths: IntArray
+    offsets: IntArray
+    members: IntArray
+
+
+def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, PolicyEffect]:
+    """The sequences of rows of these lengths, and what the policy did.
+
+    Args:
+        lengths: int32 [rows], from 1.
+        max_sequence_length: L.
+        policy: what becomes of rows longer than L; under "error" there must be none.
+    """
+    rows = np.arange(lengths.size)
+    too_long = lengths > max_sequence_length
+    affected = int(np.count_nonzero(too_long))
+    lost = int(lengths[too_long].sum(dtype=np.int64))
+    nowhere = np.zeros(lengths.size, np.int32)
+    if not affected or policy == "error":
+        return RowSequences(rows, nowhere, lengths), PolicyEffect(0, 0, 0, 0)
+    if policy == "truncate":
+        cut = np.minimum(lengths, np.int32(max_sequence_length))
+        return RowSequences(rows, nowhere, cut), PolicyEffect(affected, 0, lost - affected * max_sequence_length, 0)
+    if policy == "drop":
+        short = rows[~too_long]
+        return RowSequences(short, nowhere[short], lengths[short]), PolicyEffect(affected, affected, lost, 0)
+    pieces = -(-lengths // max_sequence_length)
+    of_rows = np.repeat(rows, pieces)
+    number = np.arange(of_rows.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = (number * max_sequence_length).astype(np.int32)
+    sizes = np.minimum(lengths[of_rows] - starts, np.int32(max_sequence_length))
+    return RowSequences(of_rows, starts, sizes), PolicyEffect(affected, 0, 0, of_rows.size - lengths.size)
+
+
+def plain_atoms(sequences: RowSequences) -> Atoms:
+    """Every sequence by itself."""
+    count = sequences.rows.size
+    return Atoms(sequences.lengths.astype(np.int64), np.arange(count + 1), np.arange(count))
+
+
+def atoms_of_values(sequences: RowSequences, column: Any, name: str) -> Atoms:
+    """The sequences of rows with the same value of `column` (pyarrow, one value per row) as one atom, in their order."""
+    codes = value_codes(column, name)[sequences.rows]
+    order = np.argsort(codes, kind="stable")
+    sizes = np.bincount(codes)
+    lengths = np.bincount(codes, weights=sequences.lengths).astype(np.int64)
+    used = sizes > 0  # the rows of a value may all have been dropped
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[used])])
+    return Atoms(lengths[used], offsets, order)
+
+
+def value_codes(column: Any, name: str) -> IntArray:
+    """int64 [rows]: equal where the values are equal, numbered from 0 as they first occur."""
+    pyarrow = require_pyarrow()
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        encoded = column.dictionary_encode()
+    except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid) as error:
+        raise InputError(
+            f"column {name} holds {column.type}, whose values cannot be compared; keep rows together by a column of "
+            "numbers or text"
+        ) from error
+    codes: IntArray = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes

@@ -1,7 +1,8 @@
-"""Which files a table consists of: one file, a folder, a glob, or a folder that Hugging Face datasets wrote.
+"""A table: the files that it consists of, and its columns.
 
-A folder that `Dataset.save_to_disk` wrote names its files in `state.json`; other files in it are left from an earlier save
-and are no part of the data. A file is known by its name, so names must differ.
+A table is one file, a folder, a glob, or a folder that Hugging Face datasets wrote. The latter (`Dataset.save_to_disk`)
+names its files in `state.json`; other files in it are left from an earlier save and are not part of the data. A file is
+known by its name, so names must differ.
 """
 
 from __future__ import annotations
@@ -9,24 +10,29 @@ from __future__ import annotations
 import glob
 import itertools
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import explained_os_errors, read_json
+from gaudi_bert.records.tables.parts import require_pyarrow, table_schema
 from gaudi_bert.records.wire.crc32c import crc32c
 
-__all__ = ["TABLE_ENDINGS", "TableFiles", "file_identity", "is_table", "table_files"]
-
-TABLE_ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
-DATASET_STATE = "state.json"
+_ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
+_DATASET_STATE = "state.json"
 _PIECE_BYTES = 1 << 20
+_ROWS_AT_ONCE = 2**14
 
 
-class TableFiles(NamedTuple):
-    """The tables of a source, sorted by name, and the names of tables beside them that are no part of it."""
+class _TableListing(NamedTuple):
+    """The tables of a source, sorted by name, and the names of tables beside them that do not belong to it."""
 
     files: list[Path]
     left_out: list[str]
@@ -36,54 +42,43 @@ def is_table(source: str | Path) -> bool:
     """Whether `source` is a table by its ending, or holds files that are; anything else is taken for TFRecords."""
     path = Path(source)
     if in_store(source):
-        return _has_table_ending(path) or any(_is_of_table(name) for name in Objects().list(source, only_here=True))
+        names = Objects().list(source, only_here=True)
+        return _has_ending(path) or any(name == _DATASET_STATE or name.endswith(_ENDINGS) for name in names)
     if path.is_dir():
-        return (path / DATASET_STATE).is_file() or bool(_tables_in(path)) or bool(_splits_in(path))
+        return (path / _DATASET_STATE).is_file() or bool(_tables_in(path)) or bool(_splits_in(path))
     if os.path.lexists(path):
-        return _has_table_ending(path)
-    found = glob.glob(os.fspath(source))
-    return _has_table_ending(path) or (bool(found) and all(_has_table_ending(Path(name)) for name in found))
+        return _has_ending(path)
+    matches = glob.glob(os.fspath(source))
+    return _has_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
 
 
-def table_files(source: str | Path) -> TableFiles:
-    """The table files of `source`: one file, a folder of them, a glob, or a folder that `Dataset.save_to_disk` wrote.
-
-    Raises:
-        InputError: there is none; a file that `state.json` names is missing; two have one name; or the folder holds splits,
-            of which one must be chosen.
-        FailedError: the folder cannot be read.
-    """
+def table_files(source: str | Path) -> _TableListing:
+    """The table files of `source`: one file, a folder of them, a glob, or a folder that `Dataset.save_to_disk` wrote."""
     path = Path(source)
     if path.is_file():
-        return TableFiles([path], [])
+        return _TableListing([path], [])
     if not path.is_dir():
-        return TableFiles(_files_of_glob(source), [])
+        return _TableListing(_files_of_glob(source), [])
     with explained_os_errors(path, "read"):
-        found = _tables_in(path)
+        tables = _tables_in(path)
     named = _files_of_saved_dataset(path)
     if named is not None:
-        return TableFiles(named, [file.name for file in found if file not in named])
-    if found:
-        return TableFiles(found, [])
+        return _TableListing(named, [file.name for file in tables if file not in named])
+    if tables:
+        return _TableListing(tables, [])
     splits = _splits_in(path)
     if splits:
         raise InputError(f"{path}: holds the splits {', '.join(splits)}; pass one of them, for example {path / splits[0]}")
-    raise InputError(f"{path}: holds no {', '.join(TABLE_ENDINGS)} file; pass a folder of tables with a column input_ids")
+    raise InputError(f"{path}: holds no {', '.join(_ENDINGS)} file; pass a folder of tables with a column input_ids")
 
 
-def _is_of_table(name: str) -> bool:
-    return name == DATASET_STATE or _has_table_ending(Path(name))
-
-
-def _has_table_ending(path: Path) -> bool:
-    return path.name.endswith(TABLE_ENDINGS)
+def _has_ending(path: Path) -> bool:
+    return path.name.endswith(_ENDINGS)
 
 
 def _tables_in(folder: Path) -> list[Path]:
     """Files with the ending of a table, sorted; not those that datasets keep as a cache."""
-    return sorted(
-        child for child in folder.iterdir() if _has_table_ending(child) and not child.name.startswith((".", "cache-"))
-    )
+    return sorted(child for child in folder.iterdir() if _has_ending(child) and not child.name.startswith((".", "cache-")))
 
 
 def _splits_in(folder: Path) -> list[str]:
@@ -95,12 +90,12 @@ def _files_of_glob(source: str | Path) -> list[Path]:
     paths = sorted(map(Path, glob.glob(os.fspath(source))), key=lambda path: path.name)
     if not paths:
         raise InputError(
-            f"{source}: does not exist, and no file matches it as a pattern; pass a {', '.join(TABLE_ENDINGS)} file, "
+            f"{source}: does not exist, and no file matches it as a pattern; pass a {', '.join(_ENDINGS)} file, "
             "a folder of them, or a pattern"
         )
     for path in paths:
-        if not (path.is_file() and _has_table_ending(path)):
-            raise InputError(f"{path}: is no {', '.join(TABLE_ENDINGS)} file; pass a pattern that matches tables only")
+        if not (path.is_file() and _has_ending(path)):
+            raise InputError(f"{path}: is not a {', '.join(_ENDINGS)} file; pass a pattern that matches tables only")
     for path, following in itertools.pairwise(paths):
         if path.name == following.name:
             raise InputError(f"{following}: has the same name as {path}; rename one, files are known by name")
@@ -109,7 +104,7 @@ def _files_of_glob(source: str | Path) -> list[Path]:
 
 def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
     """The files that `state.json` names, sorted; None where the folder is not one of `Dataset.save_to_disk`."""
-    path = folder / DATASET_STATE
+    path = folder / _DATASET_STATE
     state = read_json(path) if path.exists() else None
     if not isinstance(state, dict) or "_data_files" not in state:
         return None
@@ -122,18 +117,175 @@ def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
     files = sorted(folder / str(name) for name in names)
     for file in files:
         if not file.is_file():
-            raise InputError(f"{file}: missing, {DATASET_STATE} names it; copy it, or save the dataset again")
+            raise InputError(f"{file}: missing, {_DATASET_STATE} names it; copy it, or save the dataset again")
     return files
 
 
 def file_identity(path: Path) -> dict[str, int]:
-    """`bytes` and `crc32c` of a file, by which an input is known wherever it lies.
-
-    Raises:
-        FailedError: it cannot be read.
-    """
+    """`bytes` and `crc32c` of a file, by which an input is known wherever it lies."""
     checksum = size = 0
     with explained_os_errors(path, "read"), path.open("rb") as handle:
         while piece := handle.read(_PIECE_BYTES):
             checksum, size = crc32c(piece, checksum), size + len(piece)
     return {"bytes": size, "crc32c": checksum}
+
+
+# --- the columns of a table that is packed
+#
+# Lists of numbers or booleans are *aligned*: in every row they are as long as `input_ids`, one value for each token. All
+# else is a *scalar*: one value per sequence. Every file of a table must have the same columns.
+
+TOKENS_COLUMN = "input_ids"
+MASK_COLUMN = "attention_mask"
+LABELS_COLUMN = "labels"
+_ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts", "row")
+"""What packing adds; a table may not bring its own."""
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns that are packed, by name, with their pyarrow types (aligned: of a value of the list).
+
+    Attributes:
+        schema: the pyarrow schema of all columns of the table.
+        aligned: lists along the tokens; `input_ids` is the first.
+        scalars: one value per row.
+    """
+
+    schema: Any
+    aligned: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*self.aligned, *self.scalars]
+
+    def tokens_only(self, *others: str) -> TableColumns:
+        """`input_ids`, the mask if there is one, and `others`: what tells the lengths."""
+        aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
+        return TableColumns(self.schema, aligned, {name: self.scalars[name] for name in others})
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a pyarrow type is any of the lists."""
+    types = require_pyarrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def same_type(one: Any, other: Any) -> bool:
+    """Whether two pyarrow types are equal, or lists of equal types of whatever kind."""
+    return bool(one.value_type == other.value_type if is_list(one) and is_list(other) else one == other)
+
+
+def columns_of(path: Path, chosen: Sequence[str] | None = None) -> TableColumns:
+    """The columns of a table, as its first file has them.
+
+    Args:
+        path: the first file.
+        chosen: the columns to pack; all when None.
+    """
+    schema = table_schema(path)
+    names = list(schema.names)
+    if TOKENS_COLUMN not in names:
+        raise InputError(f"{path}: has no column {TOKENS_COLUMN} (it has {', '.join(names)}); tokenise the text first")
+    for name in chosen or ():
+        if name not in names:
+            raise InputError(f"{path}: has no column {name}; it has {', '.join(names)}")
+    packed = [name for name in names if chosen is None or name in chosen or name == TOKENS_COLUMN]
+    if len(set(packed)) < len(packed):
+        raise InputError(f"{path}: has two columns of one name among {', '.join(packed)}; rename one")
+    aligned, scalars = {}, {}
+    for name in sorted(packed, key=lambda name: name != TOKENS_COLUMN):
+        kind = schema.field(name).type
+        if name in _ADDED_COLUMNS:
+            raise InputError(f"{path}: column {name} has a name that packing writes itself; {_leave_out(name)}")
+        if is_list(kind):
+            aligned[name] = _value_type(path, name, kind)
+        elif name == TOKENS_COLUMN:
+            raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+        elif "list_view" in str(kind):
+            raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
+        else:
+            scalars[name] = kind
+    return TableColumns(schema, aligned, scalars)
+
+
+def _value_type(path: Path, name: str, kind: Any) -> Any:
+    types = require_pyarrow().types
+    value = kind.value_type
+    if name == TOKENS_COLUMN and not types.is_integer(value):
+        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+    if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
+        raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
+    return value
+
+
+def check_storable(path: Path, columns: TableColumns) -> None:
+    """Refuse types with which packing is not possible: labels cannot be padded, or scalars not be stored as lists."""
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    labels = columns.aligned.get(LABELS_COLUMN)
+    if labels is not None and (pyarrow.types.is_unsigned_integer(labels) or pyarrow.types.is_boolean(labels)):
+        raise InputError(
+            f"{path}: column {LABELS_COLUMN} holds lists of {labels}, which cannot be -100, and padding must be; cast it to "
+            "int32, or leave it out with --columns"
+        )
+    for name, kind in columns.scalars.items():
+        try:
+            values = pyarrow.nulls(1, kind).take(pyarrow.array([0]))
+            parquet.write_table(
+                pyarrow.table({name: pyarrow.ListArray.from_arrays(pyarrow.array([0, 1], pyarrow.int32()), values)}),
+                pyarrow.BufferOutputStream(),
+            )
+        except pyarrow.ArrowException as error:
+            reason = shortened(str(error), 120)
+            raise InputError(
+                f"{path}: column {name} holds {kind}, which cannot be packed ({reason}); cast it, or leave it out with "
+                "--columns"
+            ) from error
+
+
+def _leave_out(name: str) -> str:
+    return f"rename it, or name the columns to pack without {name}: --columns input_ids,..."
+
+
+def check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
+    """Every file must have the columns of the first, with their types."""
+    for path in files[1:]:
+        schema = table_schema(path)
+        for name in columns.names:
+            if name not in schema.names:
+                raise InputError(f"{path}: has no column {name}, which {files[0].name} has; give all files the same columns")
+            kind, first = schema.field(name).type, columns.schema.field(name).type
+            if not same_type(kind, first):
+                raise InputError(
+                    f"{path}: column {name} holds {kind}, in {files[0].name} it holds {first}; cast it to one type"
+                )
+
+
+# --- the lengths in a column of a Parquet file
+
+
+def read_column_lengths(path: Path, column: str | None = None) -> IntArray:
+    """int64 [rows]: the whole numbers of a column (default: `input_ids`) of a Parquet file, or the sizes of its lists."""
+    pyarrow = require_pyarrow()
+    from pyarrow import compute, dataset
+
+    name = TOKENS_COLUMN if column is None else column
+    try:
+        table = dataset.dataset(path, format="parquet")
+        if name not in table.schema.names:
+            raise InputError(f"{path}: has no column {name}; it has {', '.join(table.schema.names)}: write FILE:COLUMN")
+        kind, cells = table.schema.field(name).type, dataset.field(name)
+        if not (pyarrow.types.is_integer(kind) or is_list(kind)):
+            raise InputError(f"{path}: row 0: {name} is of type {kind}; it must hold whole numbers, or lists")
+        lengths = cells if pyarrow.types.is_integer(kind) else compute.list_value_length(cells)
+        (values,) = table.to_table({name: lengths}, batch_size=_ROWS_AT_ONCE, batch_readahead=1).columns
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from error
+    if values.null_count:
+        row = values.is_null().to_pylist().index(True)
+        raise InputError(f"{path}: row {row}: {name} is null; fill it, or leave the row out")
+    return np.asarray(values.to_numpy(), np.int64)

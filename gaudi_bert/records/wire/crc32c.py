@@ -26,19 +26,6 @@ from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
 from gaudi_bert.records.wire.memory import address_of, as_word, intrinsic, load_u8, load_word, word_at
 
-__all__ = [
-    "BY_INSTRUCTIONS",
-    "BY_TABLES",
-    "HAS_INSTRUCTIONS",
-    "CrcKernels",
-    "append_crc",
-    "crc32c",
-    "crc32c_at",
-    "crc_of_word",
-    "mask_crc",
-    "masked",
-]
-
 _POLYNOMIAL_REVERSED = 0x82F63B78
 _ALL_ONES = 0xFFFFFFFF
 _MOST_WORDS = 512  # of a third that is joined at once
@@ -58,7 +45,7 @@ HAS_INSTRUCTIONS = _has_instructions()
 """Whether CRC instructions are used."""
 
 
-class CrcKernels(NamedTuple):
+class _CrcKernels(NamedTuple):
     """One way to compute CRC-32C.
 
     Attributes:
@@ -220,11 +207,11 @@ def _table_word(word: int) -> int:
     return crc ^ _ALL_ONES
 
 
-BY_TABLES = CrcKernels(_table_run, _table_append, _table_word)
-BY_INSTRUCTIONS = CrcKernels(_hardware_run, _hardware_append, _hardware_word)
+BY_TABLES = _CrcKernels(_table_run, _table_append, _table_word)
+BY_INSTRUCTIONS = _CrcKernels(_hardware_run, _hardware_append, _hardware_word)
 
 crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
-"""The fields of `CrcKernels` of the way that this processor takes, for use inside other kernels."""
+"""The fields of `_CrcKernels` of the way that this processor takes, for use inside other kernels."""
 
 
 @inlined_kernel

@@ -25,8 +25,6 @@ from gaudi_bert.records.schema import FeatureSpec
 from gaudi_bert.records.wire.example import encode_varint
 from gaudi_bert.records.wire.memory import load_u8, load_word
 
-__all__ = ["FeatureTable", "enter_field", "feature_table", "locate_features", "read_varint"]
-
 _MESSAGE, _VALUE, _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 0x0A, 0x12, 0x0A, 0x12, 0x1A
 _LONGEST_VARINT = 10
 _SMALL_VALUES = ("input_mask", "segment_ids", "next_sentence_labels")  # one byte per value, nearly always
@@ -115,7 +113,7 @@ def read_varint(at: int, end: int) -> tuple[int, int]:
 
 
 @inlined_kernel
-def enter_field(at: int, end: int, tag: int) -> int:
+def _enter_field(at: int, end: int, tag: int) -> int:
     """The address of the content of a field with `tag` that spans exactly [at, end); -1 otherwise."""
     if at >= end or load_u8(at) != tag:
         return -1
@@ -195,16 +193,16 @@ def _are_strings(at: int, end: int) -> bool:
 @borrowing_kernel
 def _is_usual_value(at: int, end: int) -> bool:
     """Whether [at, end) is the value of a map entry as writers write it: one list of any kind, numbers packed."""
-    at = enter_field(at, end, _VALUE)
+    at = _enter_field(at, end, _VALUE)
     if at < 0 or at == end:
         return at == end
     kind = load_u8(at)
-    at = enter_field(at, end, kind)
+    at = _enter_field(at, end, kind)
     if at < 0 or at == end:
         return at == end and kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST)
     if kind == _BYTES_LIST:
         return _are_strings(at, end)
-    at = enter_field(at, end, _MESSAGE)
+    at = _enter_field(at, end, _MESSAGE)
     if at < 0:
         return False
     return ((end - at) & 3) == 0 if kind == _FLOAT_LIST else (kind == _INT64_LIST and _are_varints(at, end))
@@ -228,11 +226,11 @@ def _locate_entry(at: int, end: int, table: FeatureTable, guess: int) -> tuple[i
     if feature < 0:
         usual = _is_ascii(at, key_size) and _is_usual_value(at + key_size, entry_end)
         return -1, entry_end if usual else -1
-    at = enter_field(at + key_size, entry_end, _VALUE)
+    at = _enter_field(at + key_size, entry_end, _VALUE)
     if at >= 0:
-        at = enter_field(at, entry_end, table.keys[feature].list_tag)
+        at = _enter_field(at, entry_end, table.keys[feature].list_tag)
     if at >= 0:
-        at = enter_field(at, entry_end, _MESSAGE)
+        at = _enter_field(at, entry_end, _MESSAGE)
     if at < 0:
         return -1, -1
     span = table.spans[feature]
@@ -249,8 +247,8 @@ def locate_features(start: int, end: int, table: FeatureTable) -> bool:
         Whether all are there, each once, each in the usual encoding.
     """
     keys, spans, order = table
-    found, entry, last = 0, 0, keys.size - 1
-    at = enter_field(start, end, _MESSAGE)
+    seen, entry, last = 0, 0, keys.size - 1
+    at = _enter_field(start, end, _MESSAGE)
     if at < 0:
         return False
     while at < end:
@@ -268,9 +266,9 @@ def locate_features(start: int, end: int, table: FeatureTable) -> bool:
                 return False
             if feature < 0:
                 continue
-        if (found >> feature) & 1:
+        if (seen >> feature) & 1:
             return False
-        found |= 1 << feature
+        seen |= 1 << feature
         order[min(entry, last)] = feature
         entry += 1
-    return found == (1 << keys.size) - 1
+    return seen == (1 << keys.size) - 1

@@ -22,28 +22,6 @@ from numba.extending import intrinsic as numba_intrinsic
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.compiled import inlined_kernel
 
-__all__ = [
-    "add_words",
-    "address_of",
-    "as_word",
-    "byte_at",
-    "copy_bytes",
-    "count_bits",
-    "fill_bytes",
-    "intrinsic",
-    "load_u8",
-    "load_u32",
-    "load_word",
-    "multiply_mix",
-    "prefetch",
-    "store_u8",
-    "store_u16",
-    "store_u32",
-    "store_word",
-    "subtract_words",
-    "word_at",
-]
-
 _BYTE, _HALF, _INT, _WORD, _DOUBLE_WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64, 128))
 
 

@@ -1,4 +1,4 @@
-"""Checks on the values of a feature where they lie, eight bytes at a time (numba kernels).
+"""The values of a feature where they lie, checked or decoded eight bytes at a time (numba kernels).
 
 Values are varints: seven bits a byte, the high bit set on all bytes but the last. Padding is one zero byte a
 value, so a list of `values` of which the first `real` are not padding takes `size - (values - real)` bytes
@@ -12,10 +12,19 @@ word that ends with a field's last byte lies in the record.
 
 from __future__ import annotations
 
+from gaudi_bert.common.arrays import Int32Array
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
-from gaudi_bert.records.wire.memory import add_words, as_word, count_bits, load_u8, load_word, subtract_words, word_at
-
-__all__ = ["all_bytes_are", "count_leading_ones", "count_unit_floats", "is_zero", "real_bytes", "scan_positions"]
+from gaudi_bert.records.wire.features import read_varint
+from gaudi_bert.records.wire.memory import (
+    add_words,
+    as_word,
+    byte_at,
+    count_bits,
+    load_u8,
+    load_word,
+    subtract_words,
+    word_at,
+)
 
 _HIGH = as_word(-0x7F7F7F7F7F7F7F80)  # 0x8080808080808080
 _LOW_SEVEN = as_word(0x7F7F7F7F7F7F7F7F)
@@ -42,7 +51,7 @@ def is_zero(at: int, size: int) -> bool:
 
 
 @borrowing_kernel
-def all_words_are(at: int, size: int, pattern: int) -> bool:
+def _all_words_are(at: int, size: int, pattern: int) -> bool:
     """Whether `size` bytes repeat the eight bytes of `pattern`, whose period divides `size`."""
     different = as_word(0)
     for number in range(size >> 3):
@@ -55,7 +64,7 @@ def all_words_are(at: int, size: int, pattern: int) -> bool:
 @borrowing_kernel
 def all_bytes_are(at: int, size: int, value: int) -> bool:
     """Whether `size` bytes all equal `value`."""
-    return all_words_are(at, size, value * _ONE_EACH)
+    return _all_words_are(at, size, value * _ONE_EACH)
 
 
 @borrowing_kernel
@@ -72,11 +81,11 @@ def _is_canonical(at: int, size: int, count: int) -> bool:
         continued += count_bits(word & _HIGH)
     end = at + size
     if size & 7:
-        kept = _HIGH << (8 * (8 - (size & 7)))
+        mask = _HIGH << (8 * (8 - (size & 7)))
         word, before = load_word(end - 8), load_word(end - 9)
         zero_bytes = _zero_bytes(word)
-        wrong |= before & (zero_bytes | (word & load_word(end - 10))) & kept
-        continued += count_bits(word & kept)
+        wrong |= before & (zero_bytes | (word & load_word(end - 10))) & mask
+        continued += count_bits(word & mask)
     return (wrong & _HIGH) == 0 and size - continued == count and load_u8(end - 1) < 128
 
 
@@ -107,14 +116,14 @@ def count_leading_ones(at: int, size: int) -> int:
     With n bits set in all, and the first n bytes 1, the rest is zero.
     """
     ones = _set_bits(at, size)
-    return ones if ones <= size and all_words_are(at, ones, _ONE_EACH) else -1
+    return ones if ones <= size and _all_words_are(at, ones, _ONE_EACH) else -1
 
 
 @borrowing_kernel
 def count_unit_floats(at: int, size: int) -> int:
     """n of float32 weights in `size` bytes that are n ones and then zeros; -1 for anything else."""
     ones = _set_bits(at, size) // _BITS_OF_ONE
-    if 4 * ones > size or not all_words_are(at, 4 * ones, _TWO_FLOATS) or not is_zero(at + 4 * ones, size - 4 * ones):
+    if 4 * ones > size or not _all_words_are(at, 4 * ones, _TWO_FLOATS) or not is_zero(at + 4 * ones, size - 4 * ones):
         return -1
     return ones
 
@@ -150,10 +159,97 @@ def scan_positions(at: int, size: int, values: int, real: int, length: int) -> i
         continued += count_bits(word & _HIGH)
     end = at + prefix
     if prefix & 7:
-        kept = _HIGH << (8 * (8 - (prefix & 7)))
+        mask = _HIGH << (8 * (8 - (prefix & 7)))
         word = load_word(end - 8)
-        wrong |= _wrong_positions(word, load_word(end - 9), length) & kept
-        continued += count_bits(word & kept)
+        wrong |= _wrong_positions(word, load_word(end - 9), length) & mask
+        continued += count_bits(word & mask)
     if (wrong & _HIGH) != 0 or prefix - continued != real or (prefix > 0 and load_u8(end - 1) >= 128):
         return -1
     return prefix
+
+
+# --- packed varints to int32
+#
+# Most lists of a record are runs of numbers of equal size: masks and segments take one byte each, positions and token ids
+# mostly two. A word of eight such bytes becomes eight numbers, or four, at once; of any other word two numbers are taken,
+# without a branch on their sizes, and what is longer than three bytes goes byte by byte.
+
+_MOST = 2**31 - 1
+_LAST_OF_ONE = -0x7F7F7F7F7F7F7F80  # the top bit of every byte
+_LAST_OF_TWO = -0x7FFF7FFF7FFF8000  # that of every second byte
+_LOW_OF_TWO, _HIGH_OF_TWO = 0x007F007F007F007F, 0x3F803F803F803F80
+_LONGEST_QUICK = 23  # the top bit of the third byte
+
+
+@inlined_kernel
+def _bits_below(ends: int) -> int:
+    """The number of the lowest set bit of a word."""
+    return count_bits(~ends & (ends - 1))
+
+
+@inlined_kernel
+def _first_value(word: int, ends: int) -> int:
+    """The first number of a word, of at most three bytes; `ends` has the top bits of the bytes that end a number."""
+    own = word & (ends ^ (ends - 1))
+    return (own & 0x7F) | ((own >> 1) & 0x3F80) | ((own >> 2) & 0x1FC000)
+
+
+@borrowing_kernel
+def decode_varints(at: int, end: int, values: Int32Array) -> bool:
+    """Fill `values` with the numbers in [at, end).
+
+    Returns:
+        Whether these are exactly as many numbers, of at most five bytes and 31 bits each.
+    """
+    if end - at == values.size:
+        return _decode_bytes(at, values)
+    number = 0
+    while number + 8 <= values.size and at + 8 <= end:
+        word = load_word(at)
+        ends = ~word & _LAST_OF_ONE
+        if ends == _LAST_OF_TWO:
+            pairs = (word & _LOW_OF_TWO) | ((word >> 1) & _HIGH_OF_TWO)
+            for lane in range(4):
+                values[number + lane] = (pairs >> (16 * lane)) & 0x3FFF
+            number += 4
+            at += 8
+        elif ends == _LAST_OF_ONE:
+            for lane in range(8):
+                values[number + lane] = (word >> (8 * lane)) & 0x7F
+            number += 8
+            at += 8
+        else:
+            first = second = _bits_below(ends)
+            if first <= _LONGEST_QUICK:
+                # Shifts fill the top with copies of bit 63, behind the five bytes or more that are left.
+                rest, rest_ends = word >> (first + 1), ends >> (first + 1)
+                second = _bits_below(rest_ends)
+                if second <= _LONGEST_QUICK:
+                    values[number] = _first_value(word, ends)
+                    values[number + 1] = _first_value(rest, rest_ends)
+                    number += 2
+                    at += (first + second + 2) >> 3
+            if second > _LONGEST_QUICK:
+                value, at = read_varint(at, end)
+                if value < 0 or value > _MOST:
+                    return False
+                values[number] = value
+                number += 1
+    while number < values.size:
+        value, at = read_varint(at, end)
+        if value < 0 or value > _MOST:
+            return False
+        values[number] = value
+        number += 1
+    return at == end
+
+
+@borrowing_kernel
+def _decode_bytes(at: int, values: Int32Array) -> bool:
+    """As many bytes as numbers: each is one, or it is none at all."""
+    seen = 0
+    for number in range(values.size):
+        value = byte_at(at, number)
+        values[number] = value
+        seen |= value
+    return seen < 128

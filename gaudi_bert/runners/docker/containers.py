@@ -7,36 +7,190 @@ and SYS_NICE. Requests for cores become shares, as on Kubernetes; a limit of mem
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.store.location import in_store, scheme_of, shown_place
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PipelineSettings, PodResources
-from gaudi_bert.runners.docker.mounts import bind_mount, input_mounts
-from gaudi_bert.runners.docker.store_access import HOME, StoreAccess, store_access, stored_places
-from gaudi_bert.runners.images import stage_image
-from gaudi_bert.runners.mpirun import training_command
-from gaudi_bert.runners.pod_resources import quantity_value
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.places import PodResources, StoreSettings
+from gaudi_bert.runners.launch import horovod_environment, training_command
+from gaudi_bert.runners.requirements import (
+    STORE_TOOLS,
+    loopback_endpoint,
+    named_paths,
+    quantity_value,
+    stage_image,
+    store_variables,
+)
 from gaudi_bert.runners.stage_table import STAGES
 
-__all__ = [
-    "RENDEZVOUS_PORT",
-    "WORK_LABEL",
-    "DockerRun",
-    "container_marks",
-    "rendezvous_container",
-    "stage_containers",
-]
+# --- what a container sees of the host's disk: the work folder, the pipeline file, and read-only what that names
+#
+# Everything lies in the container where it lies on the host, so that relative paths in the pipeline file, `--work` and the
+# paths in messages mean the same inside and outside.
+
+_Mount = dict[str, Any]
+
+# Where an image has its own files: nothing of the host may lie over them.
+_OF_THE_IMAGE = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var/lib"),
+    *("/opt/venv", "/opt/gaudi-bert", "/opt/habanalabs", "/opt/amazon"),
+)
+
+
+def bind_mount(path: Path, key: str, *, source: Path | None = None, read_only: bool = True) -> _Mount:
+    """Show `path` (or `source` instead of it) at the same path in the container.
+
+    `key` is the setting that named `path`, for the error; `path` must not hide files of the image.
+    """
+    target = PurePosixPath(os.path.abspath(path))
+    for folder in map(PurePosixPath, _OF_THE_IMAGE):
+        if target.is_relative_to(folder) or folder.is_relative_to(target):
+            raise InputError(f"{key} = {target}: in a container, {folder} is the image's own; put it somewhere else")
+    if target == PurePosixPath("/tmp"):
+        raise InputError(f"{key} = /tmp: a container has a /tmp of its own; put it in a folder below")
+    real = os.path.realpath(source if source is not None else path)
+    return {"Type": "bind", "Source": real, "Target": str(target), "ReadOnly": read_only}
+
+
+def _secret_mount(path: Path, target: str) -> _Mount:
+    """Show a file or folder with log-ins or certificates, read-only, at a path that only containers have."""
+    return {"Type": "bind", "Source": os.path.realpath(path), "Target": target, "ReadOnly": True}
+
+
+def input_mounts(settings: PipelineSettings, stage: str, pipeline_folder: Path) -> list[_Mount]:
+    """Mounts of all that the pipeline file names and `stage` reads, but for what lies in object stores."""
+    mounts: dict[str, _Mount] = {}
+    for key, text in named_paths(settings):
+        if key in STAGES[stage].reads and not in_store(text):
+            for path, source in _shown(key, text, pipeline_folder):
+                mount = bind_mount(path, key, source=source)
+                mounts[mount["Target"]] = mount
+    return [mount for target, mount in mounts.items() if not _is_inside_another(target, mounts)]
+
+
+def _shown(key: str, text: str, pipeline_folder: Path) -> Iterator[tuple[Path, Path]]:
+    """What has to be shown for a path, and what is shown there.
+
+    That is the path itself; of a glob or of a checkpoint's prefix, the folder; and with records, the vocabulary beside them.
+    """
+    is_checkpoint = key.endswith(".init_checkpoint")
+    start = Path() if is_checkpoint else pipeline_folder
+    path = Path(os.path.abspath(start / Path(text).expanduser()))
+    if not path.exists() and glob.has_magic(text):
+        path = next(parent for parent in path.parents if not glob.has_magic(str(parent)))
+    elif is_checkpoint and any(path.parent.glob(f"{glob.escape(path.name)}.*")):
+        path = path.parent
+    elif key == "finetune.init_checkpoint" and path.is_file():
+        path = path.parent  # with its config and its tokenizer
+    if not path.exists():
+        raise InputError(f"{key} = {path}: no such file or folder; check the path")
+    yield path, path
+    folder = path if path.is_dir() else path.parent
+    vocabulary = folder.resolve().parent / "vocab.txt"
+    if key.endswith("records") and vocabulary.is_file():
+        yield folder.parent / "vocab.txt", vocabulary
+
+
+def _is_inside_another(target: str, mounts: dict[str, _Mount]) -> bool:
+    """Whether the mount of a folder above shows it already."""
+    path = PurePosixPath(target)
+    for other, mount in mounts.items():
+        if other != target and path.is_relative_to(other):
+            below = os.path.join(mount["Source"], path.relative_to(other))
+            return os.path.realpath(below) == mounts[target]["Source"]
+    return False
+
+
+# --- object stores: log-ins, certificates, a network that reaches them, room on the disk
+#
+# Variables go to the daemon with the container, as `docker run --env NAME` sends them; files are shown read-only. Neither is
+# written anywhere. What stages keep in scratch lies on the host's disk: a container's /tmp is memory.
+
+HOME = "/tmp"
+
+
+@dataclass(frozen=True)
+class StoreAccess:
+    """What a container gets besides; nothing, where its stage uses no store.
+
+    The host's network is shared where the server listens there on loopback alone.
+    """
+
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    mounts: list[dict[str, Any]] = field(default_factory=list)
+    host_network: bool = False
+    is_needed: bool = False
+
+
+def store_urls(settings: PipelineSettings, work: Path, stage: str) -> list[str]:
+    """The URLs that `stage` reads or writes."""
+    named: list[str | Path] = [path for key, path in named_paths(settings) if key in STAGES[stage].reads]
+    return [str(path) for path in [work, *named] if in_store(path)]
+
+
+def store_access(
+    urls: Iterable[str], store: StoreSettings, scratch: Path, environment: Mapping[str, str], workers: int = 1
+) -> StoreAccess:
+    """What a container gets to use `urls`.
+
+    `environment` is the caller's, `scratch` a folder of the host, `workers` how many containers work together.
+    """
+    schemes = {scheme_of(url) for url in urls}
+    home = Path(environment.get("HOME", "/"))
+    variables: dict[str, str] = {}
+    mounts = [bind_mount(scratch, "store.scratch", read_only=False)]
+    for scheme in sorted(schemes):
+        variables |= store_variables(scheme, environment)
+        tools = STORE_TOOLS.get(scheme)
+        for name in tools.files if tools else ():
+            if name in variables:
+                variables[name] = _show_file(mounts, name, Path(variables[name]))
+        if tools and (home / tools.folder).is_dir():
+            mounts.append(_secret_mount(home / tools.folder, f"{HOME}/{tools.folder}"))
+    if store.ca_file:
+        variables["AWS_CA_BUNDLE"] = _show_file(mounts, "store.ca_file", Path(store.ca_file))
+    loopback = loopback_endpoint(store, environment) if schemes & {"s3", "s3a"} else None
+    if loopback and workers > 1:
+        raise InputError(
+            f"{loopback}: {workers} training containers have a network of their own, which does not reach this machine's "
+            "loopback; name the server by another address of this machine, or set resources.workers to 1"
+        )
+    return StoreAccess(variables | {"TMPDIR": str(scratch)}, mounts, host_network=bool(loopback), is_needed=True)
+
+
+def _show_file(mounts: list[dict[str, Any]], name: str, path: Path) -> str:
+    """Show a file that `name` names; its path in the container."""
+    path = path.expanduser()
+    if not path.is_file():
+        raise InputError(f"{name} = {path}: no such file; check the path")
+    target = f"/run/secrets/{name.lower().replace('.', '-')}"
+    mounts[:] = [mount for mount in mounts if mount["Target"] != target]
+    mounts.append(_secret_mount(path, target))
+    return target
+
+
+def portable_settings(settings: PipelineSettings) -> PipelineSettings:
+    """The settings for containers: without paths of this machine, which variables name there."""
+    paths = {"scratch", "ca_file"} & settings.store.model_fields_set
+    if not paths:
+        return settings
+    store = settings.store.model_dump(exclude_unset=True, exclude=paths)
+    return settings.model_copy(update={"store": StoreSettings.model_validate(store)})
+
+
+# --- containers
 
 Container = dict[str, Any]
 
 # Says which work folder a container works in, so that what a killed run left behind is found.
 WORK_LABEL = "gaudi-bert.work"
-RENDEZVOUS_PORT = 29400
+_RENDEZVOUS_PORT = 29400
 _CPU_SHARES_PER_CORE = 1024
 _FEWEST_SHARES = 2
 
@@ -45,15 +199,10 @@ _FEWEST_SHARES = 2
 class DockerRun:
     """One run of a pipeline in containers.
 
-    Args:
-        settings: the pipeline.
-        work: the folder that holds the work folders of all pipelines, or its URL.
-        pipeline: the pipeline file; relative paths in it start at its folder.
-        user: `uid:gid` of stages without cards.
-        token: tells the containers of this run from others.
-        flags: further options of `gaudi-bert run`, the same for all stages.
-        scratch: a folder of this machine that goes when the run ends; for what lies in object stores.
-        environment: the caller's, of which stages that use an object store get what is about it.
+    `work` is the folder that holds the work folders of all pipelines, or its URL; relative paths in the `pipeline` file
+    start at its folder. `user` is the `uid:gid` of stages without cards, `token` tells the containers of this run from
+    others, `flags` are further options of `gaudi-bert run`. `scratch` goes when the run ends; `environment` is the
+    caller's, of which stages that use an object store get what is about it.
     """
 
     settings: PipelineSettings
@@ -87,10 +236,10 @@ class DockerRun:
 
     def access(self, stage: str) -> StoreAccess:
         """What the containers of a stage need for object stores."""
-        places = stored_places(self.settings, self.work, stage)
-        if self.scratch is None or not places:
+        urls = store_urls(self.settings, self.work, stage)
+        if self.scratch is None or not urls:
             return StoreAccess()
-        return store_access(places, self.settings.store, self.scratch / "files", self.environment, self.workers(stage))
+        return store_access(urls, self.settings.store, self.scratch / "files", self.environment, self.workers(stage))
 
     def workers(self, stage: str) -> int:
         """How many containers a stage has."""
@@ -106,11 +255,7 @@ class DockerRun:
 
 
 def stage_containers(run: DockerRun, stage: str) -> list[Container]:
-    """The options of the containers of `stage`, as `docker.containers.create` takes them: one, or one per training worker.
-
-    Raises:
-        InputError: a path of the pipeline cannot be shown in a container, or the workers do not fit on one machine.
-    """
+    """The options of the containers of `stage`, as `docker.containers.create` takes them: one, or one per worker."""
     workers = run.workers(stage)
     if workers > 1 and run.settings.resources.cards:
         raise InputError(
@@ -130,7 +275,7 @@ def rendezvous_container(run: DockerRun) -> Container:
         "image": run.image("train"),
         "name": run.name("rendezvous"),
         "labels": run.labels,
-        "entrypoint": ["python3", "-m", "gaudi_bert.runners.rendezvous", str(RENDEZVOUS_PORT)],
+        "entrypoint": ["python3", "-m", "gaudi_bert.runners.launch", str(_RENDEZVOUS_PORT)],
         "environment": {"HOME": HOME},
         "network": run.name("network"),
     }
@@ -141,14 +286,13 @@ def _single_container(run: DockerRun, stage: str) -> Container:
     resources = settings.resources
     trains = STAGES[stage].trains
     on_cards = trains and resources.cards > 0
-    asked = resources.training if trains else resources.data
     access = run.access(stage)
     environment = {"HOME": HOME, **access.environment}
     if trains:
         environment |= resources.environment
     container = {
         **(_on_cards(settings) if on_cards else _confined(run.user)),
-        **_limits(settings, asked, on_cards),
+        **_limits(settings, resources.training if trains else resources.data, on_cards),
         "image": run.image(stage),
         "name": run.name(stage),
         "labels": {**run.labels, "gaudi-bert.stage": stage},
@@ -220,10 +364,10 @@ def _card_environment(settings: PipelineSettings) -> dict[str, str]:
     }
 
 
-def _limits(settings: PipelineSettings, asked: PodResources, on_cards: bool) -> Container:
+def _limits(settings: PipelineSettings, pod: PodResources, on_cards: bool) -> Container:
     """Memory as a limit; cores as shares, or with cards as a limit."""
-    cores = quantity_value(asked.cpu)
-    memory = int(quantity_value(asked.memory_limit or asked.memory))
+    cores = quantity_value(pod.cpu)
+    memory = int(quantity_value(pod.memory_limit or pod.memory))
     # Memory and swap together: a container at its limit is ended, not slowed down.
     limits: Container = {"mem_limit": memory, "memswap_limit": memory}
     most_cores = settings.docker.cpus or (cores if on_cards else None)
@@ -237,25 +381,13 @@ def _limits(settings: PipelineSettings, asked: PodResources, on_cards: bool) -> 
 def _worker(run: DockerRun, stage: str, single: Container, rank: int, workers: int) -> Container:
     """One of several training containers: Horovod finds the others by what a launcher would tell it."""
     name = run.name(f"{stage}-{rank}")
-    environment = {
-        "HOROVOD_RANK": rank,
-        "HOROVOD_SIZE": workers,
-        "HOROVOD_LOCAL_RANK": 0,
-        "HOROVOD_LOCAL_SIZE": 1,
-        "HOROVOD_CROSS_RANK": rank,
-        "HOROVOD_CROSS_SIZE": workers,
-        "HOROVOD_HOSTNAME": name,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": "eth0",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": run.name("rendezvous"),
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": RENDEZVOUS_PORT,
-    }
+    rendezvous = (run.name("rendezvous"), _RENDEZVOUS_PORT)
+    environment = horovod_environment(rank, workers, per_host=1, host=name, interface="eth0", rendezvous=rendezvous)
     return {
         **single,
         "name": name,
         "network": run.name("network"),
-        "environment": {**{key: str(value) for key, value in environment.items()}, **single["environment"]},
+        "environment": environment | single["environment"],
     }
 
 

@@ -1,6 +1,6 @@
 """The Docker daemon: connecting to it, images, containers, networks; each refusal as one line with its remedy.
 
-The official SDK (package `docker`) is imported when it is needed. Errors that a user can mend are recognised by what the
+The official SDK (package `docker`) is imported when it is needed. Errors that a user can fix are recognised by what the
 daemon says; all others are shown as it put them.
 """
 
@@ -14,12 +14,10 @@ from typing import Any
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import ImageSettings
+from gaudi_bert.config.places import ImageSettings
 from gaudi_bert.runners.docker.containers import WORK_LABEL
 
-__all__ = ["Engine"]
-
-ANSWER_SECONDS = 60
+_ANSWER_SECONDS = 60
 # What the daemon says, and what to do about it. The first that fits counts.
 _REMEDIES: tuple[tuple[str, type[GaudiBertError], str], ...] = (
     (
@@ -43,11 +41,7 @@ _REMEDIES: tuple[tuple[str, type[GaudiBertError], str], ...] = (
 
 
 class Engine:
-    """A connection to a Docker daemon.
-
-    Raises:
-        InputError: the SDK is missing, no daemon answers, or this user may not use it.
-    """
+    """A connection to a Docker daemon."""
 
     def __init__(self) -> None:
         try:
@@ -58,7 +52,7 @@ class Engine:
                 "--on docker: the Python package `docker` is not installed; run: pip install 'gaudi-bert[docker]'"
             ) from error
         try:
-            self._client = from_env(timeout=ANSWER_SECONDS)
+            self._client = from_env(timeout=_ANSWER_SECONDS)
             self._client.ping()
         except DockerException as error:
             raise InputError(_unreachable(error)) from error
@@ -85,11 +79,7 @@ class Engine:
             ) from error
 
     def need_image(self, reference: str, images: ImageSettings, reporter: Reporter) -> None:
-        """See that an image is here, or fetch it from its registry as `images.pull_policy` says.
-
-        Raises:
-            InputError: it is neither here nor to be had.
-        """
+        """See that an image is here, or fetch it from its registry as `images.pull_policy` says."""
         if images.pull_policy != "Always" and self._has_image(reference):
             return
         if images.pull_policy == "Never" or images.registry is None:
@@ -124,8 +114,8 @@ class Engine:
     def containers_in(self, work: str) -> list[Any]:
         """Containers that were made for the work folder `work`, running or not."""
         with self._explained("list containers"):
-            found: list[Any] = self._client.containers.list(all=True, filters={"label": f"{WORK_LABEL}={work}"})
-        return found
+            containers: list[Any] = self._client.containers.list(all=True, filters={"label": f"{WORK_LABEL}={work}"})
+        return containers
 
     def create(self, options: dict[str, Any]) -> Any:
         """Make a container; it does not run yet."""
@@ -160,12 +150,12 @@ class Engine:
         with self._explained(f"stop container {container.name}"):
             try:
                 # The answer comes when the container has ended.
-                self._client.api.timeout = ANSWER_SECONDS + seconds
+                self._client.api.timeout = _ANSWER_SECONDS + seconds
                 container.stop(timeout=seconds)
             except NotFound:
                 return
             finally:
-                self._client.api.timeout = ANSWER_SECONDS
+                self._client.api.timeout = _ANSWER_SECONDS
 
     def remove(self, container: Any) -> None:
         """Remove a container, whatever it does."""
@@ -190,10 +180,12 @@ class Engine:
 
 
 def _unreachable(error: Exception) -> str:
-    place = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     reason = " ".join(str(error).split())
     if "Permission denied" in reason or "PermissionError" in reason:
-        return f"--on docker: this user may not use the Docker daemon at {place}; add it to the group `docker`, log in again"
+        return (
+            f"--on docker: this user may not use the Docker daemon at {address}; add it to the group `docker`, log in again"
+        )
     if "FileNotFoundError" in reason or "Connection refused" in reason or "ConnectionRefused" in reason:
-        return f"--on docker: no Docker daemon answers at {place}; install Docker and start it, or name one in DOCKER_HOST"
-    return f"--on docker: the Docker daemon at {place} cannot be used: {reason}; check DOCKER_HOST and `docker info`"
+        return f"--on docker: no Docker daemon answers at {address}; install Docker and start it, or name one in DOCKER_HOST"
+    return f"--on docker: the Docker daemon at {address} cannot be used: {reason}; check DOCKER_HOST and `docker info`"

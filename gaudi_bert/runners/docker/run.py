@@ -7,39 +7,45 @@ found by their label. Ctrl-C and SIGTERM are passed on, so that training saves a
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 import secrets
 import signal
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from gaudi_bert.artefacts.store.location import in_store, shown_place
-from gaudi_bert.artefacts.store.scratch import scratch_folder
-from gaudi_bert.common.errors import FailedError, StoppedError
+from gaudi_bert.artefacts.store.mirrored_folder import scratch_folder
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.common.files import exclusive_lock, explained_os_errors, write_text
+from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.docker.containers import DockerRun, container_marks, rendezvous_container, stage_containers
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.runners.docker.containers import (
+    DockerRun,
+    container_marks,
+    portable_settings,
+    rendezvous_container,
+    stage_containers,
+    store_urls,
+)
 from gaudi_bert.runners.docker.engine import Engine
-from gaudi_bert.runners.docker.follow import Follower, follow_all, stop_all
-from gaudi_bert.runners.docker.store_access import portable_settings, stored_places
-from gaudi_bert.runners.rendezvous import READY
+from gaudi_bert.runners.launch import RENDEZVOUS_READY, failed_rank, rank_pieces
 from gaudi_bert.runners.stage_table import STAGES
-
-__all__ = ["run_on_docker"]
-
-Summary = dict[str, Any]
 
 _STOPPED = "stopped on request; the same command goes on from what is finished"
 
 
-class _StopAsked(KeyboardInterrupt):
+class _StopRequested(KeyboardInterrupt):
     """SIGTERM, wherever this process is at that moment."""
 
 
@@ -51,60 +57,50 @@ def run_on_docker(
     reporter: Reporter,
     *,
     flags: Sequence[str] = (),
-) -> dict[str, Summary]:
-    """Run `stages`, in the order given, each in its container.
+) -> dict[str, dict[str, Any]]:
+    """Run `stages`, in the order given, each in its container; the result of each, as JSON has it.
 
-    Args:
-        settings: the pipeline, with all that `--set` changed.
-        stages: of `gaudi_bert.runners.stage_table.STAGES`.
-        pipeline: the pipeline file.
-        work: the folder that holds the work folders of all pipelines, or its URL in an object store.
-        reporter: where progress goes.
-        flags: further options of `gaudi-bert run` for each stage, e.g. `--overwrite`.
-
-    Returns:
-        What each stage says of itself, as the local runner does.
-
-    Raises:
-        InputError: no Docker, no image, a path that is not there, or as the stage says.
-        FailedError: a stage failed, or another run works in the same work folder.
-        StoppedError: SIGTERM; the same command goes on.
+    `settings` are the pipeline file's with all that `--set` changed, `work` is the folder that holds the work folders of
+    all pipelines, or its URL; `flags` are further options of `gaudi-bert run` for each stage, e.g. `--overwrite`.
     """
     engine = Engine()
-    stored = any(stored_places(settings, work, stage) for stage in stages)
+    uses_store = any(store_urls(settings, work, stage) for stage in stages)
     with ExitStack() as stack:
         user = stack.enter_context(_alone_in(work / settings.name))
-        scratch = stack.enter_context(_scratch_for(user, settings.store.scratch)) if stored else None
-        stack.enter_context(_sigterm_raises())
+        scratch = stack.enter_context(_scratch_for(user, settings.store.scratch)) if uses_store else None
+        stack.enter_context(handled_signals((signal.SIGTERM,), _request_stop))
         run = DockerRun(
             settings, work, pipeline, user, secrets.token_hex(4), tuple(flags), scratch, environment=dict(os.environ)
         )
         _clear_leftovers(engine, run)
         for image in dict.fromkeys(run.image(stage) for stage in stages):
             engine.need_image(image, settings.images, reporter)
-        write_text(run.settings_file, _as_yaml(portable_settings(settings)))
+        values = portable_settings(settings).model_dump(mode="json", exclude_unset=True)
+        write_text(run.settings_file, yaml.safe_dump(values, sort_keys=False, default_flow_style=None))
         try:
             return {stage: _run_stage(engine, run, stage, reporter) for stage in stages}
-        except _StopAsked as error:
+        except _StopRequested as error:
             raise StoppedError(_STOPPED) from error
         finally:
             run.settings_file.unlink(missing_ok=True)
 
 
 @contextmanager
-def _alone_in(place: Path) -> Iterator[str]:
+def _alone_in(folder: Path) -> Iterator[str]:
     """Keep other runs out of a work folder: whose files the containers make there.
 
     For a folder in an object store, no file keeps others out, but containers that work in it do.
     """
-    if in_store(place):
+    if in_store(folder):
         yield f"{os.getuid()}:{os.getgid()}"
         return
-    root = Path(os.path.abspath(place))
+    root = Path(os.path.abspath(folder))
     with explained_os_errors(root, "make"):
         root.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(root / "run-in-docker", f"{place} (--on docker)"):
-        yield _user_of(root)
+    owner = root.stat()
+    with exclusive_lock(root / "run-in-docker", f"{folder} (--on docker)"):
+        # Root's containers write as the owner of the work folder.
+        yield f"{os.getuid()}:{os.getgid()}" if os.getuid() != 0 else f"{owner.st_uid}:{owner.st_gid}"
 
 
 @contextmanager
@@ -119,41 +115,12 @@ def _scratch_for(user: str, parent: str | None) -> Iterator[Path]:
         yield scratch
 
 
-def _as_yaml(settings: PipelineSettings) -> str:
-    return yaml.safe_dump(settings.model_dump(mode="json", exclude_unset=True), sort_keys=False, default_flow_style=None)
-
-
-def _user_of(root: Path) -> str:
-    """Whose files the containers make: the caller's; where that is root, those of the work folder's owner."""
-    if os.getuid() != 0:
-        return f"{os.getuid()}:{os.getgid()}"
-    owner = root.stat()
-    return f"{owner.st_uid}:{owner.st_gid}"
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM interrupt like Ctrl-C; outside the main thread, where Python allows no handlers, nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise _StopAsked
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _request_stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _StopRequested
 
 
 def _clear_leftovers(engine: Engine, run: DockerRun) -> None:
-    """Remove ended containers of earlier runs; a running one still works in the folder.
-
-    Raises:
-        FailedError: one is running.
-    """
+    """Remove ended containers of earlier runs; refuse to run while one still works in the folder."""
     for container in engine.containers_in(str(run.root)):
         if container.status in ("running", "paused", "restarting"):
             raise FailedError(
@@ -163,7 +130,7 @@ def _clear_leftovers(engine: Engine, run: DockerRun) -> None:
         engine.remove(container)
 
 
-def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -> Summary:
+def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -> dict[str, Any]:
     containers = stage_containers(run, stage)
     several = f" ({len(containers)} containers)" if len(containers) > 1 else ""
     on_host = " (on this machine's network, where the store is)" if run.access(stage).host_network else ""
@@ -177,10 +144,15 @@ def _run_stage(engine: Engine, run: DockerRun, stage: str, reporter: Reporter) -
         for options, mark in zip(containers, container_marks(containers), strict=True):
             container = engine.create(options)
             stack.callback(engine.remove, container)
-            followers.append(Follower(engine, container, reporter, mark, memory_key))
-        result = _follow_until_stopped(engine, followers)
-    summary: Summary = result.get(stage, {})
-    return summary
+            followers.append(_Follower(engine, container, reporter, mark, memory_key))
+        try:
+            for follower in followers:
+                follower.start()
+            result: dict[str, Any] = _follow_all(followers).get(stage, {})
+        except KeyboardInterrupt:
+            _stop_all(engine, [follower.container for follower in followers])
+            raise
+    return result
 
 
 def _start_rendezvous(engine: Engine, run: DockerRun, stack: ExitStack) -> None:
@@ -188,25 +160,141 @@ def _start_rendezvous(engine: Engine, run: DockerRun, stack: ExitStack) -> None:
     stack.callback(engine.remove, container)
     output = engine.output(container)
     engine.start(container)
-    said = ""
+    log = ""
     for pieces in output:
-        said += "".join((piece or b"").decode("utf-8", "replace") for piece in pieces)
-        if READY in said:
+        log += "".join((piece or b"").decode("utf-8", "replace") for piece in pieces)
+        if RENDEZVOUS_READY in log:
             return
-    reason = " | ".join(said.splitlines()[-3:]) or "it said nothing"
+    reason = " | ".join(log.splitlines()[-3:]) or "it wrote nothing"
     raise FailedError(f"container {container.name} ended before the training workers could meet: {reason}")
 
 
-def _follow_until_stopped(engine: Engine, followers: Sequence[Follower]) -> dict[str, Any]:
-    """Start all and wait for their end; when asked to stop, let them stop first.
+# --- following the containers of one stage to their end
+#
+# What a container writes to standard error is progress and goes on at once. Standard output is its result, one JSON object.
+# A stage that fails says why in its last line, `error: ...`; that line becomes our own error, with the same exit code.
 
-    Raises:
-        StoppedError: all ended in a state from which the same command goes on.
+# Long enough for an update and a checkpoint.
+_STOP_SECONDS = 120
+_POLL_SECONDS = 0.2
+_LAST_LINES = 5
+# Enough for what mpirun writes after a rank has failed.
+_OUTPUT_LINES = 1000
+_LOG_END_SECONDS = 10.0
+_ERROR = "error: "
+_ERRORS: dict[int, type[GaudiBertError]] = {2: InputError, 75: StoppedError}
+
+
+class _Follower:
+    """One container of a stage.
+
+    `mark` is put before each line, `memory_key` is the setting that limits its memory, for an error.
     """
-    try:
-        for follower in followers:
-            follower.start()
-        return follow_all(followers)
-    except KeyboardInterrupt:
-        stop_all(engine, [follower.container for follower in followers])
-        raise
+
+    def __init__(self, engine: Engine, container: Any, reporter: Reporter, mark: str, memory_key: str) -> None:
+        self.container = container
+        self.result: dict[str, Any] = {}
+        self._engine, self._reporter, self._mark, self._memory_key = engine, reporter, mark, memory_key
+        self._error_line = ""
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
+        self._thread = threading.Thread(target=self._read, args=(engine.output(container),), daemon=True)
+
+    def start(self) -> None:
+        """Start the container and read what it says."""
+        self._thread.start()
+        self._engine.start(self.container)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the container says nothing any more, because it ended or the daemon did."""
+        return not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise the error of a container that has ended and failed; its kind is what the exit code says."""
+        state = self._engine.end_state(self.container)
+        self._thread.join(_LOG_END_SECONDS)
+        code = int(state["ExitCode"])
+        if code == 0:
+            return
+        if state.get("OOMKilled"):
+            raise FailedError(
+                f"{self._mark}container {self.container.name} used more memory than it may; raise {self._memory_key}"
+            )
+        reason = failed_rank("\n".join(self._output))
+        if reason is not None:
+            raise _ERRORS.get(code, FailedError)(self._mark + reason.replace(_ERROR, "", 1))
+        if self._error_line:
+            raise _ERRORS.get(code, FailedError)(self._mark + self._error_line)
+        last = " | ".join(self._last_lines) or state.get("Error") or "it wrote nothing"
+        raise FailedError(f"{self._mark}container {self.container.name} ended with exit code {code}: {last}")
+
+    def _read(self, pieces: Any) -> None:
+        outputs = _Lines(self._take_result), _Lines(self._take_progress)
+        # A connection that breaks means that the daemon ended; waiting for the container's end says so.
+        with suppress(OSError, ValueError):
+            for pair in pieces:
+                for lines, piece in zip(outputs, pair, strict=True):
+                    lines.add(piece or b"")
+        for lines in outputs:
+            lines.end()
+
+    def _take_progress(self, line: str) -> None:
+        self._output.append(line)
+        for rank, text in rank_pieces(line):
+            if text.startswith(_ERROR):
+                self._error_line = text.removeprefix(_ERROR)
+            elif text or rank is None:
+                self._last_lines.append(text)
+                self._reporter.say(self._mark + text)
+
+    def _take_result(self, line: str) -> None:
+        for rank, text in rank_pieces(line):
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                self._take_progress(text)
+            elif not rank:
+                self.result.update(value)
+
+
+class _Lines:
+    """Puts lines together from pieces of bytes."""
+
+    def __init__(self, take: Any) -> None:
+        self._take = take
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._rest = ""
+
+    def add(self, piece: bytes) -> None:
+        *lines, self._rest = (self._rest + self._decode(piece)).split("\n")
+        for line in lines:
+            self._take(line.rstrip("\r"))
+
+    def end(self) -> None:
+        if self._rest:
+            self._take(self._rest)
+
+
+def _follow_all(followers: Sequence[_Follower]) -> dict[str, Any]:
+    """Wait until all have ended, or one has failed: the result of the first."""
+    waiting = list(followers)
+    while waiting:
+        ended = [follower for follower in waiting if follower.has_ended]
+        for follower in ended:
+            follower.check()
+            waiting.remove(follower)
+        if waiting and not ended:
+            time.sleep(_POLL_SECONDS)
+    return followers[0].result
+
+
+def _stop_all(engine: Engine, containers: Sequence[Any]) -> None:
+    """Ask all to stop at the same time, and wait until they have."""
+    threads = [threading.Thread(target=engine.stop, args=(container, _STOP_SECONDS)) for container in containers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,35 +1,334 @@
-"""One namespace of a cluster: plain dictionaries in and out, whatever the version of the official client."""
+"""A cluster as a run sees it: the kinds of objects that it asks about, the connection, and one namespace.
+
+Plain dictionaries go in and out, whatever the version of the official client (35 to 37), because its own types differ
+between its major versions. Nothing is discovered from the server: a run knows its kinds, and an account may be allowed to
+see these alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.runners.kubernetes.connection import (
-    TIMEOUT,
-    ClusterError,
-    Connection,
-    StreamDroppedError,
-    response_lines,
-)
-from gaudi_bert.runners.kubernetes.kinds import Right
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import human_seconds
 
-__all__ = ["Cluster"]
+# --- the kinds, and what a run asks of them: the rights that its account needs
+#
+# The Role in `k8s/in-cluster/account.yaml` and the checks of `gaudi-bert doctor --cluster` are held to this list.
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of object.
+
+    `verbs` are what a run does with objects of this kind; empty for what only `doctor` looks at, as far as it may. The
+    group of the core is empty.
+    """
+
+    name: str
+    plural: str
+    group: str = ""
+    version: str = "v1"
+    verbs: tuple[str, ...] = ()
+    namespaced: bool = True
+
+
+@dataclass(frozen=True, order=True)
+class _Right:
+    """One thing that an account may do in the namespace of a run."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}"
+
+
+_JOB_VERBS = ("create", "get", "list", "watch", "delete")
+_ROWS = (
+    _Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
+    _Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
+    _Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
+    _Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
+    _Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
+    _Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
+    _Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
+    _Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
+    _Kind("LocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta2"),
+    _Kind("OlderLocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1"),
+    _Kind("Pod", "pods", verbs=("list",)),
+    _Kind("Event", "events", verbs=("list",)),
+    _Kind("Secret", "secrets"),
+    _Kind("Namespace", "namespaces", namespaced=False),
+    _Kind("Node", "nodes", namespaced=False),
+    _Kind("PersistentVolume", "persistentvolumes", namespaced=False),
+    _Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
+    _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
+)
+KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
+
+
+def needed_rights(*, mpijob: bool, queue: bool, network_policy: bool) -> list[_Right]:
+    """What an account must be allowed to do in its namespace.
+
+    Without an MPIJob of its own a run still looks for those of others; what is submitted to a queue has Workloads that say
+    why it waits.
+    """
+    rights = {_Right(kind.group, kind.plural, verb) for kind in _ROWS for verb in kind.verbs} | {
+        _Right("", "pods/log", "get")
+    }
+    if not mpijob:
+        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
+    unneeded = {
+        KINDS[kind].plural for kind, needed in (("Workload", queue), ("NetworkPolicy", network_policy)) if not needed
+    }
+    return sorted(right for right in rights if right.resource not in unneeded)
+
+
+# --- the connection, by the official client's `DynamicClient`: raw JSON answers, one-line errors
+#
+# What is busy or away for a while (429, 5xx, no answer) is asked again; a token that has expired (401) is read again once.
 
 Json = dict[str, Any]
+
+# Seconds for a connection, and for an answer.
+_TIMEOUT = (10, 60)
+# How long a server is asked again that has never answered, and one whose outages nobody has a limit for.
+_FIRST_ANSWER_SECONDS = 16.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_LONGEST_LOG_SECONDS = 3600
+# Enough for what the ranks and mpirun write after one has failed.
+_LOG_END_LINES = 1000
+_BUSY = (429, 500, 502, 503, 504)
+_REMEDIES = {
+    400: "the manifest does not suit this cluster's version: see `gaudi-bert doctor --cluster`",
+    401: "your credentials have expired or are wrong: log in to the cluster again",
+    403: "your account lacks this right: ask for the Role in k8s/in-cluster, or choose another kubernetes.namespace",
+    404: "check kubernetes.namespace, and for an MPIJob that the MPI operator is installed",
+    409: "something of that name is there already: `gaudi-bert k8s status` and `k8s delete`",
+    422: "the manifest was refused: correct the setting that it names",
+}
+
+
+class ClusterError(FailedError):
+    """The API server refused, or could not be reached."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFoundError(ClusterError):
+    """There is no such object, or the cluster does not know its kind."""
+
+
+class ForbiddenError(ClusterError):
+    """This account may not do that."""
+
+
+class ConflictError(ClusterError):
+    """There is an object of that name already."""
+
+
+_KINDS_OF_ERROR = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}
+
+
+class StreamDroppedError(Exception):
+    """The connection broke while a log or a watch was read; it can be opened again."""
+
+
+class Connection:
+    """The cluster of the current kubeconfig context, or the one that this pod runs in.
+
+    A server that has answered before is asked again for `outage_seconds` while it is busy or away; `say` is told when it
+    goes away and when it is back, `sleep` waits between attempts.
+    """
+
+    def __init__(
+        self,
+        outage_seconds: float = _FIRST_ANSWER_SECONDS,
+        say: Callable[[str], None] = lambda line: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.outage_seconds, self.sleep = outage_seconds, sleep
+        self._say = say
+        self._has_answered = self._is_away = False
+        self._lock = threading.Lock()
+        self._client = _new_client()
+
+    def call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
+        """The JSON answer to one request.
+
+        `action` is what is being done, for errors; `verb` is `get` (with a name or of all), `create`, `replace` or
+        `delete`.
+        """
+        return json.loads(self.open(action, verb, kind, read_whole=True, **arguments).data)
+
+    def open(
+        self, action: str, verb: str, kind: str, *, read_whole: bool = False, timeout: Any = _TIMEOUT, **arguments: Any
+    ) -> Any:
+        """The raw answer, read whole or still to be read; otherwise as `call`."""
+
+        def ask() -> Any:
+            function = getattr(self._client, verb)
+            return function(_resource(kind), serialize=False, _request_timeout=timeout, **arguments)
+
+        return self._persistently(action, ask, read_whole)
+
+    def open_path(
+        self, action: str, path: str, *, read_whole: bool = False, timeout: Any = _TIMEOUT, **arguments: Any
+    ) -> Any:
+        """The raw answer to a GET of a path that is not an object's, as `open`."""
+
+        def ask() -> Any:
+            return self._client.request("get", path, serialize=False, _request_timeout=timeout, **arguments)
+
+        return self._persistently(action, ask, read_whole)
+
+    def _persistently(self, action: str, ask: Callable[[], Any], read_whole: bool) -> Any:
+        """Ask until there is an answer or a refusal that stays."""
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        renewed, attempt, waited = False, 0, 0.0
+        while True:
+            began = time.monotonic()
+            error: ClusterError
+            try:
+                response = ask()
+                if read_whole:
+                    response.read(cache_content=True)
+                self._note_answer()
+                return response
+            except ApiException as refusal:
+                if refusal.status == 401 and not renewed:
+                    renewed = True
+                    self._client = _new_client()
+                    continue
+                error, pause = _explain(action, refusal), _pause(attempt, refusal)
+                if refusal.status not in _BUSY:
+                    raise error from refusal
+            except urllib3.exceptions.HTTPError as broken:
+                reason = " ".join(str(broken).split())
+                error = ClusterError(f"cannot {action}: no answer from the cluster ({reason}); check the network")
+                pause = _pause(attempt, None)
+            waited += time.monotonic() - began + pause
+            limit = self.outage_seconds if self._has_answered else min(self.outage_seconds, _FIRST_ANSWER_SECONDS)
+            if waited > limit:
+                raise error
+            self._note_outage(error, waited)
+            attempt += 1
+            self.sleep(pause)
+
+    def _note_answer(self) -> None:
+        with self._lock:
+            self._has_answered = True
+            if self._is_away:
+                self._is_away = False
+                self._say("the cluster answers again")
+
+    def _note_outage(self, error: ClusterError, waited: float) -> None:
+        """Say once that the server is away: not at the first refusal, which passes as a rule."""
+        with self._lock:
+            if self._has_answered and not self._is_away and waited > _FIRST_ANSWER_SECONDS / 2:
+                self._is_away = True
+                self._say(f"{error}; retrying for at most {human_seconds(self.outage_seconds)}")
+
+
+def _new_client() -> Any:
+    """A client with the configuration as it is now."""
+    try:
+        from kubernetes.client import ApiClient
+        from kubernetes.dynamic import DynamicClient
+    except ImportError as error:
+        raise InputError("kubernetes: the client is not installed; run: pip install 'gaudi-bert[kubernetes]'") from error
+    _load_configuration()
+    return DynamicClient(ApiClient(), discoverer=lambda client, cache_file: None)
+
+
+def _resource(kind: str) -> Any:
+    from kubernetes.dynamic import Resource
+
+    row = KINDS[kind]
+    return Resource(
+        prefix="apis" if row.group else "api",
+        group=row.group,
+        api_version=row.version,
+        kind=kind,
+        name=row.plural,
+        namespaced=row.namespaced,
+    )
+
+
+def _load_configuration() -> None:
+    """Take the kubeconfig file where there is one, and the pod's own account where there is none."""
+    import yaml
+    from kubernetes import config
+
+    try:
+        # The client looks at this variable only once, when it is imported.
+        config.load_kube_config(config_file=os.environ.get("KUBECONFIG"))
+    except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
+        try:
+            config.load_incluster_config()
+        except config.ConfigException:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise InputError(
+                f"no cluster: {reason}; set KUBECONFIG to your kubeconfig file, and see `kubectl cluster-info`"
+            ) from error
+
+
+def _response_lines(response: Any) -> Iterator[str]:
+    """The lines of a streamed answer as they come; a `StreamDroppedError` where the connection breaks."""
+    import urllib3
+
+    waiting = b""
+    try:
+        for chunk in response.stream(amt=None, decode_content=False):
+            *lines, waiting = (waiting + chunk).split(b"\n")
+            yield from (line.decode("utf-8", "replace") for line in lines if line)
+        if waiting:
+            yield waiting.decode("utf-8", "replace")
+    except urllib3.exceptions.HTTPError as error:
+        raise StreamDroppedError(str(error)) from error
+    finally:
+        response.close()
+        response.release_conn()
+
+
+def _pause(attempt: int, error: Any) -> float:
+    """Seconds before the next attempt: what the server asks for, or twice as long each time."""
+    seconds = (getattr(error, "headers", None) or {}).get("Retry-After")
+    return min(float(seconds) if seconds and str(seconds).isdigit() else 0.5 * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
+
+
+def _explain(action: str, error: Any) -> ClusterError:
+    """One line for a refusal: what the server said, and the remedy."""
+    try:
+        message = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        message = error.reason or "no reason given"
+    remedy = _REMEDIES.get(error.status, "try again later, or ask who runs the cluster")
+    kind = _KINDS_OF_ERROR.get(error.status, ClusterError)
+    return kind(f"cannot {action}: {error.status}: {' '.join(str(message).split())}; {remedy}", error.status)
+
+
+# --- one namespace
 
 
 class Cluster:
     """One namespace of a cluster.
 
-    Args:
-        namespace: where everything is made and looked for.
-        connection: how to reach the cluster; by default as the kubeconfig file says.
-
-    Raises:
-        InputError: there is no cluster to reach.
+    Without a `connection`, the cluster is reached as the kubeconfig file says.
     """
 
     def __init__(self, namespace: str, connection: Connection | None = None) -> None:
@@ -38,26 +337,20 @@ class Cluster:
 
     def version(self) -> tuple[int, int]:
         """The server's version, for example (1, 31)."""
-        answer = self.connection.call_path("ask for the version", "/version")
+        answer = json.loads(self.connection.open_path("ask for the version", "/version", read_whole=True).data)
         return int(answer["major"]), int(str(answer["minor"]).rstrip("+"))
 
     def check_namespace(self) -> None:
-        """See that the namespace is there.
-
-        Raises:
-            InputError: it is not, or it is being removed.
-        """
+        """See that the namespace exists and is not being removed."""
         try:
             answer = self.read_namespace()
-        except ClusterError as error:
-            if error.status == 404:
-                raise InputError(
-                    f"namespace {self.namespace} does not exist on this cluster; make it with "
-                    f"`kubectl create namespace {self.namespace}`, or set kubernetes.namespace"
-                ) from error
-            if error.status == 403:
-                return  # An account may use a namespace that it may not look at.
-            raise
+        except NotFoundError as error:
+            raise InputError(
+                f"namespace {self.namespace} does not exist on this cluster; make it with "
+                f"`kubectl create namespace {self.namespace}`, or set kubernetes.namespace"
+            ) from error
+        except ForbiddenError:
+            return  # An account may use a namespace that it may not look at.
         if answer["status"].get("phase") == "Terminating":
             raise InputError(
                 f"namespace {self.namespace} is being removed; wait until it is gone, or set kubernetes.namespace"
@@ -71,10 +364,10 @@ class Cluster:
         """Whether the cluster knows `kind`; None where this account may not list it."""
         try:
             self._call(f"list {kind}s", "get", kind, limit=1)
-        except ClusterError as error:
-            if error.status in (403, 404):
-                return None if error.status == 403 else False
-            raise
+        except NotFoundError:
+            return False
+        except ForbiddenError:
+            return None
         return True
 
     def create(self, item: Json) -> Json:
@@ -89,41 +382,33 @@ class Cluster:
         """An object, or None where there is none of that name."""
         try:
             return self._call(f"read {kind} {name}", "get", kind, name=name)
-        except ClusterError as error:
-            if error.status == 404:
-                return None
-            raise
+        except NotFoundError:
+            return None
 
     def delete(self, kind: str, name: str) -> bool:
         """Remove an object and all that belongs to it; False where there was none."""
         try:
             self._call(f"delete {kind} {name}", "delete", kind, name=name, propagation_policy="Background")
-        except ClusterError as error:
-            if error.status == 404:
-                return False
-            raise
+        except NotFoundError:
+            return False
         return True
 
     def find(self, kind: str, label_selector: str) -> list[Json]:
         """The objects with these labels; none where the cluster does not know the kind."""
         try:
             answer = self._call(f"list {kind}s", "get", kind, label_selector=label_selector)
-        except ClusterError as error:
-            if error.status == 404:
-                return []
-            raise
+        except NotFoundError:
+            return []
         return answer.get("items") or []
 
     def find_everywhere(self, kind: str) -> list[Json] | None:
         """All objects of a kind, of all namespaces; None where this account may not see them."""
         try:
             return self.connection.call(f"list all {kind}s", "get", kind).get("items") or []
-        except ClusterError as error:
-            if error.status in (403, 404):
-                return None
-            raise
+        except (ForbiddenError, NotFoundError):
+            return None
 
-    def is_allowed(self, right: Right) -> bool:
+    def is_allowed(self, right: _Right) -> bool:
         """Whether this account has a right in the namespace."""
         resource, _, part = right.resource.partition("/")
         attributes = {"namespace": self.namespace, "group": right.group, "resource": resource, "verb": right.verb}
@@ -147,28 +432,39 @@ class Cluster:
             "get",
             item["kind"],
             namespace=self.namespace,
-            timeout=(TIMEOUT[0], seconds + 5),
+            timeout=(_TIMEOUT[0], seconds + 5),
             field_selector=f"metadata.name={item['metadata']['name']}",
             resource_version=item["metadata"].get("resourceVersion"),
             timeout_seconds=seconds,
             watch=True,
         )
         with suppress(StreamDroppedError):
-            next(response_lines(response), None)
+            next(_response_lines(response), None)
 
-    def log_lines(self, pod: str, container: str, since_seconds: int | None = None, follow: bool = True) -> Iterator[str]:
-        """The lines of a container's log, each with its time, until the container ends.
+    def log_lines(
+        self, pod: str, container: str, since_seconds: int | None = None, *, follow: bool = True, last: int | None = None
+    ) -> Iterator[str]:
+        """The lines of a container's log, each with its time, until the container ends; a `StreamDroppedError` as above.
 
-        Raises:
-            StreamDroppedError: the connection broke.
+        `since_seconds` is how old the first line may be, `last` how many lines come at most, from the end; `follow` waits
+        for more.
         """
         query = [("container", container), ("follow", str(follow).lower()), ("timestamps", "true")]
         query += [("sinceSeconds", str(since_seconds))] if since_seconds is not None else []
+        query += [("tailLines", str(last))] if last is not None else []
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
-        timeout = (TIMEOUT[0], 3600)
-        yield from response_lines(
-            self.connection.open_path(f"read the log of {pod}", path, query_params=query, _request_timeout=timeout)
+        response = self.connection.open_path(
+            f"read the log of {pod}", path, query_params=query, timeout=(_TIMEOUT[0], _LONGEST_LOG_SECONDS)
         )
+        yield from _response_lines(response)
+
+    def log_end(self, pod: str, container: str) -> str:
+        """The end of a container's log; empty where it cannot be read."""
+        try:
+            lines = list(self.log_lines(pod, container, follow=False, last=_LOG_END_LINES))
+        except (ClusterError, StreamDroppedError):
+            return ""
+        return "\n".join(line.partition(" ")[2] for line in lines)
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)

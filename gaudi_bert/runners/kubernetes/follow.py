@@ -1,6 +1,6 @@
 """Follows one submitted Job or MPIJob to its end: logs, progress, and the reason where it fails or does not start.
 
-The object is read, judged, and then watched until it changes; a watch that is dropped or has expired only means that the
+The object is read, checked, and then watched until it changes; a watch that is dropped or has expired only means that the
 object is read again a little earlier. So nothing that happens between two watches is lost.
 
 What is suspended waits for its queue, for as long as that takes: it has no pods that could be stuck, and when it is admitted
@@ -15,22 +15,30 @@ from typing import Any
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.job_problems import claim_problem, job_outcome, last_warning, no_pods_problem
-from gaudi_bert.runners.kubernetes.logs import LogFollower
-from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
-from gaudi_bert.runners.kubernetes.pods import pod_specs
-from gaudi_bert.runners.kubernetes.problem import Problem
-from gaudi_bert.runners.kubernetes.step_progress import StepProgress
-from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_suspended, workloads_of
-
-__all__ = ["PodsDisruptedError", "follow", "pods_of"]
+from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError
+from gaudi_bert.runners.kubernetes.jobs import pod_specs
+from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
+from gaudi_bert.runners.kubernetes.problems import (
+    Answer,
+    Problem,
+    ReadLog,
+    claim_problem,
+    describe_suspension,
+    is_suspended,
+    job_outcome,
+    last_warning,
+    no_pods_problem,
+    worst_problem,
+)
 
 Json = dict[str, Any]
 
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
-LOG_END_SECONDS = 10
+_LOG_END_SECONDS = 10
+# Of Kueue: the label that names the owner of a Workload, and the kinds, the newest version of the API first.
+_OWNER_LABEL = "kueue.x-k8s.io/job-uid"
+_WORKLOADS = ("Workload", "OlderWorkload")
 
 
 class PodsDisruptedError(FailedError):
@@ -43,6 +51,31 @@ def pods_of(cluster: Cluster, item: Json) -> list[Json]:
     return cluster.find("Pod", f"{label}={item['metadata']['name']}")
 
 
+def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
+    """What Kueue keeps about `item`; nothing where there is no Kueue, or where this account may not see it."""
+    try:
+        for kind in _WORKLOADS:
+            workloads = cluster.find(kind, f"{_OWNER_LABEL}={item['metadata'].get('uid', '')}")
+            if workloads:
+                return workloads
+    except ForbiddenError:
+        pass
+    return []
+
+
+def log_reader(cluster: Cluster) -> ReadLog:
+    """How the end of a container's log is read, for the error of a rank that failed: once for each pod."""
+    logs: dict[str, str] = {}
+
+    def read(pod: Answer, container: str) -> str:
+        name = pod["metadata"]["name"]
+        if name not in logs:
+            logs[name] = cluster.log_end(name, container)
+        return logs[name]
+
+    return read
+
+
 def follow(
     cluster: Cluster,
     item: Json,
@@ -52,22 +85,13 @@ def follow(
     shows_logs: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Return when `item` is complete.
+    """Return when `item` is complete; it may fail with a `PodsDisruptedError`, after which it can be submitted again.
 
-    Args:
-        cluster: where it runs.
-        item: the Job or MPIJob as it was submitted.
-        reporter: where logs and progress go.
-        start_seconds: how long its pods may wait for a node, a volume or an image.
-        shows_logs: whether the logs of its pods are read while they run.
-        clock: seconds.
-
-    Raises:
-        FailedError: it failed, was removed, cannot start, or can only fail again; with the pod's reason and the remedy.
-        PodsDisruptedError: it failed because the cluster took its pods away.
+    Its pods may wait `start_seconds` for a node, a volume or an image.
     """
     progress = StepProgress(item, reporter, clock)
     logs = LogFollower(cluster, reporter, progress)
+    read_log = log_reader(cluster)
     limit = _StartLimit(start_seconds, reporter, clock)
     try:
         while True:
@@ -78,9 +102,9 @@ def follow(
                 logs.update(pods)
             outcome = job_outcome(current)
             suspended = outcome is None and is_suspended(current)
-            problem = None if suspended else _problem(cluster, current, pods)
+            problem = None if suspended else _problem(cluster, current, pods, read_log)
             if outcome is not None:
-                logs.finish(LOG_END_SECONDS)
+                logs.finish(_LOG_END_SECONDS)
                 progress.finish()
                 _raise_unless_complete(current, outcome, problem)
                 return
@@ -99,12 +123,12 @@ def follow(
 
 
 class _StartLimit:
-    """How long pods that cannot start are waited for; each new problem is said once."""
+    """How long pods that cannot start are waited for; each new problem is reported once."""
 
     def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float]) -> None:
         self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
         self._waiting_since: float | None = None
-        self._said: str | None = None
+        self._last_problem: str | None = None
 
     @property
     def waited(self) -> float:
@@ -113,7 +137,7 @@ class _StartLimit:
 
     def begin_anew(self) -> None:
         """Forget what was waited for so far."""
-        self._waiting_since = self._said = None
+        self._waiting_since = self._last_problem = None
 
     def is_over(self, problem: Problem) -> bool:
         """Whether to give up because of `problem`."""
@@ -123,8 +147,8 @@ class _StartLimit:
             self._waiting_since = self._clock()
         if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
             return True
-        if str(problem) != self._said and not problem.only_slow:
-            self._said = str(problem)
+        if str(problem) != self._last_problem and not problem.only_slow:
+            self._last_problem = str(problem)
             limit = "it is tried again" if problem.started else f"giving up after {human_seconds(self._start_seconds)}"
             self._reporter.say(f"{problem} ({limit})")
         return False
@@ -138,9 +162,9 @@ def _read(cluster: Cluster, item: Json) -> Json:
     return {"kind": item["kind"], **current}
 
 
-def _problem(cluster: Cluster, item: Json, pods: Sequence[Json]) -> Problem | None:
+def _problem(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
     """What is wrong with the pods of `item`, or why it has none."""
-    return worst_problem(pods) if pods else no_pods_problem(item, _events_of_maker(cluster, item))
+    return worst_problem(pods, read_log) if pods else no_pods_problem(item, _events_of_maker(cluster, item))
 
 
 def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) -> None:

@@ -1,4 +1,4 @@
-"""The logs of a step's pods, line by line as they are written, each line once.
+"""What the pods of a step write: their logs line by line, each line once, and from them how far the step is.
 
 A log is followed by a thread of its own. When the connection drops, the log is read again from a little before the last
 line that came, and what was shown already is recognised by its time.
@@ -6,25 +6,124 @@ line that came, and what was shown already is recognised by its time.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.connection import ClusterError, StreamDroppedError
-from gaudi_bert.runners.kubernetes.step_progress import StepProgress
+from gaudi_bert.common.progress import Reporter, TaskProgress, human_seconds
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, NotFoundError, StreamDroppedError
+from gaudi_bert.runners.kubernetes.problems import Answer
+from gaudi_bert.runners.launch import rank_pieces
 
-__all__ = ["LogFollower", "followed_container"]
-
+EVERY_SECONDS = 60.0
+_TRAINING = re.compile(r"train: (update \d+/\d+ \(\d+%\), .* left)")
 # More logs at once than a person can read help nobody.
-MOST_LOGS = 8
+_MOST_LOGS = 8
 _OVERLAP_SECONDS = 5
 _ROLE_LABEL = "training.kubeflow.org/job-role"
 
+# --- how far a step is, in one line a minute, from the progress that its pods write into their logs
+#
+# The parts of a stage that is shared out are alike, so the logs that are read (a few of them) stand for the others: shares
+# are averaged over the pods at work, rates are added up, and the slowest part says how much time is left.
 
-def followed_container(pod: Mapping[str, Any]) -> str | None:
+
+class StepProgress:
+    """The progress of one step."""
+
+    def __init__(self, item: Answer, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = item["metadata"]["name"]
+        self._parts = int(item.get("spec", {}).get("completions") or 1)
+        self._reporter, self._clock = reporter, clock
+        self._began = self._last = clock()
+        self._tasks: dict[str, TaskProgress] = {}
+        self._training = self._training_shown = ""
+        self._waits_for: str | None = None
+        self._waiting_since = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several pods share the step."""
+        return self._parts > 1
+
+    def take(self, pod: str, text: str) -> bool:
+        """Whether a line of a pod's log tells its progress: it is kept, and not shown by itself."""
+        plain = "".join(piece for _, piece in rank_pieces(text))
+        task = TaskProgress.parse(plain)
+        training = _TRAINING.fullmatch(plain)
+        with self._lock:
+            if task is not None:
+                self._tasks[pod] = task
+            elif training is not None:
+                self._training = training[1]
+        return task is not None or training is not None
+
+    def show(self, item: Answer, pods: Sequence[Answer]) -> None:
+        """Show how far the step is, where a minute has gone by (on a terminal: at once)."""
+        self._waits_for = None
+        at_work = [pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"]
+        if at_work and self._is_due():
+            self._reporter.show(self.line(int(item.get("status", {}).get("succeeded") or 0), at_work))
+
+    def show_waiting(self, reason: str) -> None:
+        """Say what the step waits for: at once where that is new, and then every minute with the time that it took."""
+        if reason != self._waits_for:
+            if self._waits_for is None:
+                self._waiting_since = self._clock()
+            self._waits_for, self._last = reason, self._clock()
+            self._reporter.say(reason)
+        elif self._is_due():
+            self._reporter.show(f"{reason} ({human_seconds(self._clock() - self._waiting_since)} so far)")
+
+    def finish(self) -> None:
+        """Show the last line of training, unless it was shown."""
+        if self._training != self._training_shown:
+            self._reporter.say(f"{self._name}: {self._training}")
+
+    def line(self, done: int, at_work: Sequence[str]) -> str:
+        """The state of the step, of whose parts `done` have succeeded, and whose pods `at_work` run."""
+        elapsed = human_seconds(self._clock() - self._began)
+        with self._lock:
+            training = self._training_shown = self._training
+            tasks = [self._tasks[pod] for pod in at_work if pod in self._tasks]
+        parts = [f"{done} of {self._parts} parts done, {len(at_work)} at work"] if self._parts > 1 else []
+        if training:
+            parts.append(training)
+        elif tasks:
+            parts.append(_together(tasks, len(at_work)))
+        else:
+            parts.append(f"running for {elapsed}")
+        return f"{self._name}: {', '.join(parts)}"
+
+    def _is_due(self) -> bool:
+        """Whether a line may be shown now; from then on the minute counts anew."""
+        now = self._clock()
+        if not self._reporter.live and now - self._last < EVERY_SECONDS:
+            return False
+        self._last = now
+        return True
+
+
+def _together(tasks: Sequence[TaskProgress], pods: int) -> str:
+    """The progress of `pods` pods, of which `tasks` is known, in the work that most of them are at."""
+    name, unit = Counter((task.name, task.unit) for task in tasks).most_common(1)[0][0]
+    same = [task for task in tasks if (task.name, task.unit) == (name, unit)]
+    return TaskProgress(
+        name=name,
+        share=sum(task.share for task in same) / len(same),
+        rate=sum(task.rate for task in same) / len(same) * pods,
+        unit=unit,
+        seconds_left=max(task.seconds_left for task in same),
+    ).line()
+
+
+# --- the logs
+
+
+def followed_container(pod: Answer) -> str | None:
     """The container whose log is of interest; None for a pod that only serves others (a worker of an MPIJob)."""
     labels = pod["metadata"].get("labels") or {}
     if labels.get(_ROLE_LABEL) == "worker":
@@ -55,9 +154,9 @@ class LogFollower:
         self._reporter = reporter
         self._progress = progress
         self._followed: dict[str, _Followed] = {}
-        self._told: set[int | None] = set()
+        self._reported: set[int | None] = set()
 
-    def update(self, pods: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, pods: Sequence[Answer]) -> None:
         """Read the logs of those pods whose container has started, and go on with those that were dropped."""
         for pod in pods:
             name, container = pod["metadata"]["name"], followed_container(pod)
@@ -65,7 +164,7 @@ class LogFollower:
             reading = sum(log.is_read for log in self._followed.values())
             log = self._followed.get(name)
             ended = log is not None and (log.is_read or (log.reached_end and state == "terminated"))
-            if container is None or state == "waiting" or ended or reading >= MOST_LOGS:
+            if container is None or state == "waiting" or ended or reading >= _MOST_LOGS:
                 continue
             prefix = f"[{name}] " if len(pods) > 1 else ""
             self._read(log or self._followed.setdefault(name, _Followed()), name, container, prefix)
@@ -93,20 +192,20 @@ class LogFollower:
             except StreamDroppedError:
                 pass  # The next update takes the log up again.
             except ClusterError as error:
-                self._tell(error)
+                self._report(error)
 
         log.reached_end = False
         log.thread = threading.Thread(target=show, daemon=True)
         log.thread.start()
 
-    def _tell(self, error: ClusterError) -> None:
-        """Say that logs cannot be read, once for each reason; of a pod that is gone, its status tells what became of it."""
-        if error.status != 404 and error.status not in self._told:
-            self._told.add(error.status)
+    def _report(self, error: ClusterError) -> None:
+        """Say that logs cannot be read, once for each reason; of a pod that is gone, its status says what became of it."""
+        if not isinstance(error, NotFoundError) and error.status not in self._reported:
+            self._reported.add(error.status)
             self._reporter.say(f"{error}; the run goes on without this log")
 
 
-def _container_state(pod: Mapping[str, Any], container: str | None) -> str:
+def _container_state(pod: Answer, container: str | None) -> str:
     """`running`, `terminated` or `waiting`."""
     for status in pod.get("status", {}).get("containerStatuses") or ():
         if status["name"] == container:

@@ -9,29 +9,23 @@ from typing import Any
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PipelineSettings
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import pods_of
-from gaudi_bert.runners.kubernetes.job_problems import job_outcome
+from gaudi_bert.runners.kubernetes.follow import log_reader, pods_of, workloads_of
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
-from gaudi_bert.runners.kubernetes.pod_problems import worst_problem
-from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_suspended, workloads_of
+from gaudi_bert.runners.kubernetes.problems import describe_suspension, is_suspended, job_outcome, worst_problem
 
-__all__ = ["StepStatus", "delete", "show_logs", "status"]
-
-NOT_SUBMITTED = "not submitted"
+_NOT_SUBMITTED = "not submitted"
 
 
 @dataclass(frozen=True)
-class StepStatus:
+class _StepStatus:
     """How far a step is on the cluster.
 
-    Attributes:
-        state: `not submitted`, `suspended`, `waiting`, `running`, `complete`, or `failed: <reason>`.
-        pods: how many pods it has in each phase.
-        problem: what it waits for, or what is wrong with its pods, and the remedy; None where nothing is.
+    `state` is `not submitted`, `suspended`, `waiting`, `running`, `complete`, or `failed: <reason>`; `pods` counts the pods
+    in each phase, and `problem` is what it waits for or what is wrong with its pods, with the remedy.
     """
 
     state: str
@@ -41,28 +35,28 @@ class StepStatus:
     def as_json(self) -> dict[str, Any]:
         """For machines; of a step that is not submitted, the state alone."""
         whole = {"state": self.state, "pods": dict(self.pods), "problem": self.problem}
-        return {"state": self.state} if self.state == NOT_SUBMITTED else whole
+        return {"state": self.state} if self.state == _NOT_SUBMITTED else whole
 
 
-def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, StepStatus]:
+def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, _StepStatus]:
     """How far each step is."""
     cluster.check_namespace()
     return {step: _step_status(cluster, item) for step, item in render(settings).steps.items()}
 
 
-def _step_status(cluster: Cluster, item: Manifest) -> StepStatus:
+def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
     current = cluster.read(item["kind"], item["metadata"]["name"])
     if current is None:
-        return StepStatus(NOT_SUBMITTED)
+        return _StepStatus(_NOT_SUBMITTED)
     current = {**current, "kind": item["kind"]}
     pods = pods_of(cluster, current)
     phases = [pod.get("status", {}).get("phase", "Unknown") for pod in pods]
     counted = {phase: phases.count(phase) for phase in sorted(set(phases))}
     outcome = job_outcome(current)
     if outcome is None and is_suspended(current):
-        return StepStatus("suspended", counted, describe_suspension(current, workloads_of(cluster, current)))
-    problem = worst_problem(pods) if outcome != "complete" else None
-    return StepStatus(
+        return _StepStatus("suspended", counted, describe_suspension(current, workloads_of(cluster, current)))
+    problem = worst_problem(pods, log_reader(cluster)) if outcome != "complete" else None
+    return _StepStatus(
         state=outcome or ("running" if "Running" in phases else "waiting"),
         pods=counted,
         problem=None if problem is None else str(problem),
@@ -70,11 +64,7 @@ def _step_status(cluster: Cluster, item: Manifest) -> StepStatus:
 
 
 def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, show: Callable[[str], None]) -> int:
-    """Show the logs of all pods of `step`, or of all steps, line by line; how many pods there were.
-
-    Raises:
-        InputError: there is no such step, or it has no pods.
-    """
+    """Show the logs of all pods of `step`, or of all steps, line by line; how many pods there were."""
     cluster.check_namespace()
     steps = render(settings).steps
     if step is not None and step not in steps:
@@ -97,32 +87,28 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, sh
 def delete(settings: PipelineSettings, cluster: Cluster, *, data: bool) -> list[str]:
     """Remove all Jobs of the pipeline and what they share; with `data`, the work folder too: its volume, or its objects.
 
-    Returns:
-        What was removed, as `Kind name`.
-
-    Raises:
-        InputError, FailedError: with `data`, the store refuses; the Jobs are gone then.
+    The result lists what was removed, as `Kind name`. The Jobs go first: they are gone where the store then refuses.
     """
     cluster.check_namespace()
-    removed = []
+    names = []
     # Those that kubectl applied carry a digest in their name.
     for kind in ("MPIJob", "Job", "ConfigMap"):
         for item in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
-            removed.append((kind, item["metadata"]["name"]))
+            names.append((kind, item["metadata"]["name"]))
     for item in render(settings).shared:
         if item["kind"] != "ConfigMap" and (item["kind"] != "PersistentVolumeClaim" or data):
-            removed.append((item["kind"], item["metadata"]["name"]))
-    gone = [f"{kind} {name}" for kind, name in removed if cluster.delete(kind, name)]
+            names.append((item["kind"], item["metadata"]["name"]))
+    removed = [f"{kind} {name}" for kind, name in names if cluster.delete(kind, name)]
     if data and settings.kubernetes.store:
-        gone += _delete_objects(settings, f"{settings.kubernetes.store}/{settings.name}")
-    return gone
+        removed += _delete_objects(settings, f"{settings.kubernetes.store}/{settings.name}")
+    return removed
 
 
 def _delete_objects(settings: PipelineSettings, url: str) -> list[str]:
     """Remove what lies below `url`, the work folder of this pipeline, and nothing else of the bucket."""
     objects = Objects(settings.store)
-    found = [f"{url}/{name}" for name in objects.list(url)]
+    urls = [f"{url}/{name}" for name in objects.list(url)]
     with ThreadPoolExecutor(settings.store.connections) as pool:
-        for _ in pool.map(objects.remove, found):
+        for _ in pool.map(objects.remove, urls):
             pass
-    return [f"{len(found):,} objects below {url}"] if found else []
+    return [f"{len(urls):,} objects below {url}"] if urls else []

@@ -1,28 +1,38 @@
 """The manifests of `k8s/`, filled from a pipeline file: what `--on kubernetes` submits and `--render` writes.
 
-The kustomizations hold the shape of every object; this module, with `steps` and `pods` beside it, sets what a pipeline
-decides: names, namespace, images, how many pods share a stage, resources, the training command, volumes. `k8s/overlays/`
-are the same manifests filled by kustomize for the demo; the tests hold both to the same result.
+Rendering is three files: `kustomize` reads the kustomizations, `jobs` fills the Job of each step, and this one fills what
+the steps share and names everything. `k8s/overlays/` are the same manifests filled by kustomize for the demo; the tests hold
+both to the same result.
 """
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import yaml
 
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import PipelineSettings
+from gaudi_bert.common.files import write_text
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.runners.kubernetes.jobs import (
+    DATA_FOLDER,
+    USER_NAME_FILE,
+    cache_bytes,
+    fill_step,
+    needs_user_name,
+    pod_specs,
+    user_name_file,
+)
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
-from gaudi_bert.runners.kubernetes.object_store import cache_bytes, use_store
-from gaudi_bert.runners.kubernetes.pods import DATA_FOLDER, USER_NAME_FILE, needs_user_name, user_name_file
-from gaudi_bert.runners.kubernetes.steps import fill_step
-from gaudi_bert.runners.named_paths import named_paths
-from gaudi_bert.runners.stage_table import stages_of, steps_of
-
-__all__ = ["FAILURE_POLICY_SINCE", "PIPELINE_LABEL", "Manifests", "render"]
+from gaudi_bert.runners.requirements import named_paths
+from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, stages_of, steps_of
 
 PIPELINE_LABEL = "app.kubernetes.io/instance"
 # The first version of Kubernetes that knows podFailurePolicy and backoffLimitPerIndex without being told to.
@@ -37,10 +47,8 @@ _MOUNTED = (DATA_FOLDER, "/work")
 class Manifests:
     """All objects of a pipeline.
 
-    Attributes:
-        namespace: the Namespace; it is the cluster's, not the pipeline's.
-        shared: what all stages use: ServiceAccount, PersistentVolumeClaim, ConfigMap; of an MPIJob its NetworkPolicy.
-        steps: the Job or MPIJob of each step, in the pipeline's order.
+    The Namespace is the cluster's, not the pipeline's; `shared` is what all stages use: ServiceAccount,
+    PersistentVolumeClaim, ConfigMap, the NetworkPolicy of an MPIJob; `steps` are Jobs and MPIJobs in the pipeline's order.
     """
 
     namespace: Manifest
@@ -49,27 +57,18 @@ class Manifests:
 
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
-    """Fill the manifests from `settings`.
-
-    Args:
-        settings: the pipeline.
-        server_version: of the cluster, for what is decided by it; None for a cluster of today.
-
-    Raises:
-        InputError: a path of the pipeline file means nothing inside a container.
-    """
+    """Fill the manifests from `settings`, for a cluster of `server_version`; None for a cluster of today."""
     _check_paths(settings)
     training = "training-mpijob" if settings.trains_as_mpijob else "training"
     network = ("training-network",) if settings.has_network_policy else ()
     tasks = ("finetuning",) if settings.finetunes else ()
     objects = build(("base", "data", training, *network, *tasks, "results"), _components(settings, server_version))
-    found = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
-    steps = {step: found[step] for step in steps_of(stages_of(settings))}
+    jobs = {item["metadata"]["name"]: item for item in objects if item["kind"] in ("Job", "MPIJob")}
+    steps = {step: jobs[step] for step in steps_of(stages_of(settings))}
     others = {item["kind"]: item for item in objects if item["kind"] not in ("Job", "MPIJob")}
     others["ConfigMap"] = _configuration(settings)
     for step, item in steps.items():
         fill_step(settings, step, item)
-        use_store(settings, item)
     _fill_claim(settings, others["PersistentVolumeClaim"])
     if "NetworkPolicy" in others:
         _fill_network_policy(settings, others["NetworkPolicy"])
@@ -85,14 +84,14 @@ def _components(settings: PipelineSettings, server_version: tuple[int, int] | No
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
         policy = server_version is None or server_version >= FAILURE_POLICY_SINCE
-    wanted = {
+    components = {
         "components/evaluate-as-root": settings.resources.cards,
         "components/gaudi": settings.resources.cards,
         "components/efa": settings.kubernetes.efa,
         "components/failure-policy": policy,
         "components/scratch": True,
     }
-    return [component for component, needed in wanted.items() if needed]
+    return [component for component, needed in components.items() if needed]
 
 
 def _check_paths(settings: PipelineSettings) -> None:
@@ -106,7 +105,7 @@ def _check_paths(settings: PipelineSettings) -> None:
             continue
         if not any(PurePosixPath(path).is_relative_to(folder) for folder in _MOUNTED):
             raise InputError(
-                f"{key} = {path}: no such place in a container; put it on a volume, name that volume's claim in "
+                f"{key} = {path}: no such path in a container; put it on a volume, name that volume's claim in "
                 f"kubernetes.data_claim, and write the path as {DATA_FOLDER}/..."
             )
         if PurePosixPath(path).is_relative_to(DATA_FOLDER) and not settings.kubernetes.data_claim:
@@ -148,9 +147,69 @@ def _fill_claim(settings: PipelineSettings, item: Manifest) -> None:
 
 
 def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
-    """Name the MPIJob whose pods may reach one another; its figures are for whoever asks."""
+    """Name the MPIJob whose pods may reach one another; its figures are open to anyone."""
     (rule,) = item["spec"]["ingress"]
     for selector in (item["spec"]["podSelector"], *(source["podSelector"] for source in rule["from"])):
         selector["matchLabels"][_MPIJOB_LABEL] = f"{settings.name}-{selector['matchLabels'][_MPIJOB_LABEL]}"
     if settings.training.metrics_port is not None:
         item["spec"]["ingress"].append({"ports": [{"port": settings.training.metrics_port, "protocol": "TCP"}]})
+
+
+# --- `run --render`: a folder that `kubectl apply -k` takes
+#
+#     DIR/base       namespace, account, volume, pipeline file
+#     DIR/data       Jobs from prepare to verify
+#     DIR/training   the Job or MPIJob that trains
+#     DIR/finetuning finetune and predict
+#     DIR/results    evaluate and report
+#
+# Without cards, `kubectl apply -k DIR` starts everything. With cards or a queue it starts the data only, so that nothing is
+# held for training while data are packed; `kubectl apply -k DIR/training`, and so on, follow.
+
+
+def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path) -> list[str]:
+    """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied."""
+    manifests = _named_by_content(render(settings))
+    if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
+        raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
+    base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
+    _write_folder(folder / "base", base, [])
+    parts: dict[str, list[str]] = {}
+    for part in KUSTOMIZATIONS:
+        steps = steps_of(name for name in stages if STAGES[name].kustomization == part)
+        if steps:
+            _write_folder(folder / part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
+            parts[part] = [f"{part}/{step}.yaml" for step in steps]
+    # Kustomize takes a base once only, so the top lists the files of its parts.
+    together = list(parts)[: 1 if settings.resources.cards or settings.kubernetes.queue else None]
+    _write_folder(folder, {}, ["base", *(file for part in together for file in parts[part])])
+    return list(parts)
+
+
+def _named_by_content(manifests: Manifests) -> Manifests:
+    """`manifests` with a digest in the name of the ConfigMap and in all pods that mount it, as kustomize's generator has it.
+
+    A Job that exists already is then never taken for one that runs the pipeline as it is now, but refused as immutable.
+    """
+    renamed = copy.deepcopy(manifests)
+    configuration = next(item for item in renamed.shared if item["kind"] == "ConfigMap")
+    digest = hashlib.sha256(json.dumps(configuration["data"], sort_keys=True).encode("utf-8")).hexdigest()
+    configuration["metadata"]["name"] += f"-{digest[:10]}"
+    for item in renamed.steps.values():
+        for spec in pod_specs(item):
+            for volume in spec["volumes"]:
+                if "configMap" in volume:
+                    volume["configMap"]["name"] = configuration["metadata"]["name"]
+    return renamed
+
+
+def _write_folder(folder: Path, items: dict[str, Any], others: Sequence[str]) -> None:
+    """Write `items` and a kustomization that lists `others` and them."""
+    for name, item in items.items():
+        write_text(folder / name, yaml.safe_dump(item, sort_keys=False, width=120))
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [*others, *items],
+    }
+    write_text(folder / "kustomization.yaml", yaml.safe_dump(kustomization, sort_keys=False, width=120))

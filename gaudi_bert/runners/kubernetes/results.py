@@ -6,37 +6,39 @@ sends it with TensorBoard's files through its log: that needs no right that a ru
 
 from __future__ import annotations
 
+import base64
+import binascii
 import copy
-from collections.abc import Iterator
+import hashlib
+import io
+import re
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings
+from gaudi_bert.common.progress import Reporter, human_bytes
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import follow, pods_of
+from gaudi_bert.runners.kubernetes.jobs import work_claim_name
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
-from gaudi_bert.runners.kubernetes.pods import work_claim_name
 from gaudi_bert.runners.kubernetes.run import remove_and_wait
-from gaudi_bert.runners.send_results import received_files
 
-__all__ = ["OpenedResults", "open_results"]
-
-KEPT_SECONDS = 600
+_KEPT_SECONDS = 600
 
 
 @dataclass(frozen=True)
-class OpenedResults:
+class _OpenedResults:
     """What is on this machine now.
 
-    Attributes:
-        report: the page.
-        tensorboard: the folder for `tensorboard --logdir`; None where nothing was trained, or it was too large.
+    `tensorboard` is for `tensorboard --logdir`; None where nothing was trained, or it was too large.
     """
 
     report: Path
@@ -47,13 +49,8 @@ class OpenedResults:
         return {"report": str(self.report), "tensorboard": None if self.tensorboard is None else str(self.tensorboard)}
 
 
-def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> OpenedResults:
-    """Bring the page and TensorBoard's files of a run into the folder `out`.
-
-    Raises:
-        InputError: there is no work folder on the cluster, or nothing in it.
-        FailedError: the Job cannot start or fails, or its log is not whole.
-    """
+def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> _OpenedResults:
+    """Bring the page and TensorBoard's files of a run into the folder `out`."""
     if settings.kubernetes.store:
         page = f"{settings.kubernetes.store}/{settings.name}/report.html"
         raise InputError(f"{page}: the work folder is in a store, not on the cluster; copy it with the store's own tools")
@@ -74,7 +71,7 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
         with atomic_file(out / name) as handle:
             handle.write(data)
     boards = (out / run / "tensorboard" for run in ("train", "finetune"))
-    return OpenedResults(out / "report.html", next(filter(Path.is_dir, boards), None))
+    return _OpenedResults(out / "report.html", next(filter(Path.is_dir, boards), None))
 
 
 def _log_of(cluster: Cluster, item: Manifest) -> Iterator[str]:
@@ -90,15 +87,94 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
     """The Job that sends: what `report` is, with another command and a short life."""
     item = copy.deepcopy(render(settings, cluster.version()).steps["report"])
     item["metadata"]["name"] = f"{settings.name}-open"
-    # It is no part of a run, and a run that begins meanwhile shall not take it for one.
+    # It is not a part of a run, and a run that begins meanwhile shall not take it for one.
     del item["metadata"]["labels"][PIPELINE_LABEL]
     spec = item["spec"]
-    spec["ttlSecondsAfterFinished"], spec["backoffLimit"] = KEPT_SECONDS, 0
+    spec["ttlSecondsAfterFinished"], spec["backoffLimit"] = _KEPT_SECONDS, 0
     for labels in (item["metadata"]["labels"], spec["template"]["metadata"]["labels"]):
         labels["app.kubernetes.io/component"] = "open"
     pod = spec["template"]["spec"]
     del pod["initContainers"]
     command = pod["containers"][0]["command"]
     work = command[command.index("--work") + 1]
-    pod["containers"][0]["command"] = ["python3", "-m", "gaudi_bert.runners.send_results", f"{work}/{settings.name}"]
+    pod["containers"][0]["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.results", f"{work}/{settings.name}"]
     return item
+
+
+# --- sending, in the pod: `python3 -m gaudi_bert.runners.kubernetes.results WORKDIR`
+#
+# The files go as a compressed archive in lines of base64, with their size and SHA-256 before them, so that a log that was
+# cut short is never taken for whole. A node keeps 10 MiB of a log, as a rule: TensorBoard's files are left out where they
+# would not fit.
+
+MOST_BYTES = 6 << 20
+_LINE_BYTES = 6144
+_FIRST = re.compile(r"-----BEGIN RESULTS (\d+) ([0-9a-f]{64})-----")
+_LAST = "-----END RESULTS-----"
+_RUNS = ("train", "finetune")
+
+
+def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
+    """The lines that carry the results of a work folder."""
+    files = [folder / "report.html", *(folder / run / "metrics.jsonl" for run in _RUNS)]
+    boards = [path for run in _RUNS for path in sorted((folder / run / "tensorboard").rglob("*"))]
+    data = _archive(folder, [*files, *boards])
+    if len(data) > MOST_BYTES:
+        reporter.say(f"{folder}: TensorBoard's files are too large for a log, left out; copy them with `kubectl cp`")
+        data = _archive(folder, files)
+    if len(data) > MOST_BYTES:
+        raise FailedError(f"{folder}: the page has {human_bytes(len(data))}, too much for a log; copy it with `kubectl cp`")
+    yield f"-----BEGIN RESULTS {len(data)} {hashlib.sha256(data).hexdigest()}-----"
+    for start in range(0, len(data), _LINE_BYTES):
+        yield base64.b64encode(data[start : start + _LINE_BYTES]).decode("ascii")
+    yield _LAST
+
+
+def received_files(lines: Iterable[str]) -> dict[PurePosixPath, bytes]:
+    """The files that the lines of a log carry, by their paths in the work folder."""
+    rest = iter(lines)
+    first = next((match for line in rest if (match := _FIRST.fullmatch(line))), None)
+    if first is None:
+        raise FailedError("the pod's log holds no results; see `kubectl logs`, and copy the work folder with `kubectl cp`")
+    coded = []
+    for line in rest:
+        if line == _LAST:
+            break
+        coded.append(line)
+    try:
+        data = b"".join(base64.b64decode(line, validate=True) for line in coded)
+    except binascii.Error:
+        data = b""
+    if len(data) != int(first[1]) or hashlib.sha256(data).hexdigest() != first[2]:
+        raise FailedError("the results did not come whole through the pod's log; copy the work folder with `kubectl cp`")
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        members = [member for member in archive if member.isreg() and ".." not in PurePosixPath(member.name).parts]
+        return {PurePosixPath(member.name): archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+
+
+def _archive(folder: Path, files: Iterable[Path]) -> bytes:
+    """Those of `files` that are there, as a compressed archive."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for path in filter(Path.is_file, files):
+            archive.add(path, str(path.relative_to(folder)))
+    return content.getvalue()
+
+
+def _send(folder: Path) -> int:
+    """Write the page anew, as far as the run has come, and send it."""
+    from gaudi_bert.stages.report import report
+
+    reporter = Reporter()
+    try:
+        report(folder, reporter=reporter)
+        for line in sent_lines(folder, reporter):
+            sys.stdout.write(line + "\n")
+    except GaudiBertError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_send(Path(sys.argv[1])))

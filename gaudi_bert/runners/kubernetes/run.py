@@ -16,21 +16,18 @@ from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings
-from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.connection import ClusterError, Connection
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.runners.kubernetes.client import Cluster, ConflictError, Connection
 from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
-from gaudi_bert.runners.kubernetes.job_problems import job_outcome
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render
+from gaudi_bert.runners.kubernetes.problems import job_outcome
 from gaudi_bert.runners.stage_table import steps_of
 
-__all__ = ["DIGEST", "remove_and_wait", "run_on_kubernetes"]
-
 DIGEST = "gaudi-bert/manifest-sha256"
-REMOVAL_SECONDS = 120
+_REMOVAL_SECONDS = 120
 # How often a step is submitted again that the cluster took away more often than its Job may try.
-RESUBMISSIONS = 3
+_RESUBMISSIONS = 3
 
 
 def run_on_kubernetes(
@@ -38,12 +35,7 @@ def run_on_kubernetes(
 ) -> dict[str, Any]:
     """Run `stages` on the cluster that the kubeconfig file names, or that this process runs in.
 
-    Returns:
-        For each step, `done` or `skipped`.
-
-    Raises:
-        InputError: no cluster, no namespace, a path that means nothing there, or another run in the same work folder.
-        FailedError: a step failed or cannot start, with the reason and the remedy.
+    The result says of each step whether it was `done` or `skipped`.
     """
     render(settings)  # What no cluster can run is refused before one is asked.
     if cluster is None:
@@ -67,14 +59,14 @@ def run_on_kubernetes(
 
 def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_seconds: float) -> str:
     """Submit a step and follow it; where the cluster takes it away, submit it again."""
-    for attempt in range(RESUBMISSIONS + 1):
+    for attempt in range(_RESUBMISSIONS + 1):
         if not _submit(cluster, item, reporter):
             return "skipped"
         try:
             follow(cluster, item, reporter, start_seconds)
             return "done"
         except PodsDisruptedError as error:
-            if attempt == RESUBMISSIONS:
+            if attempt == _RESUBMISSIONS:
                 raise
             reporter.say(f"{error.args[0]}: submitting it again")
     raise AssertionError("unreachable")
@@ -101,11 +93,11 @@ def _create(cluster: Cluster, item: Manifest) -> Manifest:
     """Make `item`, or take the one that somebody made at the same moment."""
     try:
         return cluster.create(item)
-    except ClusterError as error:
-        found = cluster.read(item["kind"], item["metadata"]["name"]) if error.status == 409 else None
-        if found is None:
+    except ConflictError:
+        existing = cluster.read(item["kind"], item["metadata"]["name"])
+        if existing is None:
             raise
-        return found
+        return existing
 
 
 def _make_shared(cluster: Cluster, manifests: Manifests) -> None:
@@ -134,9 +126,9 @@ def _digest(item: Manifest) -> str | None:
 def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: dict[str, Manifest]) -> None:
     ours = {(item["kind"], item["metadata"]["name"]): _digest(item) for item in steps.values()}
     for kind in ("Job", "MPIJob"):
-        for found in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
-            name = found["metadata"]["name"]
-            if job_outcome(found) is None and ours.get((kind, name)) != _digest(found):
+        for job in cluster.find(kind, f"{PIPELINE_LABEL}={settings.name}"):
+            name = job["metadata"]["name"]
+            if job_outcome(job) is None and ours.get((kind, name)) != _digest(job):
                 raise InputError(
                     f"{kind} {name} of another run works in the same work folder; wait for it (`gaudi-bert k8s status`), "
                     "stop it (`gaudi-bert k8s delete`), or give this pipeline another name"
@@ -144,16 +136,16 @@ def _refuse_other_runs(cluster: Cluster, settings: PipelineSettings, steps: dict
 
 
 def _submit(cluster: Cluster, item: Manifest, reporter: Reporter) -> bool:
-    """Submit `item` unless it is there already; False where it is complete."""
+    """Submit `item` unless that was done already; False where it is complete."""
     kind, name = item["kind"], item["metadata"]["name"]
     for _ in range(3):
-        found = cluster.read(kind, name)
-        if found is not None:
-            outcome = job_outcome(found)
-            if _digest(found) == _digest(item) and outcome == "complete":
+        existing = cluster.read(kind, name)
+        if existing is not None:
+            outcome = job_outcome(existing)
+            if _digest(existing) == _digest(item) and outcome == "complete":
                 reporter.say(f"{name}: complete already, nothing to do")
                 return False
-            if _digest(found) == _digest(item) and outcome is None:
+            if _digest(existing) == _digest(item) and outcome is None:
                 reporter.say(f"{name}: submitted already, following it")
                 return True
             if outcome is None:
@@ -162,22 +154,16 @@ def _submit(cluster: Cluster, item: Manifest, reporter: Reporter) -> bool:
         try:
             cluster.create(item)
             return True
-        except ClusterError as error:
-            if error.status != 409:
-                raise
-            # Somebody made one at the same moment: look at it.
-    raise FailedError(f"{kind} {name} is made by others again and again; run one pipeline of this name at a time")
+        except ConflictError:
+            continue  # Somebody made one at the same moment: look at it.
+    raise FailedError(f"{kind} {name} keeps being created by others; run one pipeline of this name at a time")
 
 
 def remove_and_wait(cluster: Cluster, kind: str, name: str) -> None:
-    """Remove a Job, where there is one, and wait until its name is free.
-
-    Raises:
-        FailedError: it is still there after `REMOVAL_SECONDS`.
-    """
+    """Remove a Job, where there is one, and wait until its name is free."""
     cluster.delete(kind, name)
-    until = time.monotonic() + REMOVAL_SECONDS
+    until = time.monotonic() + _REMOVAL_SECONDS
     while cluster.read(kind, name) is not None:
         if time.monotonic() >= until:
-            raise FailedError(f"{kind} {name} is still there {REMOVAL_SECONDS} s after its removal; see `kubectl get`")
+            raise FailedError(f"{kind} {name} is still there {_REMOVAL_SECONDS} s after its removal; see `kubectl get`")
         time.sleep(0.5)

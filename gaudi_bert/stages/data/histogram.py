@@ -8,31 +8,34 @@ result does not depend on how many.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile, read_histogram, write_histogram
-from gaudi_bert.artefacts.metadata import VocabularyInfo
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
+from gaudi_bert.artefacts.packed import VocabularyInfo
 from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.artefacts.store.workplace import Workplace, begin_in, workplace
+from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import StoreSettings
-from gaudi_bert.stages.results import HistogramResult
-
-if TYPE_CHECKING:
-    from gaudi_bert.records.files import RecordFile
-    from gaudi_bert.records.inputs import RecordInputs
-    from gaudi_bert.records.schema import UnpackedSchema
-
-__all__ = ["histogram"]
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.packing.groups import group_histogram
+from gaudi_bert.packing.histogram import Histogram, merge_histograms
+from gaudi_bert.records.files import RecordFile, open_inputs
+from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, map_files, unpacked_schema, worker_count
+from gaudi_bert.records.schema import UnpackedSchema
+from gaudi_bert.records.wire.framing import NO_RECORD
+from gaudi_bert.stages.results import Made
 
 _MERGE_EVERY = 1 << 16  # sequences whose (length, masked) pairs are kept before they are merged into counts
 
@@ -47,25 +50,13 @@ def histogram(
     vocabulary: Path | None = None,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> HistogramResult:
+) -> Made[HistogramFile]:
     """Check RECORDS and count their sequences.
 
     Args:
-        records: a folder, a file or a glob of unpacked TFRecords.
-        out: the histogram.json to write.
-        shard: (K, N): only files K, K + N, ... of the sorted list; `plan` merges the parts.
-        reporter: where progress goes.
-        overwrite: replace a histogram of other records.
         vocabulary: a vocab.txt; by default `vocab.txt` beside the folder of RECORDS, if there is one.
-        workers: threads; None for all cores.
-        store: how object stores are reached, where RECORDS or `out` are URLs.
-
-    Raises:
-        InputError: bad input, with file, record and offset; or `out` was made from something else.
     """
-    from gaudi_bert.records.inputs import open_inputs
-
-    with open_inputs(records, Objects(store)) as inputs, workplace(out.parent, store) as place:
+    with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
         files = list(inputs.files)
         if shard is not None:
             files = files[shard[0] :: shard[1]]
@@ -78,46 +69,37 @@ def histogram(
             {"shard": None if shard is None else list(shard)},
             {"files": {file.name: file.bytes for file in files}, "vocabulary": None if info is None else info.as_json()},
         )
-        made = place.folder / out.name
-        if begin_in(place, made, made, signature, overwrite):
+        path = folder / out.name
+        if begin_artefact(path, path, signature, overwrite):
             reporter.say(f"{shown_place(out)}: already there, nothing to do")
-            return _result(read_histogram(made), skipped=True)
-        content = _count(inputs, files, info, reporter, workers)
-        _keep(place, made, content)
-        return _result(content)
+            return Made(HistogramFile.read(path), skipped=True)
+        content = _count(files, info, reporter, workers)
+        content.write(path)
+        return Made(content)
 
 
 def _count(
-    inputs: RecordInputs, files: list[RecordFile], vocabulary: VocabularyInfo | None, reporter: Reporter, workers: int | None
+    files: list[RecordFile], vocabulary: VocabularyInfo | None, reporter: Reporter, workers: int | None
 ) -> HistogramFile:
-    """Read all files, each when its turn comes."""
-    from gaudi_bert.records.read.threads import map_files, worker_count
-
+    """Read all files; from a store, each is fetched shortly before."""
     ahead = worker_count(workers, len(files))
     with (
         reporter.task("histogram", sum(file.bytes for file in files), "bytes") as task,
-        inputs.turns([[file.name] for file in files], ahead) as turns,
-        turns.batch(0),  # the first file is there until the end: its first record says what all are held to
+        read_ahead([[file.path] for file in files], ahead) as batches,
+        batches.batch(0),  # the first file is there until the end: its first record says what all are held to
     ):
         schema = _common_schema(files, reporter)
 
-        def count(number: int, buffer: NDArray[np.uint8]) -> CountedFile:
-            with turns.batch(number) if number else nullcontext():
+        def count(number: int, buffer: ByteArray) -> CountedFile:
+            with batches.batch(number) if number else nullcontext():
                 return _count_file(files[number], schema, buffer, task.advance)
 
         counted = map_files(count, range(len(files)), workers)
     return _content(schema, counted, vocabulary)
 
 
-def _keep(place: Workplace, made: Path, content: HistogramFile) -> None:
-    write_histogram(made, content)
-    place.put(made)
-
-
 def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchema:
     """The sizes of the first record; every other record is then held to them."""
-    from gaudi_bert.records.read.scan import unpacked_schema
-
     schema, others = unpacked_schema(files[0].path)
     if others:
         names = ", ".join(f"`{name}`" for name in others)
@@ -125,17 +107,12 @@ def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchem
     return schema
 
 
-def _count_file(
-    file: RecordFile, schema: UnpackedSchema, buffer: NDArray[np.uint8], progress: Callable[[int], None]
-) -> CountedFile:
+def _count_file(file: RecordFile, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None]) -> CountedFile:
     """The entry of one file in histogram.json."""
-    from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat
-    from gaudi_bert.records.wire.framing import NO_RECORD
-
     records = UnpackedFormat.for_pieces(schema, buffer)
     scan = RecordScan(file.path, records, buffer, progress=progress)
     totals: dict[int, int] = {}
-    pending: list[NDArray[np.int32]] = []
+    pending: list[Int32Array] = []
     for _ in scan.pieces():
         rows = records.index.rows[: records.rows]
         pending.append(rows["length"] * np.int32(schema.max_predictions + 1) + rows["masked"])
@@ -155,7 +132,7 @@ def _count_file(
     )
 
 
-def _merge(totals: dict[int, int], pending: list[NDArray[np.int32]]) -> None:
+def _merge(totals: dict[int, int], pending: list[Int32Array]) -> None:
     """Move the pending keys into the totals."""
     if pending:
         keys, counts = np.unique(np.concatenate(pending), return_counts=True)
@@ -180,16 +157,98 @@ def _content(schema: UnpackedSchema, files: list[CountedFile], vocabulary: Vocab
     )
 
 
-def _result(content: HistogramFile, skipped: bool = False) -> HistogramResult:
-    files = content.files or ()
-    sequences, tokens = sum(file.sequences for file in files), sum(file.tokens for file in files)
-    return HistogramResult(
-        sequences=sequences,
-        tokens=tokens,
-        files=len(files),
-        bytes=sum(file.bytes for file in files),
-        max_sequence_length=content.max_sequence_length,
-        max_predictions=content.max_predictions or 0,
-        mean_length=tokens / sequences,
-        skipped=skipped,
+# --- reading one histogram.json or several, merged, as the packing room takes it
+
+
+@dataclass(frozen=True)
+class CountedRecords:
+    """What is known of the unpacked records.
+
+    Attributes:
+        histogram: all sequences together; with the most masked positions at each length if the files are known.
+        max_predictions: most masked positions of one sequence (P), or None where no file said it.
+        files: the input files in the order of their names, or None where only counts are known.
+        vocabulary: of the token ids, where it is known.
+    """
+
+    histogram: Histogram
+    max_predictions: int | None
+    files: tuple[CountedFile, ...] | None
+    vocabulary: VocabularyInfo | None
+
+    @property
+    def sha256(self) -> str:
+        """Identity of all this; the same whether it came in one file or in several."""
+        value = {
+            "max_sequence_length": self.histogram.max_sequence_length,
+            "max_predictions": self.max_predictions,
+            "counts": self.histogram.counts.tolist(),
+            "files": None if self.files is None else [_identity(file) for file in self.files],
+            "vocabulary": None if self.vocabulary is None else self.vocabulary.as_json(),
+        }
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
+
+
+def read_histograms(paths: Sequence[Path]) -> CountedRecords:
+    """Read and merge."""
+    if not paths:
+        raise InputError("no histogram.json is given; make one with `gaudi-bert histogram RECORDS --out histogram.json`")
+    parts = [_counted_records(HistogramFile.read(path)) for path in paths]
+    merged = parts[0] if len(parts) == 1 else _merge_records(parts, [str(path) for path in paths])
+    if merged.histogram.sequences == 0:
+        raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
+    return merged
+
+
+def histogram_shard(
+    records: str | Path, shard: tuple[int, int], store: StoreSettings | None = None
+) -> tuple[int, int] | None:
+    """The part (K, N) that machine `shard` counts, N no more than there are files; None where none is left for it."""
+    number, machines = shard
+    with open_inputs(records, Objects(store)) as inputs:
+        parts = min(machines, len(inputs.files))
+    return (number, parts) if number < parts else None
+
+
+def _counted_records(content: HistogramFile) -> CountedRecords:
+    length = content.max_sequence_length
+    if content.files is None:
+        histogram = Histogram(length, np.array(content.counts, np.int64))
+        return CountedRecords(histogram, content.max_predictions, None, content.vocabulary)
+    files = _in_order(content.files)
+    return CountedRecords(
+        group_histogram((file.counts for file in files), length), content.max_predictions, files, content.vocabulary
     )
+
+
+def _identity(file: CountedFile) -> dict[str, Any]:
+    content = file.as_json()
+    content["rows"] = content.pop("counts")
+    return content
+
+
+def _merge_records(parts: Sequence[CountedRecords], sources: Sequence[str]) -> CountedRecords:
+    first = parts[0]
+    for part, source in zip(parts, sources, strict=True):
+        for name, one, other in (
+            ("max_sequence_length", first.histogram.max_sequence_length, part.histogram.max_sequence_length),
+            ("max_predictions", first.max_predictions, part.max_predictions),
+            ("vocabulary", first.vocabulary, part.vocabulary),
+        ):
+            if one != other:
+                raise InputError(f"{source}: {name} is {other}, but {one} in {sources[0]}; only like records can be merged")
+    known = [part.files for part in parts if part.files is not None]
+    if known and len(known) < len(parts):
+        lacking = sources[[part.files is None for part in parts].index(True)]
+        raise InputError(f"{lacking}: has no counts per file while others have; make it with `gaudi-bert histogram`")
+    files = _in_order([file for part in known for file in part]) if known else None
+    merged = merge_histograms(part.histogram for part in parts)
+    return CountedRecords(merged, first.max_predictions, files, first.vocabulary)
+
+
+def _in_order(files: Sequence[CountedFile]) -> tuple[CountedFile, ...]:
+    ordered = sorted(files, key=lambda file: file.name)
+    for one, other in itertools.pairwise(ordered):
+        if one.name == other.name:
+            raise InputError(f"{one.name}: is counted twice; give each histogram once")
+    return tuple(ordered)

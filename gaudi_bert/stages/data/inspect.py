@@ -3,8 +3,8 @@
 A record is packed when it has the features that only packing adds (`positions`, `next_sentence_positions`);
 otherwise it is one unpacked example. Both are cut into sequences by `input_mask` (in a packed record it holds
 the number of the sequence, in an unpacked one it is the number 1 throughout), and everything else is listed
-under the sequence that it belongs to. What contradicts the contract is said under `problems`, not hidden:
-this is the tool for looking at files that are wrong.
+under the sequence that it belongs to. What contradicts the contract is listed under `problems`: this is the tool
+for looking at files that are wrong.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.store.mirror import mirror
+from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
-
-__all__ = ["MaskedPosition", "RecordView", "SequenceView", "inspect"]
+from gaudi_bert.records.schema import RecordError
+from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import read_records
 
 UNPACKED_KEYS = tuple(feature.key for feature in UnpackedFeature)
 ADDED_KEYS = tuple(feature.key for feature in PackedFeature if feature.key not in UNPACKED_KEYS)
@@ -32,7 +33,7 @@ Features = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
-class MaskedPosition:
+class _MaskedPosition:
     """A masked position, counted in its sequence, and what was there; `token` where a vocabulary is given."""
 
     position: int
@@ -46,10 +47,8 @@ class SequenceView:
 
     Attributes:
         number: in the record, from 1.
-        start: its first slot.
         segments: (segment, how many tokens), one after another.
         next_sentence_label: 0 really next, 1 random; None where the record has none.
-        tokens: of `input_ids`, where a vocabulary is given.
     """
 
     number: int
@@ -57,7 +56,7 @@ class SequenceView:
     length: int
     input_ids: tuple[int, ...]
     segments: tuple[tuple[int, int], ...]
-    masked: tuple[MaskedPosition, ...]
+    masked: tuple[_MaskedPosition, ...]
     next_sentence_label: int | None
     tokens: tuple[str, ...] | None = None
 
@@ -67,9 +66,8 @@ class RecordView:
     """One record.
 
     Attributes:
-        tokens, padding: slots that are used, and that are not.
         problems: what contradicts the contract.
-        other_features: sizes of features that are none of ours, by name.
+        other_features: sizes of features that packing does not use, by name.
     """
 
     file: str
@@ -90,14 +88,10 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
 
     Args:
         file: a TFRecord file, plain, GZIP or ZLIB, of packed or unpacked examples.
-        record: the number of the record in the file.
         vocabulary: a vocab.txt (one token per line); with it, tokens are given beside their ids.
-
-    Raises:
-        InputError: the file cannot be read, has no such record, or the record is not an example.
     """
-    with mirror(None, (file, vocabulary)) as copies:
-        return _view(copies.fetch(file), record, None if vocabulary is None else copies.fetch(vocabulary))
+    with local_copies((file, vocabulary)) as (path, words):
+        return _view(path or Path(file), record, words)
 
 
 def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
@@ -126,9 +120,6 @@ def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:
 
 
 def _features(path: Path, record: int, payload: bytes) -> Features:
-    from gaudi_bert.records.schema import RecordError
-    from gaudi_bert.records.wire.example import decode_example
-
     try:
         features = decode_example(payload)
     except RecordError as error:
@@ -143,8 +134,6 @@ def _features(path: Path, record: int, payload: bytes) -> Features:
 
 
 def _payload(path: Path, record: int) -> bytes:
-    from gaudi_bert.records.wire.framing import read_records
-
     if record < 0:
         raise InputError(f"{path}: record {record}: records are numbered from 0; pass --record 0 or more")
     count = 0
@@ -173,11 +162,11 @@ def _sequences(features: Features, packed: bool, problems: list[str]) -> list[Se
     count = int(mask.max(initial=0))
     sequences, start = [], 0
     for number in range(1, count + 1):
-        places = np.flatnonzero(mask == number)
-        if places.size == 0 or places[0] != start or places[-1] - places[0] + 1 != places.size:
+        slots = np.flatnonzero(mask == number)
+        if slots.size == 0 or slots[0] != start or slots[-1] - slots[0] + 1 != slots.size:
             problems.append(f"input_mask is not 1..1 2..2 ... 0..0 (at sequence {number})")
             break
-        end = start + places.size
+        end = start + slots.size
         sequences.append(_sequence(features, packed, number, start, end, problems))
         start = end
     if count < 1 or np.any(mask < 0):
@@ -195,7 +184,7 @@ def _sequence(features: Features, packed: bool, number: int, start: int, end: in
         position = int(features["masked_lm_positions"][slot])
         if not start <= position < end:
             problems.append(f"sequence {number}: masked position {position} is outside {start} .. {end - 1}")
-        masked.append(MaskedPosition(position - start, int(features["masked_lm_ids"][slot])))
+        masked.append(_MaskedPosition(position - start, int(features["masked_lm_ids"][slot])))
     label_slot = number - 1
     labels = features["next_sentence_labels"]
     if packed:

@@ -11,10 +11,13 @@ from typing import Any
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_name
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings, StoreSettings
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.stages.data.histogram import histogram
+from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.verify import verify
+from gaudi_bert.stages.data.write import write
 from gaudi_bert.stages.results import PackResult
-
-__all__ = ["pack"]
 
 
 def pack(
@@ -28,27 +31,11 @@ def pack(
     verified: bool = False,
     store: StoreSettings | None = None,
 ) -> PackResult:
-    """Pack `records` into `out`.
+    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`.
 
     Args:
-        records: a folder, a file or a glob of unpacked TFRecords.
-        out: the packed folder; beside it, `<out>-plan/` keeps the histogram and the plan.
-        settings: how to pack.
-        reporter: where progress goes.
-        overwrite: replace what other settings made.
-        workers: processes or threads; None for all cores.
         verified: prove afterwards that nothing was lost.
-        store: how object stores are reached, where a path is a URL.
-
-    Raises:
-        InputError: bad records, or a folder made with other settings.
-        FailedError: the disk is full, or the verification failed.
     """
-    from gaudi_bert.stages.data.histogram import histogram
-    from gaudi_bert.stages.data.plan import plan
-    from gaudi_bert.stages.data.verify import verify
-    from gaudi_bert.stages.data.write import write
-
     check_name(out)
     if Path(records).is_dir() and out.resolve() == Path(records).resolve():
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
@@ -59,4 +46,4 @@ def pack(
     planned = plan([histogram_path], plan_path, settings, **common)
     written = write(records, plan_path, out, workers=workers, **common)
     proof = verify(records, out, reporter=reporter, workers=workers, store=store) if verified else None
-    return PackResult(planned, written, proof)
+    return PackResult(written, planned, proof)

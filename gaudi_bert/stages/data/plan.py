@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.plan import Plan, PlannedFile, PlannedGroup, PlanTotals, SmallerBudget, read_plan, write_plan
+from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.histogram import CountedFile
+from gaudi_bert.artefacts.plan import Plan, PlannedFile, PlannedGroup, PlanTotals, SmallerBudget
+from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import shown_place
-from gaudi_bert.artefacts.store.workplace import begin_in, local_copy, workplace
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored
+from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings, StoreSettings
-from gaudi_bert.stages.results import PlanResult
-
-if TYPE_CHECKING:
-    from gaudi_bert.packing.groups import FileCounts
-    from gaudi_bert.packing.result import Packing
-    from gaudi_bert.stages.data.counted_records import CountedRecords
-
-__all__ = ["plan"]
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
+from gaudi_bert.packing.masked_budget import budget_costs
+from gaudi_bert.packing.result import Packing
+from gaudi_bert.stages.data.histogram import CountedRecords, read_histograms
+from gaudi_bert.stages.results import Made
 
 
 def plan(
@@ -38,50 +39,37 @@ def plan(
     reporter: Reporter,
     overwrite: bool = False,
     store: StoreSettings | None = None,
-) -> PlanResult:
+) -> Made[PlanTotals]:
     """Plan the packing of the records that `histograms` count.
 
     Args:
         histograms: one or several histogram.json; they are merged.
-        out: the plan.json to write.
-        settings: how to pack.
-        reporter: where progress goes.
-        overwrite: replace a plan made from other inputs or settings.
-        store: how object stores are reached, where a path is a URL.
 
     Returns:
         The quality of the plan, in total, and the seconds that it took, which are never stored.
-
-    Raises:
-        InputError: a bad histogram, or a plan made from something else is there.
     """
-    from gaudi_bert.stages.data.counted_records import read_histograms
-
     started = time.monotonic()
     with ExitStack() as stack:
         records = read_histograms([stack.enter_context(local_copy(path, store)) for path in histograms])
     signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
-    with workplace(out.parent, store) as place:
-        made = place.folder / out.name
-        if begin_in(place, made, made, signature, overwrite):
+    with mirrored(out.parent, store) as folder:
+        path = folder / out.name
+        if begin_artefact(path, path, signature, overwrite):
             reporter.say(f"{shown_place(out)}: already there, nothing to do")
-            return PlanResult(read_plan(made).totals, seconds=0.0, skipped=True)
+            return Made(Plan.read(path).totals, seconds=0.0, skipped=True)
         groups = _groups(records, settings, reporter)
         packings = _pack_groups(records, groups, settings, reporter)
         content = _content(records, groups, packings, settings)
-        write_plan(made, content)
-        place.put(made)
+        content.write(path)
     if records.files is None:
         reporter.say(
             f"{shown_place(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
         )
-    return PlanResult(content.totals, seconds=round(time.monotonic() - started, 3))
+    return Made(content.totals, seconds=round(time.monotonic() - started, 3))
 
 
-def _groups(records: CountedRecords, settings: PackingSettings, reporter: Reporter) -> list[list[FileCounts]]:
+def _groups(records: CountedRecords, settings: PackingSettings, reporter: Reporter) -> list[list[CountedFile]]:
     """The groups of files; one group without files where only counts are known."""
-    from gaudi_bert.packing.groups import form_groups, too_large_files
-
     if records.files is None:
         return [[]]
     for file in too_large_files(records.files, settings.group_sequences, settings.group_bytes):
@@ -93,18 +81,15 @@ def _groups(records: CountedRecords, settings: PackingSettings, reporter: Report
 
 
 def _pack_groups(
-    records: CountedRecords, groups: Sequence[Sequence[FileCounts]], settings: PackingSettings, reporter: Reporter
+    records: CountedRecords, groups: Sequence[Sequence[CountedFile]], settings: PackingSettings, reporter: Reporter
 ) -> list[Packing]:
     """Pack each group; several at once where there are cores (the kernels run outside Python's lock)."""
-    from gaudi_bert.packing.algorithms import pack_histogram
-    from gaudi_bert.packing.groups import group_histogram
-
     with reporter.task("plan", len(groups), "groups") as task:
 
-        def pack(files: Sequence[FileCounts]) -> Packing:
+        def pack(files: Sequence[CountedFile]) -> Packing:
             capacity = records.histogram.max_sequence_length
             packing = pack_histogram(
-                group_histogram(files, capacity) if files else records.histogram,
+                group_histogram((file.counts for file in files), capacity) if files else records.histogram,
                 settings.algorithm,
                 settings.depth,
                 leftovers=settings.leftovers,
@@ -115,22 +100,16 @@ def _pack_groups(
             task.advance()
             return packing
 
-        return _map_in_order(pack, groups)
-
-
-def _map_in_order(
-    function: Callable[[Sequence[FileCounts]], Packing], groups: Sequence[Sequence[FileCounts]]
-) -> list[Packing]:
-    workers = min(len(os.sched_getaffinity(0)), len(groups))
-    if workers == 1:
-        return [function(group) for group in groups]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(function, groups))
+        workers = min(len(os.sched_getaffinity(0)), len(groups))
+        if workers == 1:
+            return [pack(group) for group in groups]
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(pack, groups))
 
 
 def _content(
     records: CountedRecords,
-    groups: Sequence[Sequence[FileCounts]],
+    groups: Sequence[Sequence[CountedFile]],
     packings: Sequence[Packing],
     settings: PackingSettings,
 ) -> Plan:
@@ -154,56 +133,35 @@ def _content(
             PlannedFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c, sequences=file.sequences)
             for file in records.files or ()
         ),
-        groups=tuple(_group(files, packing) for files, packing in zip(groups, packings, strict=True)),
-    )
-
-
-def _group(files: Sequence[FileCounts], packing: Packing) -> PlannedGroup:
-    certificate = packing.certificate
-    return PlannedGroup(
-        files=tuple(file.name for file in files),
-        sequences=packing.sequences,
-        packs=packing.packs,
-        lower_bound=packing.lower_bound,
-        algorithm_used=packing.algorithm_used,
-        strategies=tuple(packing.mixture.items()),
-        bound_prices=None if certificate is None else tuple(certificate.prices.tolist()),
+        groups=tuple(
+            PlannedGroup(
+                files=tuple(file.name for file in files),
+                sequences=packing.sequences,
+                packs=packing.packs,
+                lower_bound=packing.lower_bound,
+                algorithm_used=packing.algorithm_used,
+                strategies=tuple(packing.mixture.items()),
+                bound_prices=None if packing.certificate is None else tuple(packing.certificate.prices.tolist()),
+            )
+            for files, packing in zip(groups, packings, strict=True)
+        ),
     )
 
 
 def _totals(packings: Sequence[Packing], settings: PackingSettings) -> PlanTotals:
     """The quality of the plan over all groups."""
-    packs = sum(packing.packs for packing in packings)
-    tokens = sum(packing.tokens for packing in packings)
-    sequences = sum(packing.sequences for packing in packings)
-    slots = packs * packings[0].histogram.max_sequence_length
-    lower_bound = sum(packing.lower_bound for packing in packings)
+    figures = PackingFigures.total(packings, packings[0].histogram.max_sequence_length)
+    costs = budget_costs([(packing.mixture, packing.histogram) for packing in packings], packings[0].depth)
     needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
     return PlanTotals(
-        packs=packs,
-        lower_bound=lower_bound,
-        gap=packs - lower_bound,
-        padding_tokens=slots - tokens,
-        efficiency=tokens / slots,
-        packing_factor=sequences / packs,
+        **figures.stored(),
         depth_used=max(packing.depth_used for packing in packings),
         strategies_used=len(set().union(*(packing.mixture for packing in packings))),
         algorithm=settings.algorithm,
         algorithms_used=tuple(sorted({packing.algorithm_used for packing in packings})),
-        sequences=sequences,
-        tokens=tokens,
         token_bound=sum(packing.token_bound for packing in packings),
         groups=len(packings),
         masked_slots=max((packing.masked_slots or 0 for packing in packings), default=0) or None,
         masked_slots_needed=max(needed, default=None),
-        smaller_masked_slots=_smaller_budgets(packings),
+        smaller_masked_slots=tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items()),
     )
-
-
-def _smaller_budgets(packings: Sequence[Packing]) -> tuple[SmallerBudget, ...]:
-    """What fewer masked slots per pack would cost in packs."""
-    from gaudi_bert.packing.masked_budget import budget_costs
-
-    packed = [(packing.mixture, packing.histogram) for packing in packings]
-    costs = budget_costs(packed, packings[0].depth)
-    return tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items())

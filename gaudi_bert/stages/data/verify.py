@@ -1,16 +1,14 @@
 """The stage `verify`: proof that the packed folder holds every sequence of RECORDS exactly once, byte for byte.
 
-First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked
-(both CRCs of every record, every value, the CRC of every file against metadata.json) and summed into
-fingerprints (see `records.fingerprint`). Equal sums: done, once metadata.json and the manifests are found to say the
-same (`verify_metadata`). Second pass, only if they differ: the sequences of
-the classes that differ are compared one by one and named.
+First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked (both CRCs of
+every record, every value, the CRC of every file against metadata.json) and summed into fingerprints (see
+`records.fingerprint`). Equal sums: done, if metadata.json and the manifests say the same (`verify_metadata`). Second pass,
+only if they differ: the sequences of the classes that differ are compared one by one and named.
 
-What it found is kept in the folder itself, so that the same folder is not verified twice; a shard or an input
-file that changed since, if only by its time, is verified anew.
-
-It also says how even and how well mixed the shards are: the packs that an epoch drops at a number of workers,
-and the standard deviation of sequences per batch against that of independent draws.
+The result is stored in the folder itself, so that the same folder is not verified twice; a shard or an input file that
+changed since, if only by its time, is verified anew. It also tells how even and how well mixed the shards are: the packs
+that an epoch drops at a number of workers, and the standard deviation of sequences per batch against that of independent
+draws.
 """
 
 from __future__ import annotations
@@ -19,35 +17,45 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from gaudi_bert.artefacts.completion import Signature, is_finished, settings_path
-from gaudi_bert.artefacts.metadata import Metadata, Shard, VocabularyInfo
-from gaudi_bert.artefacts.names import METADATA_NAME, VERIFICATION_NAME
+import numpy as np
+
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
+from gaudi_bert.artefacts.packed import METADATA_NAME, VERIFICATION_NAME, Metadata, Shard, Verification, VocabularyInfo
+from gaudi_bert.artefacts.store.mirrored_folder import (
+    fetch,
+    files_in,
+    is_mirrored,
+    last_change,
+    mirrored,
+    names_in,
+    read_ahead,
+    remove,
+    shown,
+)
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.artefacts.store.workplace import Workplace, begin_in, workplace
-from gaudi_bert.artefacts.verification import Verification, read_verification, write_verification
+from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import StoreSettings
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.records.file_contents import (
+    Mixing,
+    SequenceSums,
+    dropped_packs,
+    is_balanced,
+    packed_pieces,
+    sum_pieces,
+    unpacked_pieces,
+)
+from gaudi_bert.records.files import RecordFile, RecordInputs, open_inputs
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.scan import map_files, worker_count
+from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.stages.data.verify_metadata import PackedContents, ShardContents, check_metadata
-from gaudi_bert.stages.results import VerifyResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from gaudi_bert.records.files import RecordFile
-    from gaudi_bert.records.inputs import RecordInputs
-    from gaudi_bert.records.proof.file_contents import SequenceSums
-    from gaudi_bert.records.proof.mixing import Mixing
-    from gaudi_bert.records.schema import UnpackedSchema
-
-__all__ = ["verify"]
+from gaudi_bert.stages.results import Made
 
 
 def verify(
@@ -58,47 +66,33 @@ def verify(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> VerifyResult:
+) -> Made[Verification]:
     """Verify a packed folder against the records that it was made from.
 
     Args:
-        records: the unpacked RECORDS.
         packed: the packed folder, whole.
-        reporter: where progress goes.
-        overwrite: verify again what was verified already.
-        workers: threads; None for all cores.
-        store: how object stores are reached, where a path is a URL.
-
-    Raises:
-        InputError: the records are damaged, or there is no packed folder.
-        FailedError: something is missing, doubled, changed or damaged; the first of it is named.
     """
-    from gaudi_bert.records.inputs import open_inputs
-    from gaudi_bert.records.packed_folder import read_metadata
-
-    with workplace(packed, store) as place, open_inputs(records, Objects(store)) as inputs:
-        folder, shown = place.folder, place.url or str(packed)
-        place.fetch(folder / METADATA_NAME)
+    with mirrored(packed, store) as folder, open_inputs(records, Objects(store)) as inputs:
+        fetch(folder / METADATA_NAME)
         metadata = read_metadata(folder)
-        _check_folder(place, metadata)
-        if not (folder / METADATA_NAME).exists():  # the predecessor's: nothing of ours is put there
-            return VerifyResult(_prove(inputs, place, metadata, reporter, workers))
+        _check_folder(folder, metadata)
+        if not (folder / METADATA_NAME).exists():  # the predecessor's: we write nothing into it
+            return Made(_prove(inputs, folder, metadata, reporter, workers))
         out, signature = folder / VERIFICATION_NAME, _signature(folder, inputs.files)
-        if not overwrite and _is_verified(inputs, place, metadata, signature):
-            reporter.say(f"{shown}: already verified, nothing to do")
-            return VerifyResult(read_verification(out), skipped=True)
-        keep = place.is_store or os.access(folder, os.W_OK)
-        if keep:
-            # A verification is of no use to anyone once its data changed, so it is replaced without being asked.
-            place.remove((out, settings_path(out)))
-            begin_in(place, out, out, signature)
+        if not overwrite and _is_verified(inputs, folder, metadata, signature):
+            reporter.say(f"{shown(folder)}: already verified, nothing to do")
+            return Made(Verification.read(out), skipped=True)
+        is_writable = is_mirrored(folder) or os.access(folder, os.W_OK)
+        if is_writable:
+            # A verification is of no use to anyone once its data changed, so it is replaced without `overwrite`.
+            remove(out, settings_path(out))
+            begin_artefact(out, out, signature)
         else:
-            reporter.say(f"note: {shown} cannot be written to, so that it was verified cannot be kept there")
-        found = _prove(inputs, place, metadata, reporter, workers)
-        if keep:
-            write_verification(out, found)
-            place.put(out)
-    return VerifyResult(found)
+            reporter.say(f"note: {shown(folder)} is read-only, so the verification cannot be stored there")
+        verification = _prove(inputs, folder, metadata, reporter, workers)
+        if is_writable:
+            verification.write(out)
+    return Made(verification)
 
 
 def _signature(packed: Path, files: Sequence[RecordFile]) -> Signature:
@@ -107,78 +101,54 @@ def _signature(packed: Path, files: Sequence[RecordFile]) -> Signature:
     return Signature("verify", {}, {"metadata_sha256": metadata_sha256, "files": {file.name: file.bytes for file in files}})
 
 
-def _is_verified(inputs: RecordInputs, place: Workplace, metadata: Metadata, signature: Signature) -> bool:
+def _is_verified(inputs: RecordInputs, packed: Path, metadata: Metadata, signature: Signature) -> bool:
     """Whether the same was verified, and nothing was changed since."""
-    out = place.folder / VERIFICATION_NAME
-    place.fetch(out, settings_path(out))
-    if not place.is_store:
-        sources = [*(place.folder / shard.name for shard in metadata.shards), *(file.path for file in inputs.files)]
-        return is_finished(out, out, signature, sources if not inputs.are_fetched else sources[: len(metadata.shards)])
+    out, sources = packed / VERIFICATION_NAME, [packed / shard.name for shard in metadata.shards]
+    if not is_mirrored(packed):
+        return is_finished(out, out, signature, sources if is_mirrored(inputs.folder) else [*sources, *inputs.paths])
     if not is_finished(out, out, signature):
         return False
-    made = {name: info.modified or math.inf for name, info in place.listed(place.folder).items()}
-    changed = [*(made[shard.name] for shard in metadata.shards), *inputs.changed]
-    return max(changed) <= made[VERIFICATION_NAME] < math.inf
+    return max(map(last_change, [*sources, *inputs.paths])) <= last_change(out) < math.inf
 
 
-def _prove(
-    inputs: RecordInputs, place: Workplace, metadata: Metadata, reporter: Reporter, workers: int | None
-) -> Verification:
-    """Read both sides, compare them, and hold what is said of them to what was found."""
-    from gaudi_bert.records.proof.file_contents import SequenceSums
-    from gaudi_bert.records.proof.mixing import Mixing
-    from gaudi_bert.records.schema import UnpackedSchema
-
-    packed, schema = place.folder, UnpackedSchema.of(metadata)
-    unpacked, repacked = SequenceSums(), SequenceSums()
+def _prove(inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None) -> Verification:
+    """Read both sides, compare them, and compare the metadata with what was read."""
+    schema, unpacked, repacked = UnpackedSchema.of(metadata), SequenceSums(), SequenceSums()
     mixing = Mixing.for_shards([shard.packs for shard in metadata.shards])
     total = sum(file.bytes for file in inputs.files) + sum(shard.bytes for shard in metadata.shards)
     with reporter.task("verify", total, "bytes") as task:
         differing = _read_inputs(inputs, schema, metadata, unpacked, workers, task.advance)
-        shards = _read_shards(place, metadata, repacked, mixing, workers, task.advance)
-    if not _same(unpacked, repacked):
-        from gaudi_bert.stages.data.verify_search import describe_difference
-
+        shards = _read_shards(packed, metadata, repacked, mixing, workers, task.advance)
+    if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
         paths = [packed / shard.name for shard in metadata.shards]
-        with inputs.all_here(), place.turns([paths]) as turns, turns.batch(0):
-            difference = describe_difference(inputs.files, schema, packed, metadata, unpacked, repacked, workers)
+        with (
+            read_ahead([inputs.paths]) as records,
+            records.batch(0),
+            read_ahead([paths]) as shards_too,
+            shards_too.batch(0),
+        ):
+            difference = _describe_difference(inputs.files, schema, packed, metadata, unpacked, repacked, workers)
         raise FailedError(f"{packed}: {difference}")
     if differing:
         raise FailedError(f"{packed}: {differing[0]}; the sequences are the same, but write it again to be sure")
     if (packed / METADATA_NAME).exists():
-        if place.is_store:
-            place.fetch(*(packed / name for name in place.listed(packed) if name.startswith("group-")))
-        check_metadata(packed, metadata, _contents(inputs, metadata, unpacked, shards))
+        fetch(*(packed / name for name in names_in(packed) if name.startswith("group-")))
+        vocabulary = None if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary)
+        histogram = unpacked.lengths[1 : metadata.max_sequence_length + 1]
+        check_metadata(packed, metadata, PackedContents(histogram, shards, vocabulary))
     return _verification(metadata, repacked, mixing, reporter)
 
 
-def _contents(
-    inputs: RecordInputs, metadata: Metadata, unpacked: SequenceSums, shards: Mapping[str, ShardContents]
-) -> PackedContents:
-    vocabulary = inputs.vocabulary
-    return PackedContents(
-        histogram=unpacked.lengths[1 : metadata.max_sequence_length + 1],
-        shards=shards,
-        vocabulary=None if vocabulary is None else VocabularyInfo.of(vocabulary),
-    )
-
-
-def _check_folder(place: Workplace, metadata: Metadata) -> None:
-    """The folder holds the shards of the metadata and no other TFRecords, which a reader might take for its
-    own."""
-    packed, named = place.folder, {shard.name for shard in metadata.shards}
-    if place.is_store:
-        there = {name: info.bytes for name, info in place.listed(packed).items()}
-    else:
-        files = [packed / name for name in named] + list(packed.glob("packed-*"))
-        there = {path.name: path.stat().st_size for path in files if path.is_file()}
+def _check_folder(packed: Path, metadata: Metadata) -> None:
+    """The folder holds the shards of the metadata, and no other TFRecords that a reader might take for its own."""
+    stored, named = files_in(packed), {shard.name for shard in metadata.shards}
     for shard in metadata.shards:
         path = packed / shard.name
-        if shard.name not in there:
+        if shard.name not in stored:
             raise FailedError(f"{path}: the shard is missing; write the folder again")
-        if there[shard.name] != shard.bytes:
-            raise FailedError(f"{path}: {there[shard.name]} bytes, metadata.json says {shard.bytes}; write it again")
-    for name in sorted(there):
+        if stored[shard.name].bytes != shard.bytes:
+            raise FailedError(f"{path}: {stored[shard.name].bytes} bytes, metadata.json says {shard.bytes}; write it again")
+    for name in sorted(stored):
         if name.startswith("packed-") and name not in named:
             raise FailedError(f"{packed / name}: is not in metadata.json; remove it, or write the folder again")
 
@@ -192,35 +162,32 @@ def _read_inputs(
     progress: Callable[[int], None],
 ) -> list[str]:
     """Add all input files to `total`; how they differ from those of the metadata."""
-    from gaudi_bert.records.proof.file_contents import sum_pieces, unpacked_pieces
-    from gaudi_bert.records.read.threads import map_files, worker_count
-
     lock, files = threading.Lock(), inputs.files
-    with inputs.turns([[file.name] for file in files], worker_count(workers, len(files))) as turns:
+    with read_ahead([[path] for path in inputs.paths], worker_count(workers, len(files))) as batches:
 
-        def read(number: int, buffer: NDArray[np.uint8]) -> tuple[int, int]:
-            with turns.batch(number):
+        def read(number: int, buffer: ByteArray) -> tuple[int, int]:
+            with batches.batch(number):
                 sums = sum_pieces(unpacked_pieces(files[number].path, schema, buffer, progress))
             with lock:
                 total.add(sums)
             return sums.file_bytes, sums.file_crc32c
 
         seen = map_files(read, range(len(files)), workers)
-    found = {file.name: each for file, each in zip(files, seen, strict=True)}
+    present = {file.name: each for file, each in zip(files, seen, strict=True)}
     if not metadata.inputs:
         return []  # the predecessor did not note its input files
     packed = {file.name: (file.bytes, file.crc32c) for file in metadata.inputs}
-    differing = [f"input file {name} is not among those that were packed" for name in found if name not in packed]
+    differing = [f"input file {name} is not among those that were packed" for name in present if name not in packed]
     for name, identity in packed.items():
-        if name not in found:
+        if name not in present:
             differing.append(f"input file {name} was packed but is missing now")
-        elif found[name] != identity:
+        elif present[name] != identity:
             differing.append(f"input file {name} has changed since it was packed")
     return differing
 
 
 def _read_shards(
-    place: Workplace,
+    packed: Path,
     metadata: Metadata,
     total: SequenceSums,
     mixing: Mixing,
@@ -228,14 +195,10 @@ def _read_shards(
     progress: Callable[[int], None],
 ) -> dict[str, ShardContents]:
     """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata; what each holds, by name."""
-    from gaudi_bert.records.proof.file_contents import packed_pieces, sum_pieces
-    from gaudi_bert.records.read.threads import map_files, worker_count
-    from gaudi_bert.records.schema import PackedSchema
-
     lock, schema = threading.Lock(), PackedSchema.of(metadata)
-    paths = {shard.name: place.folder / shard.name for shard in metadata.shards}
+    paths = {shard.name: packed / shard.name for shard in metadata.shards}
 
-    def read_shard(shard: Shard, buffer: NDArray[np.uint8]) -> ShardContents:
+    def read_shard(shard: Shard, buffer: ByteArray) -> ShardContents:
         path = paths[shard.name]
         try:
             sums = sum_pieces(packed_pieces(path, schema, buffer, progress) if shard.bytes else iter(()))
@@ -250,22 +213,16 @@ def _read_shards(
             mixing.add(sums.pack_sizes)
         return ShardContents(sums.pack_sizes.size, sums.sequences, sums.tokens)
 
-    with place.turns([[path] for path in paths.values()], worker_count(workers, len(paths))) as turns:
+    with read_ahead([[path] for path in paths.values()], worker_count(workers, len(paths))) as batches:
 
-        def read(number: int, buffer: NDArray[np.uint8]) -> ShardContents:
-            with turns.batch(number):
+        def read(number: int, buffer: ByteArray) -> ShardContents:
+            with batches.batch(number):
                 return read_shard(metadata.shards[number], buffer)
 
         return dict(zip(paths, map_files(read, range(len(paths)), workers), strict=True))
 
 
-def _same(unpacked: SequenceSums, repacked: SequenceSums) -> bool:
-    return bool((unpacked.sums == repacked.sums).all()) and unpacked.tokens == repacked.tokens
-
-
 def _verification(metadata: Metadata, repacked: SequenceSums, mixing: Mixing, reporter: Reporter) -> Verification:
-    from gaudi_bert.records.proof.mixing import dropped_packs, is_balanced
-
     packs = [shard.packs for shard in metadata.shards]
     balanced = is_balanced([shard.name for shard in metadata.shards], packs)
     dropped = dropped_packs(sum(packs))
@@ -290,3 +247,95 @@ def _verification(metadata: Metadata, repacked: SequenceSums, mixing: Mixing, re
         fairly_mixed=mixing.is_fair,
         mixing_batch_packs=mixing.batch_packs,
     )
+
+
+# --- the second pass: which sequences are missing, doubled or changed
+#
+# Only sequences whose hash falls into a class that differs are kept, and only as many classes as fit into a bounded table,
+# so memory stays constant however much is wrong. Counts are then of those classes: "at least".
+
+_MOST_KEPT = 1_000_000
+_NAMED = 3
+
+
+def _describe_difference(
+    files: Sequence[RecordFile],
+    schema: UnpackedSchema,
+    packed: Path,
+    metadata: Metadata,
+    unpacked: SequenceSums,
+    repacked: SequenceSums,
+    workers: int | None,
+) -> str:
+    """One line: how many sequences of the records are missing, how many are too many, and the first of them."""
+    classes, all_of_them = _classes_to_search(unpacked.sums, repacked.sums)
+    expected = _collect(files, lambda file, buffer: unpacked_pieces(file.path, schema, buffer), classes, workers)
+    shards = [shard for shard in metadata.shards if shard.bytes]
+    packed_schema = PackedSchema.of(metadata)
+    stored = _collect(
+        shards, lambda shard, buffer: packed_pieces(packed / shard.name, packed_schema, buffer), classes, workers
+    )
+    missing, extra = _surplus(expected, stored), _surplus(stored, expected)
+    least = "" if all_of_them else "at least "
+    parts = []
+    if missing.size:
+        names = [f"{files[row[1]].name} record {row[2]}" for row in missing[:_NAMED].tolist()]
+        parts.append(f"{least}{missing.shape[0]} sequences of the records are missing: {_listed(names, missing.shape[0])}")
+    if extra.size:
+        names = [f"{shards[row[1]].name} record {row[2]} sequence {row[3]}" for row in extra[:_NAMED].tolist()]
+        parts.append(f"{least}{extra.shape[0]} are doubled, changed or foreign: {_listed(names, extra.shape[0])}")
+    return "; ".join([*parts, "write the folder again"])
+
+
+def _listed(names: list[str], count: int) -> str:
+    return ", ".join(names) + (", ..." if count > len(names) else "")
+
+
+def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArray, bool]:
+    """bool [CLASSES]: which to search; and whether these are all that differ."""
+    differing = np.flatnonzero((unpacked != repacked).any(axis=1))
+    sizes = np.cumsum(unpacked[differing, 0] + repacked[differing, 0])
+    count = max(1, int(np.searchsorted(sizes, _MOST_KEPT, side="right")))
+    chosen = np.zeros(unpacked.shape[0], dtype=bool)
+    chosen[differing[:count]] = True
+    return chosen, count >= differing.size
+
+
+def _collect(
+    items: Sequence[Any],
+    open_pieces: Callable[[Any, ByteArray], Iterator[tuple[Any, Any]]],
+    classes: BoolArray,
+    workers: int | None,
+) -> IntArray:
+    """int64 [sequences, 4]: hash, number of the file, number of the record, number of the sequence in it (from 1)."""
+
+    def search(task: tuple[int, Any], buffer: ByteArray) -> IntArray:
+        number, item = task
+        rows, record = [], 0
+        for _, piece in open_pieces(item, buffer):
+            sizes = piece.pack_sizes if piece.pack_sizes is not None else np.ones(piece.hashes.size, np.int64)
+            chosen = np.flatnonzero(classes[(piece.hashes >> 20) & (classes.size - 1)])
+            owners = np.repeat(np.arange(sizes.size), sizes)
+            numbers = np.arange(piece.hashes.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            columns = (piece.hashes[chosen], np.full(chosen.size, number), record + owners[chosen], numbers[chosen])
+            rows.append(np.stack(columns, axis=1))
+            record += sizes.size
+        return np.concatenate(rows) if rows else np.zeros((0, 4), np.int64)
+
+    parts = map_files(search, list(enumerate(items)), workers)
+    return np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
+
+
+def _surplus(left: IntArray, right: IntArray) -> IntArray:
+    """The rows of `left` whose hash occurs more often there than in `right` (the later ones of each hash)."""
+    values, inverse, counts = np.unique(left[:, 0], return_inverse=True, return_counts=True)
+    others, other_counts = np.unique(right[:, 0], return_counts=True)
+    allowed = np.zeros(values.size, np.int64)
+    indices: IntArray = np.asarray(np.searchsorted(others, values))
+    known = indices < others.size
+    known[known] = others[indices[known]] == values[known]
+    allowed[known] = other_counts[indices[known]]
+    order = np.argsort(inverse, kind="stable")
+    rank = np.empty(left.shape[0], np.int64)
+    rank[order] = np.arange(left.shape[0]) - np.repeat(np.cumsum(counts) - counts, counts)
+    return left[rank >= allowed[inverse]]

@@ -1,6 +1,6 @@
-"""Holding metadata.json and the manifests of a packed folder to what was found in its records and shards.
+"""Comparing metadata.json and the manifests of a packed folder with what was counted in its records and shards.
 
-Every figure is counted or worked out again. The bound is proven anew, group by group, from the lengths that the manifests
+Every figure is counted or computed again. The bound is proven anew, group by group, from the lengths that the manifests
 record, whose sums are those of the data.
 """
 
@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gaudi_bert.artefacts.manifest import GroupManifest, read_manifest
-from gaudi_bert.artefacts.metadata import Metadata, Shard, VocabularyInfo
-from gaudi_bert.artefacts.names import manifest_path
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, Shard, VocabularyInfo, manifest_path
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
-
-__all__ = ["PackedContents", "ShardContents", "check_metadata"]
+from gaudi_bert.common.figures import PackingFigures
 
 REMEDY = "write the folder again"
 
@@ -43,48 +40,36 @@ class PackedContents:
         vocabulary: of the vocab.txt beside the records; None where there is none.
     """
 
-    histogram: NDArray[np.int64]
+    histogram: IntArray
     shards: Mapping[str, ShardContents]
     vocabulary: VocabularyInfo | None
 
 
-def check_metadata(packed: Path, metadata: Metadata, found: PackedContents) -> None:
-    """Compare all of metadata.json and of the manifests with what was found.
-
-    Raises:
-        FailedError: a figure is not what the data give; it is named.
-    """
-    shards = found.shards.values()
+def check_metadata(packed: Path, metadata: Metadata, counted: PackedContents) -> None:
+    """Compare all of metadata.json and of the manifests with what was counted."""
+    shards = counted.shards.values()
     sequences, tokens = sum(shard.sequences for shard in shards), sum(shard.tokens for shard in shards)
     packs = sum(shard.packs for shard in shards)
     slots = packs * metadata.max_sequence_length
-    expected = {
-        "sequences": sequences,
-        "packs": packs,
-        "tokens": tokens,
-        "padding_tokens": slots - tokens,
-        "efficiency": tokens / slots,
-        "packing_factor": sequences / packs,
-        "gap": packs - metadata.lower_bound,
-        "histogram": tuple(found.histogram.tolist()),
-    }
+    figures = PackingFigures(sequences, packs, tokens, slots, metadata.lower_bound)
+    expected = {**figures.stored(), "histogram": tuple(counted.histogram.tolist())}
     for key, value in expected.items():
         _same(packed / "metadata.json", key, getattr(metadata, key), value)
-    if metadata.vocabulary is not None and found.vocabulary is not None:
-        _same(packed / "metadata.json", "vocabulary", metadata.vocabulary, found.vocabulary)
+    if metadata.vocabulary is not None and counted.vocabulary is not None:
+        _same(packed / "metadata.json", "vocabulary", metadata.vocabulary, counted.vocabulary)
     groups = _check_layout(packed, metadata)
-    manifests = [_check_manifest(packed, metadata, number, members, found) for number, members in enumerate(groups)]
+    manifests = [_check_manifest(packed, metadata, number, members, counted) for number, members in enumerate(groups)]
     _check_sums(packed, metadata, manifests)
     _check_bound(packed, metadata, manifests)
 
 
-def _same(path: Path, key: str, said: object, found: object) -> None:
-    if said != found:
-        if isinstance(said, tuple) and isinstance(found, tuple) and len(said) == len(found):
-            index = next(index for index in range(len(said)) if said[index] != found[index])
-            what = f"length {index + 1}" if isinstance(said[index], int) else f"entry {index}"
-            key, said, found = f"{key} of {what}", said[index], found[index]
-        raise FailedError(f"{path}: {key} is {said}, the data give {found}; {REMEDY}")
+def _same(path: Path, key: str, stored: object, counted: object) -> None:
+    if stored != counted:
+        if isinstance(stored, tuple) and isinstance(counted, tuple) and len(stored) == len(counted):
+            index = next(index for index in range(len(stored)) if stored[index] != counted[index])
+            what = f"length {index + 1}" if isinstance(stored[index], int) else f"entry {index}"
+            key, stored, counted = f"{key} of {what}", stored[index], counted[index]
+        raise FailedError(f"{path}: {key} is {stored}, the data give {counted}; {REMEDY}")
 
 
 def _check_layout(packed: Path, metadata: Metadata) -> list[list[Shard]]:
@@ -92,10 +77,10 @@ def _check_layout(packed: Path, metadata: Metadata) -> list[list[Shard]]:
     groups: list[list[Shard]] = []
     for shard in metadata.shards:
         match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})\.tfrecord", shard.name)
-        place = (int(match[1]), int(match[2])) if match is not None else None
-        if place == (len(groups), 0):
+        position = (int(match[1]), int(match[2])) if match is not None else None
+        if position == (len(groups), 0):
             groups.append([])
-        elif not groups or place != (len(groups) - 1, len(groups[-1])):
+        elif not groups or position != (len(groups) - 1, len(groups[-1])):
             raise FailedError(f"{packed / 'metadata.json'}: shard {shard.name} is out of order; {REMEDY}")
         groups[-1].append(shard)
     for number, shards in enumerate(groups):
@@ -104,22 +89,22 @@ def _check_layout(packed: Path, metadata: Metadata) -> list[list[Shard]]:
                 f"{packed / 'metadata.json'}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
                 f" {len(shards)} shards; {REMEDY}"
             )
-    there = {path.name for path in packed.glob("group-*.json")}
-    for name in sorted(there - {manifest_path(packed, number).name for number in range(len(groups))}):
+    present = {path.name for path in packed.glob("group-*.json")}
+    for name in sorted(present - {manifest_path(packed, number).name for number in range(len(groups))}):
         raise FailedError(f"{packed / name}: the manifest of a group that metadata.json does not have; {REMEDY}")
     return groups
 
 
 def _check_manifest(
-    packed: Path, metadata: Metadata, number: int, shards: Sequence[Shard], found: PackedContents
+    packed: Path, metadata: Metadata, number: int, shards: Sequence[Shard], counted: PackedContents
 ) -> GroupManifest:
     """The manifest of a group, which agrees with its shards."""
     path = manifest_path(packed, number)
     try:
-        manifest = read_manifest(packed, number)
+        manifest = GroupManifest.read(path)
     except InputError as error:
         raise FailedError(str(error)) from error
-    contents = [found.shards[shard.name] for shard in shards]
+    contents = [counted.shards[shard.name] for shard in shards]
     counts = np.array(manifest.counts, np.int64)
     _same(path, "number of counts", counts.size, metadata.max_sequence_length)
     expected = {
@@ -151,6 +136,7 @@ def _check_bound(packed: Path, metadata: Metadata, manifests: Sequence[GroupMani
     )
     if metadata.lower_bound <= min(simple, metadata.packs):
         return
+    # The solvers are slow to load, and rarely needed here.
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.exact.bounds import prove_bound
     from gaudi_bert.packing.histogram import Histogram

@@ -1,50 +1,28 @@
-"""The stage `import`: tables of token ids (Parquet, Arrow, JSON lines, Hugging Face datasets) to unpacked TFRecords of
-the contract.
+"""The stage `import`: tables of token ids (Parquet, Arrow, JSON lines, Hugging Face datasets) to unpacked TFRecords.
 
-One table file becomes one TFRecord file of the same stem, so files can be shared out (`shard=(K, N)` takes
-files K, K + N, ...) and everything after it (histogram, plan, write, verify) sees ordinary records. The
-folder is whole when `examples.json` is there.
+One table file becomes one TFRecord file of the same stem, so files can be shared out (`shard=(K, N)` takes files
+K, K + N, ...) and everything after it (histogram, plan, write, verify) sees ordinary records. The folder is whole when
+`examples.json` is there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.examples import (
-    ImportedExamples,
-    ImportedTable,
-    read_imported_examples,
-    read_imported_table,
-    write_examples,
-    write_imported_table,
-)
-from gaudi_bert.artefacts.names import EXAMPLES_NAME
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.examples import ImportedExamples, ImportedSoFar, ImportedTable
+from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
-
-if TYPE_CHECKING:
-    from gaudi_bert.records.tables.token_tables import KeptBatch
-
-    _Kept = dict[Path, Sequence[KeptBatch]]
-
-__all__ = ["ImportedTables", "import_tables"]
-
-
-@dataclass(frozen=True)
-class ImportedTables:
-    """What an import has made so far, of all its shards; `skipped`: it was there already."""
-
-    sequences: int
-    files: int
-    max_sequence_length: int
-    max_predictions: int
-    ignored_columns: tuple[str, ...]
-    skipped: bool = False
+from gaudi_bert.records.schema import UnpackedSchema
+from gaudi_bert.records.tables.parts import require_pyarrow
+from gaudi_bert.records.tables.sources import file_identity, table_files
+from gaudi_bert.records.tables.token_tables import KeptBatch, measure_tables, read_sequences
+from gaudi_bert.records.unpacked_encoder import UnpackedEncoder
+from gaudi_bert.stages.grouped_output import GroupedOutput
+from gaudi_bert.stages.results import Made
 
 
 def import_tables(
@@ -56,25 +34,14 @@ def import_tables(
     shard: tuple[int, int] | None = None,
     reporter: Reporter,
     overwrite: bool = False,
-) -> ImportedTables:
+) -> Made[ImportedSoFar]:
     """Write the sequences of `source` to `out` as unpacked examples.
 
     Args:
         source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or a split of a saved `Dataset`.
-        out: the folder for the TFRecord files.
         max_sequence_length: L; the longest row when None (what does not fit into memory is read once more to find it).
         max_predictions: P; the most masked positions of a row when None, and 1 where nothing is masked.
-        shard: (K, N): only files K, K + N, ...; the sizes must then be given, so that all shards agree.
-        reporter: where progress goes.
-        overwrite: replace what other settings made.
-
-    Raises:
-        InputError: no tables, no column `input_ids`, or a row that does not fit (file, row and reason are named).
-        FailedError: the files cannot be written.
     """
-    from gaudi_bert.records.tables.arrow import require_pyarrow
-    from gaudi_bert.records.tables.sources import file_identity, table_files
-
     require_pyarrow()
     tables = table_files(source)
     if tables.left_out:
@@ -83,74 +50,54 @@ def import_tables(
         raise InputError(
             "--shard needs --max-sequence-length and --max-predictions, so that all shards write the same sizes"
         )
-    targets = [out / name for name in _record_names(tables.files)]
+    targets = dict(zip((out / name for name in _record_names(tables.files)), tables.files, strict=True))
     settings = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
     inputs = {path.name: file_identity(path) for path in tables.files}
-    finished = out / EXAMPLES_NAME
-    if begin_artefact(out, finished, Signature("import", settings, inputs), overwrite):
-        reporter.say(f"{out}: already there, nothing to do")
-        return _result(read_imported_examples(out))
-    sizes, kept = _sizes(tables.files, max_sequence_length, max_predictions)
-    _import_files(list(zip(tables.files, targets, strict=True)), sizes, kept, shard or (0, 1), reporter)
-    counted = [read_imported_table(_count_path(target)) for target in targets if _count_path(target).exists()]
-    result = replace(sizes, sequences=sum(table.sequences for table in counted), files=len(counted))
-    if len(counted) == len(targets):
-        write_examples(out, _content(result))
-    if result.ignored_columns:
-        reporter.say(f"columns that are not used: {', '.join(result.ignored_columns)}")
-    return result
-
-
-def _content(result: ImportedTables) -> ImportedExamples:
-    """examples.json of an import that is whole."""
-    return ImportedExamples(
-        sequences=result.sequences,
-        files=result.files,
-        max_sequence_length=result.max_sequence_length,
-        max_predictions=result.max_predictions,
-        ignored_columns=result.ignored_columns,
+    signature = Signature("import", settings, inputs)
+    output: GroupedOutput[Path, ImportedTable] = GroupedOutput(
+        out, out / EXAMPLES_NAME, signature, ImportedTable, lambda path: path.with_suffix(".json"), reporter
     )
+    if output.begin(overwrite):
+        return Made(ImportedExamples.read(out), skipped=True)
+    schema, read_before, ignored_columns = _sizes(tables.files, max_sequence_length, max_predictions)
+    number, shards = shard or (0, 1)
+    share = list(targets)[number::shards]
+    with reporter.task("import", sum(targets[target].stat().st_size for target in share), "bytes") as task:
+        for target in share:
+            _import_file(targets[target], target, schema, read_before.pop(targets[target], None), output)
+            task.advance(targets[target].stat().st_size)
+    if ignored_columns:
+        reporter.say(f"columns that are not used: {', '.join(ignored_columns)}")
+    return Made(_finish(output, list(targets), schema, ignored_columns))
 
 
-def _result(content: ImportedExamples) -> ImportedTables:
-    """The result of an import that was whole already."""
-    return ImportedTables(
-        content.sequences,
-        content.files,
-        content.max_sequence_length,
-        content.max_predictions,
-        content.ignored_columns,
-        skipped=True,
+def _finish(
+    output: GroupedOutput[Path, ImportedTable], targets: Sequence[Path], schema: UnpackedSchema, ignored: tuple[str, ...]
+) -> ImportedSoFar:
+    """Write examples.json when all tables are there; what is there so far."""
+    whole = output.whole(targets)
+    content = ImportedSoFar(
+        sequences=sum(table.sequences for table in whole.values()),
+        files=len(whole),
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        ignored_columns=ignored,
     )
+    if len(whole) == len(targets):
+        content = ImportedExamples(**dict(content))
+        content.write(output.final)
+    return content
 
 
 def _sizes(
     files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None
-) -> tuple[ImportedTables, _Kept]:
-    """The sizes of the examples, measured where they are not given; nothing is counted yet. And what measuring has kept."""
-    from gaudi_bert.records.schema import UnpackedSchema
-    from gaudi_bert.records.tables.token_tables import measure_tables
-
-    ignored: tuple[str, ...] = ()
-    kept: _Kept = {}
-    if max_sequence_length is None or max_predictions is None:
-        measured = measure_tables(files)
-        ignored, kept = measured.ignored_columns, dict(measured.kept)
-        max_sequence_length = max_sequence_length or measured.max_sequence_length
-        max_predictions = max_predictions or measured.max_predictions
-    UnpackedSchema(max_sequence_length, max_predictions)  # refuses sizes that no record may have
-    return ImportedTables(0, 0, max_sequence_length, max_predictions, ignored), kept
-
-
-def _import_files(
-    tables: Sequence[tuple[Path, Path]], sizes: ImportedTables, kept: _Kept, shard: tuple[int, int], reporter: Reporter
-) -> None:
-    """Convert this shard's share of `tables`, pairs of a table and its record file; what was kept is let go of."""
-    share = tables[shard[0] :: shard[1]]
-    with reporter.task("import", sum(table.stat().st_size for table, _ in share), "bytes") as task:
-        for table, target in share:
-            _import_file(table, target, sizes, kept.pop(table, None))
-            task.advance(table.stat().st_size)
+) -> tuple[UnpackedSchema, dict[Path, Sequence[KeptBatch]], tuple[str, ...]]:
+    """The sizes of the examples, measured where they are not given; rows that were read for that; columns without use."""
+    if max_sequence_length is not None and max_predictions is not None:
+        return UnpackedSchema(max_sequence_length, max_predictions), {}, ()
+    measured = measure_tables(files)
+    schema = UnpackedSchema(max_sequence_length or measured.max_sequence_length, max_predictions or measured.max_predictions)
+    return schema, dict(measured.kept), measured.ignored_columns
 
 
 def _record_names(files: Sequence[Path]) -> list[str]:
@@ -162,25 +109,23 @@ def _record_names(files: Sequence[Path]) -> list[str]:
     return names
 
 
-def _import_file(table: Path, target: Path, sizes: ImportedTables, kept: Sequence[KeptBatch] | None) -> None:
+def _import_file(
+    table: Path,
+    target: Path,
+    schema: UnpackedSchema,
+    read_before: Sequence[KeptBatch] | None,
+    output: GroupedOutput[Path, ImportedTable],
+) -> None:
     """Convert one table, unless it is done already; the count beside it is written after it."""
-    from gaudi_bert.records.schema import UnpackedSchema
-    from gaudi_bert.records.tables.token_tables import read_sequences
-    from gaudi_bert.records.write.unpacked import UnpackedEncoder
-
-    if target.exists() and _count_path(target).exists():
+    if target.exists() and output.whole([target]):
         return
     count = 0
-    encoder = UnpackedEncoder(UnpackedSchema(sizes.max_sequence_length, sizes.max_predictions))
+    encoder = UnpackedEncoder(schema)
     with atomic_file(target) as handle:
-        for sequences in read_sequences(table, sizes.max_sequence_length, sizes.max_predictions, kept):
+        for sequences in read_sequences(table, schema.max_sequence_length, schema.max_predictions, read_before):
             following = 0
             while following < sequences.lengths.size:
                 data, following = encoder.encode(sequences, following)
                 handle.write(data)
             count += sequences.lengths.size
-    write_imported_table(_count_path(target), ImportedTable(sequences=count))
-
-
-def _count_path(target: Path) -> Path:
-    return target.with_suffix(".json")
+    ImportedTable(sequences=count).write(output.summary_path(target))

@@ -11,24 +11,39 @@ are neighbours, that is at most one part more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
+from gaudi_bert.artefacts.packed import Shard, TableGroupManifest, TooLongRows
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TableSettings
-
-if TYPE_CHECKING:
-    from gaudi_bert.packing.groups import FileCounts
-    from gaudi_bert.records.tables.columns import TableColumns
-    from gaudi_bert.records.tables.parts import TablePart
-    from gaudi_bert.records.tables.rows import PartShare
-
-__all__ = ["GroupedTable", "is_table", "open_table"]
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.groups import form_groups, form_runs, too_large_files
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.result import Packing
+from gaudi_bert.records.assign import assign_sequences, count_shards, shard_bounds
+from gaudi_bert.records.read.scan import map_in_threads
+from gaudi_bert.records.tables.parts import TablePart, list_parts
+from gaudi_bert.records.tables.rows import (
+    Atoms,
+    GroupRows,
+    PartShare,
+    PolicyEffect,
+    RowSequences,
+    atoms_of_values,
+    cut_rows,
+    plain_atoms,
+    read_rows,
+    share_by_value,
+)
+from gaudi_bert.records.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
+from gaudi_bert.records.tables.sources import is_table as holds_tables
+from gaudi_bert.records.tables.write_packs import PackLayout, PackSequences, pack_bytes, table_shard_name, write_table_shard
 
 _INDEX_ROW_BYTES = 32
 """What a row takes in memory where only its length is kept."""
@@ -41,7 +56,6 @@ class GroupedTable:
     Attributes:
         files: in the order of their names.
         file_rows: rows of each file.
-        columns: what is packed.
         read_columns: what is read: for an index, only what tells the lengths.
         groups: of each group, which rows of which parts.
     """
@@ -60,27 +74,11 @@ class GroupedTable:
 
 def is_table(source: str | Path) -> bool:
     """Whether `source` is a table by its ending, or a folder of tables; anything else is taken for TFRecords."""
-    from gaudi_bert.records.tables.sources import is_table
-
-    return is_table(source)
+    return holds_tables(source)
 
 
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
-    """List the parts of a table and form its groups.
-
-    Args:
-        source: a table: a file, a folder or a glob.
-        settings: how it is packed.
-        reporter: what is unusual is said.
-
-    Raises:
-        InputError: there is no table, it holds no row, its files differ in their columns, or a column is missing or cannot
-            be packed.
-    """
-    from gaudi_bert.records.tables.columns import check_same_columns, check_storable, columns_of
-    from gaudi_bert.records.tables.parts import list_parts
-    from gaudi_bert.records.tables.sources import table_files
-
+    """List the parts of a table and form its groups."""
     files, left_out = table_files(source)
     if left_out:
         reporter.say(f"{source}: state.json does not name {', '.join(left_out)}; left out, as of an earlier save")
@@ -91,7 +89,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     together = settings.keep_together
     if together is not None and together not in columns.scalars:
         raise InputError(
-            f"{files[0]}: has no column {together} with one value a row, which --keep-together names; "
+            f"{files[0]}: has no column {together} with one value per row, which --keep-together names; "
             f"it has {', '.join(columns.scalars) or 'none'}"
         )
     read = columns.tokens_only(*([together] if together else [])) if settings.index_only else columns
@@ -103,6 +101,14 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     return GroupedTable(files, file_rows, columns, read, groups)
 
 
+class _SizedPart(NamedTuple):
+    """A part of a file as the packing room takes it."""
+
+    name: str
+    bytes: int
+    sequences: int
+
+
 def _form_groups(
     parts: Sequence[Sequence[TablePart]],
     file_rows: Sequence[int],
@@ -110,22 +116,17 @@ def _form_groups(
     settings: TableSettings,
     reporter: Reporter,
 ) -> list[list[PartShare]]:
-    from gaudi_bert.packing.groups import FileCounts, form_groups, form_runs, too_large_files
-    from gaudi_bert.records.tables.rows import PartShare
-    from gaudi_bert.records.tables.together import share_by_value
-
     first_rows = np.concatenate([[0], np.cumsum(file_rows)]).tolist()
     shares: dict[str, PartShare] = {}
-    counts: list[FileCounts] = []
-    nothing = np.zeros((0, 3), np.int64)
+    sized: list[_SizedPart] = []
     for file, of_file in enumerate(parts):
         for part in of_file:
             name = f"{file:08d} {part.first_row:020d}"
             size = part.rows * _INDEX_ROW_BYTES if settings.index_only else part.bytes
             shares[name] = PartShare(part, first_rows[file])
-            counts.append(FileCounts(name, size, 0, part.rows, 0, nothing))
+            sized.append(_SizedPart(name, size, part.rows))
     limits = settings.group_sequences, settings.group_bytes
-    large = too_large_files(counts, *limits)
+    large = too_large_files(sized, *limits)
     if large:
         largest = max(large, key=lambda part: part.bytes)
         reporter.say(
@@ -134,7 +135,172 @@ def _form_groups(
             f"there are {len(large):,} such parts"
         )
     if settings.keep_together is None:
-        dealt = form_groups(counts, *limits, settings.seed)
+        dealt = form_groups(sized, *limits, settings.seed)
         return [[shares[part.name] for part in group] for group in dealt]
-    runs = [[shares[part.name] for part in group] for group in form_runs(counts, *limits)]
+    runs = [[shares[part.name] for part in group] for group in form_runs(sized, *limits)]
     return share_by_value(runs, columns, settings.keep_together)
+
+
+# --- one group: read, cut, packed, written; a pure function of its rows and the settings
+
+
+class _Dealt(NamedTuple):
+    """The packs of a group, and what is known of how they were made."""
+
+    packs: PackSequences
+    packing: Packing
+
+
+def layout_of(table: GroupedTable, settings: TableSettings) -> PackLayout:
+    """What the shards of the packed folder hold."""
+    with_starts = settings.too_long == "split"
+    return PackLayout(table.columns, settings.max_sequence_length, settings.index_only, with_starts)
+
+
+def write_table_group(
+    out: Path,
+    table: GroupedTable,
+    number: int,
+    settings: TableSettings,
+    signature_sha256: str,
+    workers: int | None,
+    progress: Callable[[float], None],
+) -> TableGroupManifest:
+    """Write the shards of one group.
+
+    Args:
+        signature_sha256: of the settings and inputs, for the manifest.
+        progress: called with the rows that are done: half of them when read, half when written.
+    """
+    keep_values = not settings.index_only
+    rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
+    sequences, effect = sequences_of(table, rows, settings)
+    progress(rows.lengths.size / 2)
+    atoms = _atoms(table, rows, sequences, settings)
+    dealt = _deal(atoms, sequences, settings, number)
+    shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
+    progress(rows.lengths.size / 2)
+    return TableGroupManifest(
+        signature_sha256=signature_sha256,
+        group=number,
+        rows=rows.lengths.size,
+        sequences=sequences.rows.size,
+        packs=dealt.packs.packs,
+        tokens=int(sequences.lengths.sum(dtype=np.int64)),
+        lower_bound=dealt.packing.lower_bound,
+        deepest_pack=int(np.diff(dealt.packs.offsets).max(initial=0)),
+        algorithm_used=dealt.packing.algorithm_used,
+        too_long=TooLongRows(policy=settings.too_long, **effect._asdict()),
+        counts=tuple(np.bincount(sequences.lengths, minlength=settings.max_sequence_length + 1)[1:].tolist()),
+        shards=tuple(shards),
+    )
+
+
+def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) -> tuple[RowSequences, PolicyEffect]:
+    """The sequences of the rows of a group, as the policy for too long ones makes them."""
+    if settings.too_long == "error" and (rows.lengths > settings.max_sequence_length).any():
+        raise InputError(_too_long_rows(table, settings))
+    return cut_rows(rows.lengths, settings.max_sequence_length, settings.too_long)
+
+
+def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
+    """How many rows of the whole table are too long, and the first of them."""
+    count, longest, first = 0, 0, ""
+    columns = table.read_columns.tokens_only()
+    whole = sorted({(share.first_row, share.part) for group in table.groups for share in group})
+    for first_row, part in whole:
+        lengths = read_rows([PartShare(part, first_row)], columns, keep_values=False).lengths
+        too_long = np.flatnonzero(lengths > settings.max_sequence_length)
+        if too_long.size and not count:
+            first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[too_long[0]]} tokens"
+        count, longest = count + too_long.size, max(longest, int(lengths.max(initial=0)))
+    return (
+        f"{first}, allowed are 1 to {settings.max_sequence_length}; {count:,} of {table.rows:,} rows are longer, the "
+        f"longest has {longest}: raise --max-sequence-length, or say --too-long truncate, split or drop"
+    )
+
+
+def _atoms(table: GroupedTable, rows: GroupRows, sequences: RowSequences, settings: TableSettings) -> Atoms:
+    column = settings.keep_together
+    if column is None:
+        return plain_atoms(sequences)
+    atoms = atoms_of_values(sequences, rows.scalars.column(column), column)
+    most_tokens = settings.max_sequence_length
+    most_sequences = settings.max_sequence_length if settings.depth == "max" else settings.depth
+    sizes = np.diff(atoms.offsets)
+    for what, counted, most, option in (
+        ("tokens", atoms.lengths, most_tokens, "max-sequence-length"),
+        ("sequences", sizes, most_sequences, "depth"),
+    ):
+        if (counted > most).any():
+            worst = int(np.argmax(counted > most))
+            row = int(sequences.rows[atoms.members[atoms.offsets[worst]]])
+            location = _place_of(table, int(rows.numbers[row]))
+            raise InputError(
+                f"{location}: the {sizes[worst]} rows whose {column} is {rows.scalars.column(column)[row]} hold "
+                f"{counted[worst]} {what}, a pack holds at most {most}; raise --{option}, or part these rows"
+            )
+    return atoms
+
+
+def _place_of(table: GroupedTable, number: int) -> str:
+    """How errors name a row of the whole table."""
+    starts = np.concatenate([[0], np.cumsum(table.file_rows)])
+    file = int(np.searchsorted(starts, number, side="right")) - 1
+    return f"{table.files[file]}: row {number - starts[file]}"
+
+
+def _deal(atoms: Atoms, sequences: RowSequences, settings: TableSettings, group: int) -> _Dealt:
+    """Pack the atoms, and put their sequences in the order in which they are written."""
+    slots, sizes = settings.max_sequence_length, np.diff(atoms.offsets)
+    counts = np.bincount(atoms.lengths, minlength=slots + 1)[1:].astype(np.int64)
+    most = None
+    if settings.keep_together is not None and settings.depth != "max":
+        # The limit of sequences holds for atoms of several: it is a budget of which each may take what the largest does.
+        most = np.zeros(slots, np.int64)
+        np.maximum.at(most, atoms.lengths - 1, sizes)
+    packing = pack_histogram(
+        Histogram(slots, counts, most),
+        settings.algorithm,
+        settings.depth,
+        masked_slots=None if most is None else int(settings.depth),
+        seed=settings.seed,
+        quick_bound=settings.depth == "max",  # the tokens say nearly all there is to say
+    )
+    dealt = assign_sequences(atoms.lengths.astype(np.int32), list(packing.mixture.items()), settings.seed, group)
+    order, offsets = dealt.members.astype(np.int64), dealt.starts
+    if settings.keep_together is not None:
+        of_atoms = sizes[order]
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(of_atoms)])
+        indices = np.arange(ends[-1]) + np.repeat(atoms.offsets[order] - ends[:-1], of_atoms)
+        order, offsets = atoms.members[indices], ends[dealt.starts]
+    return _Dealt(PackSequences(offsets, sequences.rows[order], sequences.starts[order], sequences.lengths[order]), packing)
+
+
+def _write_shards(
+    out: Path,
+    table: GroupedTable,
+    number: int,
+    settings: TableSettings,
+    rows: GroupRows,
+    packs: PackSequences,
+    workers: int | None,
+) -> Sequence[Shard]:
+    layout = layout_of(table, settings)
+    size = packs.packs * pack_bytes(layout) + (0 if settings.index_only or rows.scalars is None else rows.scalars.nbytes)
+    shards = count_shards(packs.packs, size, settings.shard_multiple, settings.shard_bytes)
+    bounds = shard_bounds(packs.packs, shards, 0)
+    scalars = rows.scalars.take(packs.rows) if layout.columns.scalars and not settings.index_only else None
+    return map_in_threads(
+        lambda shard, _: write_table_shard(
+            out / table_shard_name(number, shard),
+            layout,
+            rows,
+            packs,
+            scalars,
+            (int(bounds[shard]), int(bounds[shard + 1])),
+        ),
+        range(shards),
+        workers,
+        lambda: np.zeros(0, np.uint8),
+    )

@@ -1,8 +1,8 @@
 """The stage `verify` for a packed table: proof that every row is there once, value for value, and in order where it must be.
 
 Group by group, the rows of the table are read again and what the packs must hold follows from them and the settings; each
-shard is read, its CRC compared with metadata.json, and every slot of it with the row that it says to be of. Then every
-sequence must have been found exactly once, and metadata.json and the manifests must say what was found.
+shard is read, its CRC compared with metadata.json, and every slot of it with the row that it claims to be of.
+Every sequence must be there exactly once, and metadata.json and the manifests must agree with what was read.
 """
 
 from __future__ import annotations
@@ -11,46 +11,32 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import (
-    Signature,
-    begin_artefact,
-    is_finished,
-    read_signature,
-    remove_artefact,
-    settings_path,
-)
-from gaudi_bert.artefacts.names import METADATA_NAME, VERIFICATION_NAME
-from gaudi_bert.artefacts.store.location import in_store
-from gaudi_bert.artefacts.store.mirror import mirror
-from gaudi_bert.artefacts.store.workplace import workplace
-from gaudi_bert.artefacts.tables import (
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, read_signature, settings_path
+from gaudi_bert.artefacts.packed import (
+    METADATA_NAME,
+    VERIFICATION_NAME,
+    TableGroupManifest,
     TableMetadata,
     TableVerification,
     TooLongRows,
-    read_table_manifest,
-    read_table_metadata,
-    read_table_verification,
-    write_table_verification,
+    manifest_path,
 )
+from gaudi_bert.artefacts.store.copies import local_copy
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import StoreSettings, TableSettings, section_from_mapping
-from gaudi_bert.stages.results import VerifyTableResult
-from gaudi_bert.stages.tables.pack_table_group import layout_of, sequences_of
-from gaudi_bert.stages.tables.table_groups import GroupedTable, open_table
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from gaudi_bert.records.tables.compare import StoredPacks
-    from gaudi_bert.records.tables.rows import GroupRows
-    from gaudi_bert.records.tables.sequences import RowSequences
-
-__all__ = ["verify_table"]
+from gaudi_bert.config.pipeline import section_from_mapping
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.records.tables.compare import StoredPacks, check_scalars, check_tokens, stored_packs
+from gaudi_bert.records.tables.rows import GroupRows, RowSequences, read_rows, value_codes
+from gaudi_bert.records.tables.sources import file_identity, table_files
+from gaudi_bert.stages.results import Made
+from gaudi_bert.stages.tables.table_groups import GroupedTable, layout_of, open_table, sequences_of
 
 
 def verify_table(
@@ -61,35 +47,22 @@ def verify_table(
     overwrite: bool = False,
     workers: int | None = None,
     store: StoreSettings | None = None,
-) -> VerifyTableResult:
+) -> Made[TableVerification]:
     """Verify a packed table against the table that it was made from.
 
     Args:
-        source: the table.
         packed: the packed folder, whole.
-        reporter: where progress goes.
-        overwrite: verify again what was verified already.
-        workers: 1 for a single thread.
-        store: how object stores are reached; what lies in one is copied to scratch, and verified each time.
-
-    Raises:
-        InputError: the table is damaged, or there is no packed folder.
-        FailedError: something is missing, doubled, changed or damaged; the first of it is named.
     """
-    with mirror(store, [source]) as copies, workplace(packed, store) as place:
-        table, folder = copies.fetch(source) if in_store(source) else source, place.folder
-        if place.is_store:
-            place.fetch(*(folder / name for name in place.listed(folder)))
-        result = _verify(table, folder, reporter, overwrite or place.is_store, workers)
-        place.put(settings_path(folder / VERIFICATION_NAME))
-        place.put(folder / VERIFICATION_NAME)
-        return result
+    with local_copy(source, store) as table, mirrored(packed, store) as folder:
+        if is_mirrored(folder):
+            fetch(*(folder / name for name in names_in(folder)))
+        return _verify(table, folder, reporter, overwrite or is_mirrored(folder), workers)
 
 
-def _verify(source: str | Path, packed: Path, reporter: Reporter, overwrite: bool, workers: int | None) -> VerifyTableResult:
-    from gaudi_bert.records.tables.sources import table_files
-
-    metadata = read_table_metadata(packed)
+def _verify(
+    source: str | Path, packed: Path, reporter: Reporter, overwrite: bool, workers: int | None
+) -> Made[TableVerification]:
+    metadata = TableMetadata.read(packed)
     _check_folder(packed, metadata)
     out, files = packed / VERIFICATION_NAME, table_files(source).files
     sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
@@ -97,15 +70,15 @@ def _verify(source: str | Path, packed: Path, reporter: Reporter, overwrite: boo
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": sizes})
     if not overwrite and is_finished(out, out, signature, [*files, *(packed / shard.name for shard in metadata.shards)]):
         reporter.say(f"{packed}: already verified, nothing to do")
-        return VerifyTableResult(read_table_verification(packed), skipped=True)
-    keep = os.access(packed, os.W_OK)
-    if keep:
-        remove_artefact(out, settings_path(out))
+        return Made(TableVerification.read(packed), skipped=True)
+    is_writable = os.access(packed, os.W_OK)
+    if is_writable:
+        remove(out, settings_path(out))
         begin_artefact(out, out, signature)
-    found = _prove(source, packed, metadata, reporter, workers)
-    if keep:
-        write_table_verification(packed, found)
-    return VerifyTableResult(found)
+    verification = _prove(source, packed, metadata, reporter, workers)
+    if is_writable:
+        verification.write(out)
+    return Made(verification)
 
 
 def _check_folder(packed: Path, metadata: TableMetadata) -> None:
@@ -121,8 +94,6 @@ def _check_folder(packed: Path, metadata: TableMetadata) -> None:
 def _prove(
     source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
 ) -> TableVerification:
-    from gaudi_bert.records.tables.sources import file_identity, table_files
-
     path = settings_path(packed)
     settings = section_from_mapping(TableSettings, read_signature(path).settings, str(path))
     inputs = {entry.name: {"bytes": entry.bytes, "crc32c": entry.crc32c} for entry in metadata.inputs}
@@ -149,34 +120,31 @@ def _prove_group(
     table: GroupedTable, number: int, packed: Path, shards: Sequence[Path], settings: TableSettings, workers: int | None
 ) -> TableVerification:
     """Hold the shards of a group to its rows, and its manifest to what was found."""
-    from gaudi_bert.records.tables.compare import check_scalars, check_tokens, stored_packs
-    from gaudi_bert.records.tables.rows import read_rows
-
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
     sequences, effect = sequences_of(table, rows, settings)
     layout = layout_of(table, settings)
-    places = np.full(sequences.rows.size, -1, np.int64)
+    positions = np.full(sequences.rows.size, -1, np.int64)
     of_pack = np.full(sequences.rows.size, -1, np.int64)
-    packs = found = 0
+    packs = seen = 0
     for path in shards:
         for stored in stored_packs(path, layout):
-            members = _members(stored, rows, sequences, settings, places)
-            places[members] = found + np.arange(members.size)
+            members = _members(stored, rows, sequences, settings, positions)
+            positions[members] = seen + np.arange(members.size)
             of_pack[members] = packs + np.repeat(np.arange(stored.offsets.size - 1), np.diff(stored.offsets))
-            packs, found = packs + stored.offsets.size - 1, found + members.size
+            packs, seen = packs + stored.offsets.size - 1, seen + members.size
             _check_pack_numbers(stored, settings, packs)
             if keep_values:
                 check_tokens(stored, layout, rows, sequences.rows[members])
                 check_scalars(stored, layout, rows, sequences.rows[members])
-    if (places < 0).any():
-        row = int(rows.numbers[sequences.rows[np.argmax(places < 0)]])
+    if (positions < 0).any():
+        row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
         raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
     if settings.keep_together is not None:
-        _check_together(packed, rows, sequences, settings.keep_together, places, of_pack)
-    verification = TableVerification(
+        _check_together(packed, rows, sequences, settings.keep_together, positions, of_pack)
+    proven = TableVerification(
         rows=rows.lengths.size,
-        sequences=found,
+        sequences=seen,
         tokens=int(sequences.lengths.sum(dtype=np.int64)),
         packs=packs,
         shards=len(shards),
@@ -185,8 +153,9 @@ def _prove_group(
         index_only=settings.index_only,
         too_long=TooLongRows(policy=settings.too_long, **effect._asdict()),
     )
-    _check_said(read_table_manifest(packed, number), verification, f"the manifest of group {number}", packed)
-    return verification
+    manifest = TableGroupManifest.read(manifest_path(packed, number))
+    _compare_figures(manifest, proven, f"the manifest of group {number}", packed)
+    return proven
 
 
 def _members(
@@ -194,13 +163,9 @@ def _members(
     rows: GroupRows,
     sequences: RowSequences,
     settings: TableSettings,
-    places: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Which sequences of the group these packs hold; none may have been found before.
-
-    Raises:
-        FailedError: a row is not of the group, is doubled, or is cut elsewhere.
-    """
+    positions: IntArray,
+) -> IntArray:
+    """Which sequences of the group these packs hold; none may have been found before."""
     of_row = np.searchsorted(rows.numbers, stored.indices)
     known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
     first_of_row = np.searchsorted(sequences.rows, of_row)
@@ -211,7 +176,7 @@ def _members(
     if not right.all():
         wrong = int(np.argmin(right))
         raise FailedError(f"{stored.place}: row {stored.indices[wrong]} is not what the table has; pack the table again")
-    if (places[members] >= 0).any() or np.unique(members).size < members.size:
+    if (positions[members] >= 0).any() or np.unique(members).size < members.size:
         raise FailedError(f"{stored.place}: holds a row that is in another pack too; pack the table again")
     return members
 
@@ -232,56 +197,40 @@ def _check_together(
     rows: GroupRows,
     sequences: RowSequences,
     column: str,
-    places: NDArray[np.int64],
-    of_pack: NDArray[np.int64],
+    positions: IntArray,
+    of_pack: IntArray,
 ) -> None:
     """Rows with one value are in one pack, side by side and in their order."""
-    from gaudi_bert.records.tables.sequences import value_codes
-
     codes = value_codes(rows.scalars.column(column), column)[sequences.rows]
     order = np.argsort(codes, kind="stable")
     same = np.diff(codes[order]) == 0
-    parted = same & ((np.diff(of_pack[order]) != 0) | (np.diff(places[order]) != 1))
+    parted = same & ((np.diff(of_pack[order]) != 0) | (np.diff(positions[order]) != 1))
     if parted.any():
         row = int(rows.numbers[sequences.rows[order[np.argmax(parted)]]])
         raise FailedError(f"{packed}: row {row} of the table is not beside the next of its {column}; pack the table again")
 
 
-def _check_said(said: object, found: TableVerification, what: str, packed: Path) -> None:
+def _compare_figures(stored: object, proven: TableVerification, what: str, packed: Path) -> None:
     for key in ("rows", "sequences", "tokens", "packs", "too_long"):
-        if getattr(said, key) != getattr(found, key):
-            raise FailedError(
-                f"{packed}: {what} says {key} {getattr(said, key)}, found were {getattr(found, key)}; pack the table again"
-            )
+        claimed, actual = getattr(stored, key), getattr(proven, key)
+        if claimed != actual:
+            raise FailedError(f"{packed}: {what} says {key} {claimed}, found were {actual}; pack the table again")
 
 
 def _verification(
     packed: Path, metadata: TableMetadata, groups: Sequence[TableVerification], table: GroupedTable
 ) -> TableVerification:
-    def total(key: str) -> int:
-        return sum(getattr(group, key) for group in groups)
-
-    def affected(key: str) -> int:
-        return sum(getattr(group.too_long, key) for group in groups)
-
-    found = TableVerification(
-        rows=total("rows"),
-        sequences=total("sequences"),
-        tokens=total("tokens"),
-        packs=total("packs"),
-        shards=total("shards"),
+    totals = {
+        key: sum(getattr(group, key) for group in groups) for key in ("rows", "sequences", "tokens", "packs", "shards")
+    }
+    proven = TableVerification(
+        **totals,
         groups=len(groups),
         columns=groups[0].columns,
         index_only=metadata.index_only,
-        too_long=TooLongRows(
-            policy=metadata.too_long.policy,
-            rows=affected("rows"),
-            dropped_rows=affected("dropped_rows"),
-            dropped_tokens=affected("dropped_tokens"),
-            added_sequences=affected("added_sequences"),
-        ),
+        too_long=TooLongRows.total(metadata.too_long.policy, [group.too_long for group in groups]),
     )
-    if found.rows != table.rows:
-        raise FailedError(f"{packed}: {found.rows} rows were found, the table has {table.rows}; pack the table again")
-    _check_said(metadata, found, "metadata.json", packed)
-    return found
+    if proven.rows != table.rows:
+        raise FailedError(f"{packed}: {proven.rows} rows were found, the table has {table.rows}; pack the table again")
+    _compare_figures(metadata, proven, "metadata.json", packed)
+    return proven

@@ -1,9 +1,8 @@
 """Stage finetune: labelled rows and a pretrained model to a model of a task, as a folder that `transformers` opens.
 
-The loop is that of pretraining. The folder holds, while it runs, `settings.yaml`, `settings.json`, `checkpoints/`, `best/`,
-`metrics.jsonl`, `tensorboard/` and `tensorflow.log`; and in the end the model with the best evaluation (`config.json`,
-`model.safetensors`, the tokenizer), its answers on the evaluation data (`predictions.jsonl`), and, written last,
-`metrics.json`.
+The loop is that of pretraining, and `stages/training/run.py` says what the folder holds. In addition there are `best/` (the
+checkpoint with the best evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its
+answers on the evaluation data (`predictions.jsonl`), and, written last, `metrics.json`.
 """
 
 from __future__ import annotations
@@ -11,62 +10,42 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
-import yaml
-
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished
-from gaudi_bert.artefacts.finetuning import (
-    BestCheckpoint,
-    FineTuning,
-    read_best,
-    read_finetuning,
-    write_best,
-    write_finetuning,
-)
-from gaudi_bert.artefacts.names import FINETUNING_NAME
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.location import in_store, shown_place
-from gaudi_bert.artefacts.store.mirror import local_copies
+from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
+from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, write_text
+from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings
-from gaudi_bert.config.training import LoopSettings
-from gaudi_bert.stages.tasks.finetune_job import FineTuneInput, FineTuneJob, describe_job, loop_settings, plan_job
-from gaudi_bert.stages.tasks.task_rows import file_identity
-from gaudi_bert.stages.training.model_process import COMPILED_KEY, compiles_kernels, native_lines_in, threads_of
-from gaudi_bert.stages.training.model_results import FineTuneDryRun, FineTuneResult
-
-if TYPE_CHECKING:
-    from gaudi_bert.training.device import Device
-    from gaudi_bert.training.distributed.communicator import Communicator
-    from gaudi_bert.training.evaluate_task import TaskEvaluator
-    from gaudi_bert.training.input.batches import Batch, TrainingOrder
-    from gaudi_bert.training.loop import Evaluation, TrainingRun
-
-__all__ = ["finetune"]
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
+from gaudi_bert.config.values import free_settings
+from gaudi_bert.stages.tasks.task_rows import file_identity, labels_of, tokenized_file
+from gaudi_bert.stages.training.model_results import FineTuneDryRun, FineTuneInput, FineTuneResult
+from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
+from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.tasks.rows.types import QuestionRow
+from gaudi_bert.tasks.task import BertForTask, Task, Vocabulary, task_named
+from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.distributed.horovod import connect
+from gaudi_bert.training.evaluate import TaskEvaluator
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.input.task_data import TaskData, task_batches
+from gaudi_bert.training.loop import Evaluation, TrainingRun
+from gaudi_bert.training.objective import TaskObjective
+from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, plan_run
+from gaudi_bert.training.weights.task_models import StartWeights, start_weights, weights_identity, write_task_folder
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
-# Settings that change nothing of the model: a run may be resumed with others.
-FREE_SETTINGS = {
-    *(
-        "device",
-        "threads",
-        "keep_checkpoints",
-        "log_every_updates",
-        "fusion_bytes",
-        "stall_seconds",
-        "watch_port",
-        "metrics_port",
-    ),
-    "save_every_updates",
-}
-
-
-# What they hold is known by its content.
+# Settings that name files, which are known by their content.
 FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
@@ -78,7 +57,7 @@ def finetune(
     reporter: Reporter,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> FineTuneResult | FineTuneDryRun | None:
+) -> FineTuneResult | FineTuneDryRun:
     """Train a pretrained model for a task.
 
     Args:
@@ -90,74 +69,220 @@ def finetune(
         dry_run: say what the run would be, write nothing.
 
     Returns:
-        How good the model is, or what the run would be; None in all processes but the first.
-
-    Raises:
-        InputError: a file, a row or a setting is wrong, or `out` holds another run.
-        FailedError: a loss is not finite, or a file cannot be written.
-        StoppedError: a signal asked for it; the same call goes on.
+        How good the model is, or what the run would be: the same in every process.
     """
-    for key, place in (("--out", out), ("task.labels", settings.task.labels)):
-        if place is not None and in_store(place):
+    for key, path in (("--out", out), ("task.labels", settings.task.labels)):
+        if path is not None and in_store(path):
             raise InputError(
-                f"{key} {shown_place(place)}: fine-tuning has it on this machine; give a place here, and copy it from or to "
-                "the store"
+                f"{key} {shown_place(path)}: fine-tuning needs it on this machine; give a local path, and copy it from or "
+                "to the store"
             )
-    places = (files.data, files.evaluation_data, files.model, files.vocabulary)
-    with local_copies(places, settings.store) as copies:
-        here = FineTuneInput(*copies)  # type: ignore[arg-type]
-        return _finetune(settings, here, out, reporter, overwrite, dry_run)
-
-
-def _finetune(
-    settings: PipelineSettings, files: FineTuneInput, out: Path, reporter: Reporter, overwrite: bool, dry_run: bool
-) -> FineTuneResult | FineTuneDryRun | None:
-    from gaudi_bert.training.device import open_device
-    from gaudi_bert.training.distributed.connect import connect
-
-    asked = settings.finetune
-    communicator = connect(loop_settings(asked))
+    communicator = connect(settings.finetune)
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
-    job = plan_job(settings, files, Path(out), communicator, dry_run, reporter)
-    for line in describe_job(job, dry_run):
-        reporter.say(line)
-    if dry_run:
-        return FineTuneDryRun(job.plan) if communicator.is_first else None
-    threads = threads_of(asked.threads, communicator.local_size)
-    device = open_device(asked.device, asked.precision, threads, settings.gaudi)
-    with communicator.watched(job.plan.settings) as watched:
-        return _run(job, watched, device, reporter, overwrite)
+    paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
+    with local_copies(paths, settings.store) as copies:
+        local = FineTuneInput(*copies)  # type: ignore[arg-type]
+        job = _plan_job(settings, local, Path(out), communicator, dry_run, reporter)
+        for line in _describe_job(job, dry_run):
+            reporter.say(line)
+        if dry_run:
+            return FineTuneDryRun(job.plan)
+        folder = RunFolder(
+            stage="finetune",
+            path=job.out,
+            result=job.out / FINETUNING_NAME,
+            content=FineTuning,
+            signature=_signature(job),
+            settings=settings,
+            section=settings.finetune,
+        )
+        result, skipped = carry_out(
+            folder, communicator, reporter, lambda session: _train(job, session, reporter), overwrite=overwrite
+        )
+    return FineTuneResult(result, skipped)
 
 
-def _run(
-    job: FineTuneJob, communicator: Communicator, device: Device, reporter: Reporter, overwrite: bool
-) -> FineTuneResult | None:
-    """Fine-tune where there is anything to do; only the first process writes files."""
-    first, final, signature = communicator.is_first, job.out / FINETUNING_NAME, _signature(job)
-    if communicator.any_true(first and not overwrite and is_finished(job.out, final, signature)):
-        return _found(job, communicator, reporter)
-    with exclusive_lock(job.out, str(job.out)) if first else nullcontext():
-        if communicator.any_true(first and _prepare_folder(job, signature, overwrite)):
-            return _found(job, communicator, reporter)
-        others = f", {communicator.size} processes" if communicator.size > 1 else ""
-        reporter.say(f"finetune: on {device.description}{others}")
-        with native_lines_in(job.out, communicator.rank):
-            result = _train(job, communicator, device, reporter)
-        if first:
-            write_finetuning(final, result)
-    return FineTuneResult(result) if first else None
+@dataclass(frozen=True)
+class _FineTuneJob:
+    """What is known of a run before anything is built."""
+
+    settings: PipelineSettings
+    files: FineTuneInput
+    task: Task
+    start: StartWeights
+    tokenizer: RowTokenizer
+    data: TaskData
+    evaluation: TaskData | None
+    plan: RunPlan
+    best_metric: str
+    out: Path
+
+    @property
+    def section(self) -> FineTuneSettings:
+        """The settings of fine-tuning."""
+        return self.settings.finetune
 
 
-def _found(job: FineTuneJob, communicator: Communicator, reporter: Reporter) -> FineTuneResult | None:
-    reporter.say(f"{job.out}: already fine-tuned with these settings, nothing to do")
-    return FineTuneResult(read_finetuning(job.out / FINETUNING_NAME), skipped=True) if communicator.is_first else None
+def _loop_settings(section: FineTuneSettings, **more: object) -> TrainingSettings:
+    """The settings of the training loop; `more` are those that fine-tuning expresses in other words."""
+    shared = {name: getattr(section, name) for name in LoopSettings.model_fields}
+    return TrainingSettings.model_validate({**shared, **more})
 
 
-def _signature(job: FineTuneJob) -> Signature:
-    """What the model is a function of."""
-    from gaudi_bert.training.weights.task_models import weights_identity
+def _plan_job(
+    settings: PipelineSettings,
+    files: FineTuneInput,
+    out: Path,
+    communicator: Communicator,
+    dry_run: bool,
+    reporter: Reporter,
+) -> _FineTuneJob:
+    """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
+    task_settings, section = settings.task, settings.finetune
+    if task_settings.name is None:
+        raise InputError("task.name: is not set; say which task, for example --task classification")
+    name = task_settings.name
+    tokenizer = open_tokenizer(files.vocabulary or files.model)
+    labels = labels_of(files.data, name, task_settings)
+    kind = task_named(name)
+    start = start_weights(files.model, kind(task_settings, labels))
+    length, positions = section.max_sequence_length, start.config.max_position_embeddings
+    if length > positions:
+        raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
+    if tokenizer.vocabulary_size > start.config.vocab_size:
+        raise InputError(
+            f"{tokenizer.file}: has {tokenizer.vocabulary_size:,} tokens, the model has {start.config.vocab_size:,}; "
+            "give the tokenizer that it was trained with"
+        )
+    data = _data(files.data, settings, tokenizer, labels, section.depth, reporter)
+    task_settings = _settled(task_settings, data)
+    task = kind(task_settings, labels, _vocabulary(tokenizer))
+    evaluation = None
+    if files.evaluation_data is not None:
+        evaluation = _data(files.evaluation_data, settings, tokenizer, labels, section.evaluation_depth, reporter)
+    processes = processes_of(settings, communicator, dry_run)
+    plan = _plan(section, data, processes, settings.resources.processes_per_worker)
+    best_metric = _best_metric(task, section, evaluation is not None)
+    return _FineTuneJob(settings, files, task, start, tokenizer, data, evaluation, plan, best_metric, out)
 
-    kept = job.asked.model_dump(mode="json", exclude=FREE_SETTINGS | FILES)
+
+def _data(
+    path: Path,
+    settings: PipelineSettings,
+    tokenizer: RowTokenizer,
+    labels: tuple[str, ...],
+    depth: int | str,
+    reporter: Reporter,
+) -> TaskData:
+    section, name = settings.finetune, cast(TaskName, settings.task.name)
+    length = section.max_sequence_length
+    # Rows are kept of both files: whether a question has no answer is known from them alone.
+    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, keep_rows=True)
+    if sequences.cut_rows:
+        what = "cut" if settings.task.too_long == "truncate" else "taken in windows"
+        reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
+    return TaskData.planned(
+        path,
+        file_identity(path),
+        rows,
+        sequences,
+        max_sequence_length=length,
+        algorithm=section.algorithm,
+        depth=depth,
+    )
+
+
+def _settled(settings: TaskSettings, data: TaskData) -> TaskSettings:
+    """With a threshold for giving no answer, where the data has questions without one and the settings do not say it."""
+    unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
+    if unanswerable and settings.null_score_threshold is None:
+        return settings.model_copy(update={"null_score_threshold": 0.0})
+    return settings
+
+
+def _vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
+    special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
+    unknown = tokenizer.tokenizer.token_to_id("[UNK]")
+    return Vocabulary(
+        tokenizer.vocabulary_size, tuple(sorted(special | ({unknown} if unknown is not None else set()))), tokenizer.mask_id
+    )
+
+
+def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+    factor, packs = data.packing.packing_factor, data.packing.packs
+    micro_batch, steps = _batch_of(section, factor, processes)
+    per_update = micro_batch * steps * processes
+    updates = math.ceil(section.epochs * packs / per_update)
+    an_epoch = math.ceil(packs / per_update)
+    settings = _loop_settings(
+        section,
+        micro_batch_packs=micro_batch,
+        global_batch_sequences=section.batch_sequences,
+        updates=updates,
+        warmup_updates=min(updates, round(section.warmup_share * updates)),
+        evaluate_every_updates=section.evaluate_every_updates or an_epoch,
+        save_every_updates=section.save_every_updates or an_epoch,
+    )
+    return plan_run(
+        settings,
+        factor,
+        processes=processes,
+        processes_per_worker=processes_per_worker,
+        slots_per_pack=data.length,
+        packs=packs,
+        keys=FINE_TUNING_KEYS,
+    )
+
+
+def _batch_of(section: FineTuneSettings, factor: float, processes: int) -> tuple[int, int]:
+    """Packs of a micro-batch, and micro-batches of an update as `RunPlan` has them, nearest to the requested batch."""
+
+    def steps_with(packs: int) -> int:
+        return max(1, round(section.batch_sequences / (packs * factor * processes)))
+
+    def distance(packs: int) -> tuple[float, int]:
+        real = steps_with(packs) * packs * factor * processes
+        return round(abs(real / section.batch_sequences - 1.0), 2), steps_with(packs)
+
+    best = min(range(1, section.micro_batch_packs + 1), key=distance)
+    return best, steps_with(best)
+
+
+def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> str:
+    if section.best_metric is not None and not is_evaluated:
+        raise InputError("finetune.best_metric: there is no evaluation data to measure it on; give --evaluation FILE")
+    best_metric = section.best_metric or task.best_metric
+    if best_metric not in task.metric_names:
+        raise InputError(
+            f"finetune.best_metric = {best_metric}: {task.name} has no such metric; choose one of "
+            f"{', '.join(task.metric_names)}"
+        )
+    return best_metric
+
+
+def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
+    """The run as lines for people; all of its figures before a dry run."""
+    packing, section, config = job.data.packing, job.section, job.start.config
+    labels = f", {len(job.task.labels)} labels" if job.task.labels else ""
+    lines = [
+        f"{job.task.name}{labels}: {len(job.data.rows):,} rows of {job.data.path}, {packing.sequences:,} sequences, "
+        f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {job.data.length}",
+        f"{packing.packs:,} packs of depth {packing.depth_used} ({packing.algorithm_used}), "
+        f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
+        f"no packing of this depth has fewer than {packing.lower_bound:,} (gap {packing.gap})",
+        f"{job.start.weights.path} ({job.start.weights.kind}): {config.num_hidden_layers} layers, hidden size "
+        f"{config.hidden_size}; {len(job.start.fresh)} variables start from random numbers",
+        f"asked for {section.batch_sequences:,} sequences per update, {section.epochs} epochs; {section.optimizer}, "
+        f"learning rate {section.learning_rate:g}",
+        *job.plan.short_lines(),
+        *(job.plan.table() if dry_run else []),
+    ]
+    return [f"finetune: {line}" for line in lines]
+
+
+def _signature(job: _FineTuneJob) -> Signature:
+    """What the model depends on."""
+    section = job.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | FILES)
     task = job.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
     inputs = {
         "data": job.data.identity,
@@ -166,122 +291,76 @@ def _signature(job: FineTuneJob) -> Signature:
         "tokenizer": file_identity(job.tokenizer.file),
         "labels": list(job.task.labels),
     }
-    return Signature("finetune", {"task": task, "finetune": kept}, inputs)
+    return Signature("finetune", {"task": task, "finetune": section}, inputs)
 
 
-def _prepare_folder(job: FineTuneJob, signature: Signature, overwrite: bool) -> bool:
-    """Whether the run is finished already; otherwise its folder is made ready to begin or to go on."""
-    from gaudi_bert.artefacts.completion import remove_artefact, settings_path
-
-    if overwrite and settings_path(job.out).exists():
-        remove_artefact(job.out, settings_path(job.out))
-    if begin_artefact(job.out, job.out / FINETUNING_NAME, signature, overwrite=overwrite):
-        return True
-    write_text(job.out / "settings.yaml", yaml.safe_dump(job.settings.model_dump(mode="json"), sort_keys=False))
-    return False
-
-
-def _train(job: FineTuneJob, communicator: Communicator, device: Device, reporter: Reporter) -> FineTuning:
-    """Start or resume, train to the end, and leave the best model."""
-    from gaudi_bert.tasks.model import BertForTask
-    from gaudi_bert.training.evaluate_task import TaskEvaluator
-    from gaudi_bert.training.loop import Progress, TrainingLoop
-    from gaudi_bert.training.resume import resume_run, share_state
-
-    settings = job.plan.settings
-    compiled = compiles_kernels(job.out / "checkpoints", communicator, device, reporter)
-    model = BertForTask(
-        job.start.config, job.task, seed=settings.seed, compute_dtype=device.compute_dtype, compiled=compiled
-    )
+def _train(job: _FineTuneJob, session: Session, reporter: Reporter) -> FineTuning:
+    """Train to the end, and leave the best model."""
+    settings, communicator = job.plan.settings, session.communicator
+    dtype = session.device.compute_dtype
+    model = BertForTask(job.start.config, job.task, seed=settings.seed, compute_dtype=dtype, compiled=session.compiled)
     evaluator = None
     if job.evaluation is not None:
         evaluator = TaskEvaluator(
             model,
             job.evaluation,
             communicator,
-            batch_packs=job.asked.micro_batch_packs,
+            batch_packs=job.section.micro_batch_packs,
             seed=settings.seed,
             best_metric=job.best_metric,
         )
-    run = _training_run(job, communicator, reporter, model, evaluator, compiled)
-    model.load_values(job.start.variables)
-    progress = Progress()
-    if communicator.is_first:
-        progress = resume_run(run.checkpoints, model, run.optimizer, lambda: job.data.packing.packs, reporter.say)
-    progress = share_state(progress, model, run.optimizer, communicator)
-    outcome = TrainingLoop(run, progress).run()
-    return _finish(job, communicator, model, evaluator, outcome.progress.update)
-
-
-def _training_run(
-    job: FineTuneJob,
-    communicator: Communicator,
-    reporter: Reporter,
-    model: Any,
-    evaluator: TaskEvaluator | None,
-    compiled: bool,
-) -> TrainingRun:
-    from gaudi_bert.training.input.task_data import task_batches
-    from gaudi_bert.training.loop import TrainingRun
-    from gaudi_bert.training.objective import TaskObjective
-    from gaudi_bert.training.optimizers import Optimizer
-
-    settings = job.plan.settings
 
     def batches(order: TrainingOrder) -> Iterator[Batch]:
-        return task_batches(job.data, job.task, settings.micro_batch_packs, job.asked.epochs, order)
+        return task_batches(job.data, job.task, settings.micro_batch_packs, job.section.epochs, order)
 
     def evaluated(update: int, evaluation: Evaluation) -> None:
         if communicator.is_first:
             _keep_best(job, model, update, evaluation.as_json())
 
-    return TrainingRun(
+    run = TrainingRun(
         plan=job.plan,
         model=model,
-        optimizer=Optimizer(model.variables_by_name, settings, compiled=compiled),
+        optimizer=Optimizer(model.variables_by_name, settings, compiled=session.compiled),
         communicator=communicator,
         objective=TaskObjective(job.task),
         batches=batches,
         evaluator=evaluator,
         folder=job.out,
-        kept_settings={
+        stored_settings={
             "model": job.start.config.to_json(),
-            "training": {name: getattr(job.asked, name) for name in LoopSettings.model_fields},
-            COMPILED_KEY: compiled,
+            "training": {name: getattr(job.section, name) for name in LoopSettings.model_fields},
+            COMPILED_KEY: session.compiled,
         },
         reporter=reporter,
         evaluated=evaluated,
     )
+    outcome = train_to_the_end(run, lambda: job.data.packing.packs, lambda: model.load_values(job.start.variables))
+    return _finish(job, communicator, model, evaluator, outcome.progress.update)
 
 
-def _keep_best(job: FineTuneJob, model: Any, update: int, figures: dict[str, float]) -> None:
+def _keep_best(job: _FineTuneJob, model: Any, update: int, figures: dict[str, float]) -> None:
     """Keep the weights where no evaluation before was as good. The weights come first, so best.json never lies."""
-    from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
-
     path = job.out / BEST_NAME
-    before = read_best(path)
+    before = BestCheckpoint.read_if_present(path)
     sign = -1.0 if job.best_metric in job.task.lower_is_better else 1.0
     is_better = before is None or sign * figures[job.best_metric] > sign * before.metrics[job.best_metric]
     if is_better and not math.isnan(figures[job.best_metric]):
         variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
         settings = {"model": job.start.config.to_json()}
         written = write_checkpoint(path.parent, Checkpoint(update, variables, settings=settings))
-        write_best(path, BestCheckpoint(update=update, metric=job.best_metric, metrics=figures))
+        BestCheckpoint(update=update, metric=job.best_metric, metrics=figures).write(path)
         for other in path.parent.glob("update-*.safetensors"):
             if other != written:
                 other.unlink()
 
 
 def _finish(
-    job: FineTuneJob, communicator: Communicator, model: Any, evaluator: TaskEvaluator | None, update: int
+    job: _FineTuneJob, communicator: Communicator, model: Any, evaluator: TaskEvaluator | None, update: int
 ) -> FineTuning:
     """Take the best weights, evaluate them once more, and write the model and its answers."""
-    from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-    from gaudi_bert.training.weights.task_models import write_task_folder
-
-    best = read_best(job.out / BEST_NAME) if communicator.is_first else None
-    if best is not None:
-        update = best.update
+    best = communicator.from_first(lambda: BestCheckpoint.read_if_present(job.out / BEST_NAME))
+    update = update if best is None else best.update
+    if best is not None and communicator.is_first:
         model.load_values(read_checkpoint(find_checkpoint(job.out / "best")).variables)
     communicator.broadcast(list(model.variables_by_name.values()))
     evaluation = evaluator.run() if evaluator is not None else None
@@ -297,7 +376,7 @@ def _finish(
         packing_factor=packing.packing_factor,
         depth=packing.depth_used,
         algorithm=packing.algorithm_used,
-        epochs=job.asked.epochs,
+        epochs=job.section.epochs,
         updates=job.plan.settings.updates,
         best_metric=job.best_metric if evaluation is not None else None,
         best_update=update,

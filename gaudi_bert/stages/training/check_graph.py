@@ -7,35 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from gaudi_bert.artefacts.packed import METADATA_NAME
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.progress import human_bytes
-from gaudi_bert.config import PipelineSettings
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.model.inputs import BatchSizes
+from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.stages.training.model_results import GraphResult, GraphSizes
-from gaudi_bert.stages.training.train_job import model_config
-
-if TYPE_CHECKING:
-    from gaudi_bert.training.graph.check import GraphProblem
-    from gaudi_bert.training.graph.report import CardFit
-
-__all__ = ["check_graph", "describe_graph"]
+from gaudi_bert.stages.training.train import model_config
+from gaudi_bert.training.graph import CardFit, GraphProblem, report_on_step
+from gaudi_bert.training.run_plan import plan_run
 
 PROBLEMS_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class _DataSizes:
-    """What the data is, or will be.
-
-    Attributes:
-        origin: where the sizes come from.
-        max_sequence_length: L.
-        masked_slots: Q.
-        depth: S.
-        packing_factor: sequences per pack.
-        vocabulary_size: None where it is not known.
-    """
+    """What the data is, or will be."""
 
     origin: str
     max_sequence_length: int
@@ -48,17 +37,8 @@ class _DataSizes:
 def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
     """Trace the training step of a pipeline, check it, and say what it costs.
 
-    Args:
-        settings: the pipeline.
-        folder: its work folder; the packed data there, if any, gives the sizes.
-
-    Raises:
-        InputError: the metadata of the packed data is damaged, or the model's settings are not possible.
+    The packed data in its work folder, if any, gives the sizes.
     """
-    from gaudi_bert.model.inputs import BatchSizes
-    from gaudi_bert.training.graph.report import report_on_step
-    from gaudi_bert.training.run_plan import plan_run
-
     data = _sizes(settings, folder.split("train").packed)
     config = model_config(settings.model, data.vocabulary_size, data.max_sequence_length)
     cards = settings.resources.processes_per_worker
@@ -85,9 +65,6 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
 
 
 def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
-    from gaudi_bert.artefacts.names import METADATA_NAME
-    from gaudi_bert.records.packed_folder import read_metadata
-
     if (packed / METADATA_NAME).exists():
         metadata = read_metadata(packed)
         return _DataSizes(
@@ -101,7 +78,7 @@ def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
     prepare, packing = settings.prepare, settings.packing
     depth = prepare.max_sequence_length if packing.depth == "max" else packing.depth
     return _DataSizes(
-        origin="the settings; nothing is packed yet, so a pack is taken for one sequence",
+        origin="the settings; nothing is packed yet, so one sequence per pack is assumed",
         max_sequence_length=prepare.max_sequence_length,
         masked_slots=packing.masked_slots or prepare.max_predictions + depth,
         depth=depth,
@@ -125,7 +102,7 @@ def describe_graph(result: GraphResult) -> list[str]:
         f"at its peak {human_bytes(report.peak_bytes)} ({result.precision}, estimated)",
         *(_card_line(card, sizes.packs) for card in report.cards),
     ]
-    shown = [f"mend     {_problem_line(problem)}" for problem in report.problems[:PROBLEMS_SHOWN]]
+    shown = [f"fix      {_problem_line(problem)}" for problem in report.problems[:PROBLEMS_SHOWN]]
     hidden = len(report.problems) - len(shown)
     fit = "fit for Gaudi: static shapes, no host calls, no 64-bit data, no strings"
     return [

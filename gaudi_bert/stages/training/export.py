@@ -2,8 +2,7 @@
 
 - `huggingface`: `config.json` and `model.safetensors` in the layout of `BertForPreTraining`.
 - `google`: a TF1 checkpoint `bert_model.ckpt` and `bert_config.json`, with the names of google-research/bert.
-- `savedmodel`: a TensorFlow SavedModel for serving (see `training/weights/saved_model.py`; of a fine-tuned folder,
-  `training/weights/saved_task_model.py`).
+- `savedmodel`: a TensorFlow SavedModel for serving (see `training/weights/saved_model.py`).
 
 With the vocabulary, where it is known, as `vocab.txt`. The folder is made under a hidden name and renamed when it is whole.
 """
@@ -14,23 +13,25 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
-from gaudi_bert.artefacts.store.mirror import mirror
-from gaudi_bert.artefacts.store.workplace import workplace
+from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in, publish, remove
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, read_json, write_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import StoreSettings, load_pipeline
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.model.config import BertConfig, parameter_count
+from gaudi_bert.model.huggingface import to_hugging_face
+from gaudi_bert.stages.training.inputs import local_weights
 from gaudi_bert.stages.training.model_results import ExportResult
-from gaudi_bert.stages.training.stored_inputs import weights_here
-
-if TYPE_CHECKING:
-    from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.training.weights.saved_model import ServingSizes
-    from gaudi_bert.training.weights.sources import Weights
-
-__all__ = ["FORMATS", "export"]
+from gaudi_bert.tasks.packs import BatchShape
+from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.training.weights.saved_model import ServingSizes, write_saved_model, write_task_saved_model
+from gaudi_bert.training.weights.sources import Weights, read_weights, write_google_checkpoint
+from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
+from gaudi_bert.training.window_plan import deepest
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -64,56 +65,45 @@ def export(
         reporter: where progress goes.
         overwrite: replace what is in `out`.
         store: how object stores are reached, where a path is a URL.
-
-    Raises:
-        InputError: the weights cannot be read or lack their heads, the format cannot hold the model, or `out` is not empty.
     """
     if kind not in FORMATS:
         raise InputError(f"--format {kind}: choose one of {', '.join(FORMATS)}")
-    with mirror(store, (checkpoint, vocabulary)) as copies, workplace(out, store) as place:
-        there = [place.folder / name for name in place.listed(place.folder)] if place.is_store else []
-        if there and not overwrite:
-            raise InputError(f"{place.folder}: is there already; choose another place, or pass --overwrite")
-        words = None if vocabulary is None else copies.fetch(vocabulary)
-        result = _export(weights_here(checkpoint, copies), place.folder, kind, words, rows, reporter, overwrite)
-        made = [place.folder / name for name in result.files]
-        place.remove(path for path in there if path not in made)
-        # What says that a folder is a model goes up last.
-        place.put(*sorted(made, key=lambda path: path.name in _LAST))
-    return result
+    with (
+        local_weights(checkpoint, store) as weights,
+        local_copies((vocabulary,), store) as (words,),
+        mirrored(out, store) as folder,
+    ):
+        return _export(weights, folder, kind, words, rows, reporter, overwrite)
 
 
 def _export(
     checkpoint: Path, out: Path, kind: str, vocabulary: Path | None, rows: int, reporter: Reporter, overwrite: bool
 ) -> ExportResult:
-    from gaudi_bert.model.parameters import parameter_count
-    from gaudi_bert.training.weights.sources import read_weights
-
     if _holds_something(out) and not overwrite:
-        raise InputError(f"{out}: is there already; choose another folder, or pass --overwrite")
+        raise InputError(f"{out}: exists already; choose another folder, or pass --overwrite")
     weights = read_weights(checkpoint)
     if kind == "savedmodel" and _has_task_head(checkpoint):
         return _export_task(checkpoint, out, rows, reporter)
     config = _whole_config(weights, kind)
-    found = _vocabulary(weights, config, vocabulary, reporter)
+    vocabulary_file = _vocabulary(weights, config, vocabulary, reporter)
     sizes = _serving_sizes(weights, config, rows)
     writers: Mapping[str, Callable[[Path], None]] = {
-        "huggingface": lambda folder: _write_hugging_face(folder, weights, config, found),
+        "huggingface": lambda folder: _write_hugging_face(folder, weights, config, vocabulary_file),
         "google": lambda folder: _write_google(folder, weights, config),
         "savedmodel": lambda folder: _write_saved_model(folder, weights, config, sizes),
     }
     with _whole_folder(out.resolve()) as folder:
         writers[kind](folder)
-        if found is not None:
+        if vocabulary_file is not None:
             target = folder / "assets" if kind == "savedmodel" else folder
-            shutil.copyfile(found, target / "vocab.txt")
+            shutil.copyfile(vocabulary_file, target / "vocab.txt")
     files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
     reporter.say(f"export: {weights.path} ({weights.kind}) as {kind}: {', '.join(files)}")
     return ExportResult(
         format=kind,
         files=files,
         parameters=parameter_count(config),
-        vocabulary=str(found) if found is not None else None,
+        vocabulary=str(vocabulary_file) if vocabulary_file is not None else None,
         sizes=sizes.letters if kind == "savedmodel" else None,
     )
 
@@ -128,21 +118,15 @@ def _has_task_head(checkpoint: Path) -> bool:
 
 def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:
     """A fine-tuned model with its head, and its tokenizer among the assets."""
-    from gaudi_bert.tasks.packs import BatchShape
-    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
-    from gaudi_bert.training.prediction.shapes import deepest
-    from gaudi_bert.training.weights.saved_task_model import write_task_saved_model
-    from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
-
-    found = read_task_folder(checkpoint)
+    task_folder = read_task_folder(checkpoint)
     tokenizer = open_tokenizer(checkpoint)
-    model = open_task_model(found, found.make_task())
-    shape = BatchShape(rows, found.max_sequence_length, deepest(found.max_sequence_length))
+    model = open_task_model(task_folder, task_folder.make_task())
+    shape = BatchShape(rows, task_folder.max_sequence_length, deepest(task_folder.max_sequence_length))
     with _whole_folder(out.resolve()) as folder:
         write_task_saved_model(folder, model, shape)
         shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
     files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
-    reporter.say(f"export: {checkpoint} ({found.task}) as savedmodel: {', '.join(files)}")
+    reporter.say(f"export: {checkpoint} ({task_folder.task}) as savedmodel: {', '.join(files)}")
     parameters = sum(int(variable.shape.num_elements()) for variable in model.variables_by_name.values())
     sizes = {"B": shape.packs, "L": shape.length, "S": shape.depth}
     return ExportResult("savedmodel", files, parameters, str(tokenizer.file), sizes)
@@ -162,8 +146,6 @@ def _whole_config(weights: Weights, kind: str) -> BertConfig:
 def _write_hugging_face(folder: Path, weights: Weights, config: BertConfig, vocabulary: Path | None) -> None:
     from safetensors.numpy import save
 
-    from gaudi_bert.model.huggingface import to_hugging_face
-
     with atomic_file(folder / "model.safetensors") as handle:
         handle.write(save(to_hugging_face(weights.variables), metadata={"format": "pt"}))
     values = {name: value for name, value in config.to_json().items() if name != "attention"}
@@ -180,23 +162,17 @@ def _write_hugging_face(folder: Path, weights: Weights, config: BertConfig, voca
 
 
 def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
-    from gaudi_bert.training.weights.google_checkpoint import write_google_checkpoint
-
     write_google_checkpoint(folder / "bert_model.ckpt", weights.variables)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}
     write_json(folder / "bert_config.json", values)
 
 
 def _write_saved_model(folder: Path, weights: Weights, config: BertConfig, sizes: ServingSizes) -> None:
-    from gaudi_bert.training.weights.saved_model import write_saved_model
-
     write_saved_model(folder, config, weights.variables, sizes)
 
 
 def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSizes:
     """The sizes of the data that a model of ours was trained on; else what is common."""
-    from gaudi_bert.training.weights.saved_model import ServingSizes
-
     data = weights.settings.get("data", {})
     length = data.get("max_sequence_length", config.max_position_embeddings)
     predictions = data.get("max_predictions", max(1, round(MASKED_SHARE * length)))
@@ -207,11 +183,11 @@ def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSi
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
     """The vocabulary that was given, or one found where it should lie; it may not be larger than the model's."""
     if given is None:
-        places = [_run_folder(weights).parent / "examples", weights.path, weights.path.parent]
-        found = [place / "vocab.txt" for place in places if (place / "vocab.txt").is_file()]
-        if not found:
+        folders = [_run_folder(weights).parent / "examples", weights.path, weights.path.parent]
+        files = [folder / "vocab.txt" for folder in folders if (folder / "vocab.txt").is_file()]
+        if not files:
             return None
-    path = given if given is not None else found[0]
+    path = given if given is not None else files[0]
     with explained_os_errors(path, "read"):
         words = sum(1 for _ in path.open("rb"))
     if words <= config.vocab_size:
@@ -237,7 +213,7 @@ def _run_folder(weights: Weights) -> Path:
 
 
 def _holds_something(out: Path) -> bool:
-    return any(out.iterdir()) if out.is_dir() else out.exists()
+    return bool(names_in(out)) if out.is_dir() else out.exists()
 
 
 @contextmanager
@@ -249,9 +225,8 @@ def _whole_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
         yield temporary
-        if out.is_dir():
-            shutil.rmtree(out)
-        else:
-            out.unlink(missing_ok=True)
+        remove(*(out / name for name in names_in(out)) if out.is_dir() else (out,))
         temporary.replace(out)
         flush_folder(out.parent)
+    # What says that a folder is a model goes up last.
+    publish(*sorted((path for path in out.rglob("*") if path.is_file()), key=lambda path: path.name in _LAST))

@@ -1,29 +1,16 @@
-"""What the stages of the model return: frozen and typed, as `results.py` has it for those of the data."""
+"""What the stages of the model are given and return: frozen and typed. No TensorFlow, so that runners can import it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gaudi_bert.artefacts.finetuning import FineTuning
-    from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
-    from gaudi_bert.training.graph.report import GraphReport
-    from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, TrainingResult
+from gaudi_bert.training.run_plan import RunPlan
 
-__all__ = [
-    "EvaluateResult",
-    "ExportResult",
-    "FeedingFinding",
-    "FineTuneDryRun",
-    "FineTuneResult",
-    "GraphResult",
-    "GraphSizes",
-    "TrainDryRun",
-    "TrainResult",
-    "VerifyHuggingFaceResult",
-    "VerifyModelResult",
-]
+if TYPE_CHECKING:  # it stands beside what loads TensorFlow
+    from gaudi_bert.training.graph import GraphReport
 
 
 @dataclass(frozen=True)
@@ -39,6 +26,19 @@ class TrainDryRun:
     """What a run would be."""
 
     plan: RunPlan
+
+
+@dataclass(frozen=True)
+class FineTuneInput:
+    """The files of a run.
+
+    `vocabulary` is a folder with the tokenizer, where it does not lie with the weights.
+    """
+
+    data: Path
+    evaluation_data: Path | None
+    model: Path
+    vocabulary: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,7 @@ class EvaluateResult:
 class FeedingFinding:
     """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
 
-    Attributes:
-        way: its name.
-        right: whether every sequence is treated as if it stood alone.
-        alone: largest difference between packed and alone.
-        neighbour: largest change by a changed neighbour.
-        refusal: what the model said.
+    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour.
     """
 
     way: str
@@ -85,15 +80,7 @@ class FeedingFinding:
 
 @dataclass(frozen=True)
 class VerifyHuggingFaceResult:
-    """Which ways of feeding packs to a `transformers` model are right.
-
-    Attributes:
-        model: its folder.
-        model_type: as its config names it.
-        attention: what it computes attention with.
-        right: the names of the right ways.
-        findings: of each way that was tried.
-    """
+    """Which ways of feeding packs to a `transformers` model are right."""
 
     model: str
     model_type: str
@@ -106,17 +93,9 @@ class VerifyHuggingFaceResult:
 class VerifyModelResult:
     """How far packed is from unpacked.
 
-    Attributes:
-        weights: where they come from; "random" without a checkpoint.
-        data: where it comes from; "random" without any.
-        packs: packs compared.
-        sequences: sequences in them.
-        hidden_states: the largest difference of the encoder's outputs, and so on for the other outputs and the losses.
-        gradient: the largest difference of a variable's gradient, as a share of its norm.
-        gradient_of: that variable.
-        per_sequence_loss_difference: the difference of the masked-LM loss that is a mean over sequences.
-        leaks: sequences that changed when a neighbour in their pack did.
-        leak_comparisons: sequences beside a changed one.
+    Outputs and losses have their largest difference; `gradient` is the largest difference of a variable's gradient, as a
+    share of its norm, and `gradient_of` that variable. `leaks` counts the sequences that changed when a neighbour in their
+    pack did, of `leak_comparisons`.
     """
 
     weights: str

@@ -1,15 +1,11 @@
-"""Opening unpacked records and their plan, to be packed while they are read."""
+"""Unpacked records, packed by a plan while they are read, as numpy batches for any trainer (no TensorFlow)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup, OnTheFlyPacking
-    from gaudi_bert.training.input.source import DataSource
-
-__all__ = ["on_the_fly_source", "open_on_the_fly"]
+from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking, planned_groups
+from gaudi_bert.records.schema import PackedSchema
 
 
 def open_on_the_fly(
@@ -22,7 +18,7 @@ def open_on_the_fly(
     world_size: int = 1,
     workers: int | None = None,
 ) -> OnTheFlyPacking:
-    """The records of a plan as numpy batches, for any trainer.
+    """The records of a plan as batches.
 
     Args:
         records: the RECORDS that the plan was made for.
@@ -31,14 +27,7 @@ def open_on_the_fly(
         seed: of the pairings and orders; the plan's when None.
         rank, world_size: which share of the packs this process takes.
         workers: threads that read a group; None for all cores.
-
-    Raises:
-        InputError: the plan is not writable, or the files are not those of the plan.
     """
-    from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking
-    from gaudi_bert.records.read.planned import planned_groups
-    from gaudi_bert.records.schema import PackedSchema
-
     content, groups = planned_groups(records, plan)
     return OnTheFlyPacking(
         groups,
@@ -49,31 +38,3 @@ def open_on_the_fly(
         world_size=world_size,
         workers=workers,
     )
-
-
-def on_the_fly_source(records: str | Path, plan: Path) -> DataSource:
-    """The records of a plan as a source of our trainer.
-
-    Raises:
-        InputError: as `open_on_the_fly`.
-    """
-    from gaudi_bert.records.read.planned import planned_groups
-    from gaudi_bert.records.schema import PackedSchema
-    from gaudi_bert.training.input.source import DataSource
-
-    content, groups = planned_groups(records, plan)
-    packs = sum(group.packs for group in groups)
-    return DataSource(
-        path=Path(records),
-        schema=PackedSchema.of(content),
-        files=(),
-        packing_factor=sum(file.sequences for file in content.files) / packs,
-        efficiency=_tokens(groups) / (packs * content.max_sequence_length),
-        vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
-        identity=content.sha256,
-        on_the_fly=tuple(groups),
-    )
-
-
-def _tokens(groups: list[OnTheFlyGroup]) -> int:
-    return sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)

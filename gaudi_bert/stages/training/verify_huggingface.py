@@ -6,9 +6,9 @@ from pathlib import Path
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.pytorch import load_model, probe_model
+from gaudi_bert.pytorch.probe import check_ways
 from gaudi_bert.stages.training.model_results import FeedingFinding, VerifyHuggingFaceResult
-
-__all__ = ["verify_huggingface"]
 
 
 def verify_huggingface(
@@ -16,19 +16,9 @@ def verify_huggingface(
 ) -> VerifyHuggingFaceResult:
     """Probe a model with its own weights.
 
-    Args:
-        folder: of the model, as `save_pretrained` writes it.
-        target: the way of feeding that is asked about; None tries all.
-        attention: of `transformers`: sdpa, eager, flex_attention; the model's own when None.
-        reporter: where each finding is said.
-
-    Raises:
-        InputError: the folder holds no such model, the target is unknown, or PyTorch is missing.
-        FailedError: sequences that are packed as `target` says are not treated as if they stood alone.
+    `target` is the way of feeding to test, None for all; `attention` is one of `transformers`' (sdpa, eager,
+    flex_attention), the model's own when None.
     """
-    from gaudi_bert.pytorch import load_model, probe_model
-    from gaudi_bert.pytorch.probe import check_ways
-
     check_ways([target] if target is not None else [])
     model = load_model(folder, attention)
     used = model.config._attn_implementation  # noqa: SLF001 - said nowhere else

@@ -1,39 +1,38 @@
-"""One record (a JSON object, a line of a table) as a typed row, every value checked. Errors name the file and the row."""
+"""One record (a JSON object, a line of a table) as a typed row, every value checked; and the names of labels.
+
+Errors name the file and the row.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from gaudi_bert.common.errors import InputError, shown
-from gaudi_bert.config.tasks import TaskName, TaskSettings
-from gaudi_bert.tasks.rows.types import IdsRow, Row, TaggedRow, TextRow
-
-__all__ = ["Record", "RowReader"]
+from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.tasks.rows.types import TASKS_WITH_LABELS, IdsRow, Row, TaggedRow, TextRow
 
 Record: TypeAlias = Mapping[str, Any]
 
-LABELLED_TEXT = ("classification", "multi-label", "regression")
-LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
-INPUT_IDS = "input_ids"
-# Words of a text without given words: letters and digits together, every other sign alone, as BERT's own splitting has it.
-WORD = re.compile(r"\w+|[^\w\s]")
+_LABELLED_TEXT = ("classification", "multi-label", "regression")
+_LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
+_INPUT_IDS = "input_ids"
+# The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
+_WORD = re.compile(r"\w+|[^\w\s]")
+_OUTSIDE = "O"
 
 
 @dataclass(frozen=True)
 class RowReader:
     """Makes rows of records.
 
-    Attributes:
-        source: how errors call the file.
-        task: None for plain texts.
-        settings: names of columns.
-        label_names: names of labels that stand in the records as numbers; None if they stand as names.
-        labelled: read labels, and refuse a record without one; else labels are passed over.
-        named_by_header: the columns are called what the first line of the file says.
+    `task` is None for plain texts, `label_names` are those of labels that are numbers in the records. With `labelled`, a
+    record without a label is refused; else labels are ignored. With `named_by_header`, the names of the columns are in the
+    first line of the file.
     """
 
     source: str
@@ -44,14 +43,10 @@ class RowReader:
     named_by_header: bool = False
 
     def row(self, number: int, record: Record) -> Row:
-        """The row that `record` holds.
-
-        Raises:
-            InputError: a column is missing, or a value is not what the task needs.
-        """
+        """The row that `record` holds."""
         if self.task == "token-classification":
             return self._tagged_row(number, record)
-        if self.task in LANGUAGE_MODELLING and INPUT_IDS in record:
+        if self.task in _LANGUAGE_MODELLING and _INPUT_IDS in record:
             return self._ids_row(number, record)
         return self._text_row(number, record)
 
@@ -69,7 +64,7 @@ class RowReader:
         pair = None
         if record.get(settings.text_pair) is not None and settings.text_pair != settings.text:
             pair = self._text(number, record, settings.text_pair)
-        label = self._label(number, record) if self.labelled and self.task in LABELLED_TEXT else None
+        label = self._label(number, record) if self.labelled and self.task in _LABELLED_TEXT else None
         return TextRow(number, text, pair, label)
 
     def _text(self, number: int, record: Record, column: str) -> str:
@@ -99,12 +94,12 @@ class RowReader:
 
     def _number(self, number: int, value: object) -> float:
         try:
-            found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
+            result = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
         except (ValueError, OverflowError):
-            found = math.nan
-        if not math.isfinite(found):
+            result = math.nan
+        if not math.isfinite(result):
             raise self.error(number, f"{self.settings.label} is {shown(value)}", "regression needs a finite number")
-        return found
+        return result
 
     def _name(self, number: int, column: str, value: object) -> str:
         """A label's name, also where the record holds its number."""
@@ -115,7 +110,9 @@ class RowReader:
         if is_number or (isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value)):
             if names is None:
                 raise self.error(
-                    number, f"{column} is the number {shown(value)}", "name the labels in a file, one a line: --labels FILE"
+                    number,
+                    f"{column} is the number {shown(value)}",
+                    "name the labels in a file, one per line: --labels FILE",
                 )
             if not 0 <= int(str(value)) < len(names):
                 raise self.error(number, f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
@@ -124,7 +121,7 @@ class RowReader:
             raise self.error(number, f"{column} is {shown(value)}", "it must be the name of a label")
         if names is not None:
             raise self.error(
-                number, f"{column} is {shown(value)}", "--labels does not name it; add it there, or mend the row"
+                number, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
             )
         return value.strip()
 
@@ -155,24 +152,62 @@ class RowReader:
                 number, f"has no {settings.tokens!r}, only {_names(record)}", self._column_remedy("tokens", settings.tokens)
             )
         text = self._text(number, record, settings.text)
-        found = list(WORD.finditer(text))
-        return TaggedRow(number, tuple(word[0] for word in found), None, tuple(word.start() for word in found))
+        words = list(_WORD.finditer(text))
+        return TaggedRow(number, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
     def _strings(self, number: int, column: str, value: object) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
             raise self.error(number, f"{column} is {shown(value)}", "it must be a list of words")
-        for place, word in enumerate(value):
+        for index, word in enumerate(value):
             if not isinstance(word, str) or not word.strip():
-                raise self.error(number, f"{column}[{place}] is {shown(word)}", "each must be a word")
+                raise self.error(number, f"{column}[{index}] is {shown(word)}", "each must be a word")
         return tuple(value)
 
     def _ids_row(self, number: int, record: Record) -> IdsRow:
-        values = record[INPUT_IDS]
+        values = record[_INPUT_IDS]
         whole = isinstance(values, list | tuple) and all(isinstance(value, int) and value >= 0 for value in values)
         if not whole or not values:
-            raise self.error(number, f"{INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
+            raise self.error(number, f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
         return IdsRow(number, tuple(values))
 
 
 def _names(record: Record) -> str:
     return ", ".join(repr(str(name)) for name in list(record)[:8]) or "nothing"
+
+
+# --- names of labels
+
+
+def read_label_names(path: Path) -> tuple[str, ...]:
+    """The names in a file, one per line; a line's number, from 0, is the label's."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; --labels needs a file with one label per line") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+    names = tuple(line.strip() for line in lines)
+    while names and not names[-1]:
+        names = names[:-1]
+    for number, name in enumerate(names, start=1):
+        if not name or names.index(name) != number - 1:
+            problem = f"{name!r} is listed twice" if name else "is empty"
+            raise InputError(f"{path}: row {number}: {problem}; write each label once, one per line")
+    if not names:
+        raise InputError(f"{path}: names no label; write one per line")
+    return names
+
+
+def find_labels(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
+    """The names of the labels of a task: those of the file `labels`, else those of the rows, sorted; of tags, `O` first."""
+    if task not in TASKS_WITH_LABELS:
+        return ()
+    if labels is not None:
+        return read_label_names(Path(labels))
+    names: set[str] = set()
+    for row in rows:
+        if isinstance(row, TaggedRow):
+            names.update(row.tags or ())
+        elif isinstance(row, TextRow):
+            names.update((row.label,) if isinstance(row.label, str) else row.label if isinstance(row.label, tuple) else ())
+    return tuple(sorted(names, key=lambda name: (name != _OUTSIDE, name)))

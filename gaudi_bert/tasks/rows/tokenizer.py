@@ -15,21 +15,17 @@ from gaudi_bert.corpus.vocabulary import read_vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["RowTokenizer", "open_tokenizer"]
 
-WHOLE, WORDS, CASING = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
-# That of BertTokenizer in transformers: a longer word becomes [UNK].
-LONGEST_WORD_CHARACTERS = 100
+_WHOLE, _WORDS, _CASING = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+# As BertTokenizer in transformers has it: a longer word becomes [UNK].
+_LONGEST_WORD_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
 class RowTokenizer:
     """A BERT tokenizer that neither cuts nor pads.
 
-    Attributes:
-        tokenizer: of the library `tokenizers`.
-        file: where it was read from.
-        sha256: of that file.
+    `sha256` is that of the `file` that it was read from.
     """
 
     tokenizer: Tokenizer
@@ -68,31 +64,19 @@ class RowTokenizer:
         return int(number)
 
 
-def open_tokenizer(folder: Path, *, lower_case: bool | None = None) -> RowTokenizer:
-    """The tokenizer in a model's folder, or beside a model's file.
-
-    Args:
-        folder: holds `tokenizer.json`, or `vocab.txt`.
-        lower_case: for a `vocab.txt`; None for what `tokenizer_config.json` beside it says, or true.
-
-    Raises:
-        InputError: there is none, or it is damaged.
-    """
+def open_tokenizer(folder: Path) -> RowTokenizer:
+    """The tokenizer in a model's folder, or beside a model's file."""
     if not folder.exists() and not any(folder.parent.glob(f"{escape(folder.name)}.*")):  # a TF1 checkpoint is a prefix
         raise InputError(f"{folder}: there is no such folder; check the path")
     folder = folder if folder.is_dir() else folder.parent
-    if (folder / WHOLE).is_file():
-        return RowTokenizer(_whole(folder / WHOLE), folder / WHOLE, _sha256(folder / WHOLE))
-    if (folder / WORDS).is_file():
-        return RowTokenizer(_from_words(folder, lower_case), folder / WORDS, _sha256(folder / WORDS))
-    raise InputError(f"{folder}: holds no tokenizer; put the model's {WHOLE} or {WORDS} there")
+    for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
+        file = folder / name
+        if file.is_file():
+            return RowTokenizer(read(file), file, hashlib.sha256(file.read_bytes()).hexdigest())
+    raise InputError(f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there")
 
 
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _whole(file: Path) -> Tokenizer:
+def _read_tokenizer(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
@@ -106,18 +90,19 @@ def _whole(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def _from_words(folder: Path, lower_case: bool | None) -> Tokenizer:
+def _build_tokenizer(vocabulary: Path) -> Tokenizer:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    words = read_vocabulary(folder / WORDS).tokens
-    casing: Any = read_json(folder / CASING) if (folder / CASING).is_file() else {}
+    words = read_vocabulary(vocabulary).tokens
+    casing_file = vocabulary.parent / _CASING
+    casing: Any = read_json(casing_file) if casing_file.is_file() else {}
     casing = casing if isinstance(casing, dict) else {}
     numbers = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(
-        models.WordPiece(vocab=numbers, unk_token="[UNK]", max_input_chars_per_word=LONGEST_WORD_CHARACTERS)
+        models.WordPiece(vocab=numbers, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD_CHARACTERS)
     )
     tokenizer.normalizer = normalizers.BertNormalizer(
-        lowercase=bool(casing.get("do_lower_case", True)) if lower_case is None else lower_case,
+        lowercase=bool(casing.get("do_lower_case", True)),
         strip_accents=casing.get("strip_accents"),
         handle_chinese_chars=bool(casing.get("tokenize_chinese_chars", True)),
     )

@@ -1,7 +1,10 @@
 """Rows to token numbers, many at a time; `tokenizers` shares them among its threads.
 
 [CLS] text [SEP], or [CLS] text [SEP] second text [SEP]. A row of more tokens than a sequence may have is refused, cut (the
-longer text of a pair first), or taken in windows. For words the first word piece stands for the word.
+longer text of a pair first), or taken in windows. A word is represented by its first word piece.
+
+Windows of `room` tokens start every `room - stride` tokens, and the last one ends with the text, as in Hugging Face's
+scripts for question answering.
 """
 
 from __future__ import annotations
@@ -14,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import Int32Array, IntArray
-from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.tasks import TaskName, TaskSettings
-from gaudi_bert.tasks.rows.labels import label_number, numbers_of_labels, row_targets
+from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
 from gaudi_bert.tasks.rows.types import (
     IGNORED,
@@ -30,11 +32,10 @@ from gaudi_bert.tasks.rows.types import (
     TextRow,
     source_name,
 )
-from gaudi_bert.tasks.rows.windows import best_windows, window_bounds
 
-__all__ = ["tokenize_rows"]
-
-WITH_WINDOWS = ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling")
+_WITH_WINDOWS = ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling")
+_USUAL_STRIDE = 128
+"""As in BERT's own script for SQuAD (Devlin et al., 2019), which has windows of 384."""
 
 
 class _Piece(NamedTuple):
@@ -60,30 +61,25 @@ def tokenize_rows(
 ) -> Sequences:
     """Tokenize rows of one task.
 
-    Args:
-        rows: at least one.
-        tokenizer: the model's.
-        task: None for plain texts.
-        settings: what becomes of long rows; questions are always taken in windows, unless they are to be cut.
-        max_sequence_length: most tokens of a sequence.
-        labels: the names of the model's labels.
-        file: where the rows are from, for errors.
-
-    Raises:
-        InputError: a row is too long, or has a label that is not in `labels`.
+    At least one row; `task` is None for plain texts. Questions are always taken in windows, unless the settings say that
+    they are to be cut. `file` is where the rows are from, for errors.
     """
-    if settings.too_long == "window" and task not in WITH_WINDOWS:
+    if settings.too_long == "window" and task not in _WITH_WINDOWS:
         raise InputError(
             f"task.too_long = window: a row of {task or 'plain text'} has one answer and cannot be taken in windows; "
             "use truncate, or error"
         )
+    numbers = {name: number for number, name in enumerate(labels)}
     job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file))
     if isinstance(rows[0], TextRow) and settings.too_long != "window":
         sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
-        numbers = numbers_of_labels(labels)
-        target = row_targets(rows, task, numbers, file) if task in ("classification", "multi-label", "regression") else None
+        target = (
+            _row_targets(rows, task, numbers, job.source)
+            if task in ("classification", "multi-label", "regression")
+            else None
+        )
         return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
-    pieces = list(chain.from_iterable(job.pieces(rows, numbers_of_labels(labels))))
+    pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
     return _joined(pieces, task, _labelled(rows), job.cut_rows)
 
 
@@ -110,10 +106,10 @@ class _Job:
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         if self.settings.too_long == "truncate":
             full = np.flatnonzero(lengths == self.most)
-            self.cut_rows += sum(bool(encoded[place].overflowing) for place in full)
+            self.cut_rows += sum(bool(encoded[index].overflowing) for index in full)
         elif lengths.max() > self.most:
-            place = int(np.argmax(lengths > self.most))
-            raise self._too_long(rows[place].number, int(lengths[place]))
+            index = int(np.argmax(lengths > self.most))
+            raise self._too_long(rows[index].number, int(lengths[index]))
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         segments = np.zeros(int(offsets[-1]), np.int8)
         if any(row.text_pair is not None for row in rows):
@@ -126,19 +122,19 @@ class _Job:
         if isinstance(rows[0], QuestionRow):
             questions = [row for row in rows if isinstance(row, QuestionRow)]
             contexts = self._encoded(dict.fromkeys(row.context for row in questions))
-            asked = self._encoded(dict.fromkeys(row.question for row in questions))
-            for place, question in enumerate(questions):
-                yield self._question(place, question, asked[question.question], contexts[question.context])
+            question_encodings = self._encoded(dict.fromkeys(row.question for row in questions))
+            for index, question in enumerate(questions):
+                yield self._question(index, question, question_encodings[question.question], contexts[question.context])
         elif isinstance(rows[0], TaggedRow):
             tagged = [row for row in rows if isinstance(row, TaggedRow)]
             words = self.tokenizer.tokenizer.encode_batch(
                 [list(row.tokens) for row in tagged], is_pretokenized=True, add_special_tokens=False
             )
-            for place, (sentence, encoding) in enumerate(zip(tagged, words, strict=True)):
-                yield self._words(place, sentence, encoding, numbers)
+            for index, (sentence, encoding) in enumerate(zip(tagged, words, strict=True)):
+                yield self._words(index, sentence, encoding, numbers)
         else:
-            for place, row in enumerate(rows):
-                yield self._language(place, row)
+            for index, row in enumerate(rows):
+                yield self._language(index, row)
 
     def _encoded(self, texts: Iterable[str]) -> dict[str, Any]:
         """Each text with its encoding, without [CLS] and [SEP]."""
@@ -147,7 +143,7 @@ class _Job:
         return dict(zip(listed, encoded, strict=True))
 
     def _bounds(self, number: int, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
-        """The windows of a row, or the one that is left where rows are cut."""
+        """The windows of a row, or its one window where rows are cut."""
         if tokens > room:
             if self.settings.too_long == "error" and not always:
                 raise self._too_long(number, tokens + self.most - room)
@@ -157,7 +153,7 @@ class _Job:
         return window_bounds(tokens, room, stride, f"{self.source}: row {number}")
 
     def _too_long(self, number: int, tokens: int) -> InputError:
-        also = ", or window" if self.task in WITH_WINDOWS else ""
+        also = ", or window" if self.task in _WITH_WINDOWS else ""
         return InputError(
             f"{self.source}: row {number}: has {tokens:,} tokens, a sequence has at most {self.most:,}; shorten it, raise "
             f"max_sequence_length, or say what becomes of it: --set task.too_long=truncate{also}"
@@ -167,7 +163,7 @@ class _Job:
         ends = self.tokenizer.cls_id, self.tokenizer.sep_id
         return np.concatenate([[ends[0]], ids, [ends[1]]]).astype(np.int32)
 
-    def _words(self, place: int, row: TaggedRow, encoding: Any, numbers: Mapping[str, int]) -> Iterator[_Piece]:
+    def _words(self, index: int, row: TaggedRow, encoding: Any, numbers: Mapping[str, int]) -> Iterator[_Piece]:
         ids = np.array(encoding.ids, np.int32)
         word_of = np.array(encoding.word_ids, np.int64).reshape(-1)
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
@@ -183,16 +179,16 @@ class _Job:
             target[own - start + 1] = tags[word_of[own]]
             spans = np.full((len(words), 2), NO_WORD, np.int32)
             spans[1:-1] = characters[start:end]
-            yield _Piece(place, self._framed(ids[start:end]), np.zeros(len(words), np.int8), spans, words, target)
+            yield _Piece(index, self._framed(ids[start:end]), np.zeros(len(words), np.int8), spans, words, target)
 
     def _tags(self, row: TaggedRow, numbers: Mapping[str, int]) -> Int32Array:
         if row.tags is None:
             return np.full(len(row.tokens), IGNORED, np.int32)
-        return np.array([label_number(numbers, tag, row.number, self.source) for tag in row.tags], np.int32)
+        return np.array([_label_number(numbers, tag, row.number, self.source) for tag in row.tags], np.int32)
 
-    def _question(self, place: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
-        asked = self._framed(np.array(question.ids, np.int32))
-        room = self.most - len(asked) - 1
+    def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
+        framed = self._framed(np.array(question.ids, np.int32))
+        room = self.most - len(framed) - 1
         if room < 1:
             raise InputError(
                 f"{self.source}: row {row.number}: the question has {len(question.ids):,} tokens, which leaves no room for "
@@ -200,15 +196,15 @@ class _Job:
             )
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
         for start, end in self._bounds(row.number, len(ids), room, self.settings.stride, always=True).tolist():
-            input_ids = np.concatenate([asked, ids[start:end], [self.tokenizer.sep_id]]).astype(np.int32)
-            segments = np.repeat(np.array([0, 1], np.int8), [len(asked), end - start + 1])
+            input_ids = np.concatenate([framed, ids[start:end], [self.tokenizer.sep_id]]).astype(np.int32)
+            segments = np.repeat(np.array([0, 1], np.int8), [len(framed), end - start + 1])
             spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
-            spans[len(asked) : -1] = characters[start:end]
+            spans[len(framed) : -1] = characters[start:end]
             words = np.full(len(input_ids), NO_WORD, np.int32)
-            target = _answer_tokens(row, characters[start:end]) + (len(asked) if end > start else 0)
-            yield _Piece(place, input_ids, segments, spans, words, np.where(target < len(asked), 0, target))
+            target = _answer_tokens(row, characters[start:end]) + (len(framed) if end > start else 0)
+            yield _Piece(index, input_ids, segments, spans, words, np.where(target < len(framed), 0, target))
 
-    def _language(self, place: int, row: Row) -> Iterator[_Piece]:
+    def _language(self, index: int, row: Row) -> Iterator[_Piece]:
         if isinstance(row, IdsRow):
             ids, room = np.array(row.input_ids, np.int32), self.most
             if ids.max() >= self.tokenizer.vocabulary_size:
@@ -222,11 +218,11 @@ class _Job:
         for start, end in self._bounds(row.number, len(ids), room, 0).tolist():
             part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
             nothing = np.full((len(part), 2), NO_WORD, np.int32)
-            yield _Piece(place, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
+            yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
 
 
 def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
-    """First and last token of the first answer in a window of the context; far below 0 where it is not all there."""
+    """First and last token of the first answer in a window of the context; far below 0 where part of it is missing."""
     absent = np.full(2, -(2**30), np.int32)
     if not row.answers or not len(characters):
         return absent
@@ -263,3 +259,71 @@ def _joined(pieces: Sequence[_Piece], task: TaskName | None, labelled: bool, cut
         target=target,
         cut_rows=cut_rows,
     )
+
+
+# --- targets
+
+
+def _row_targets(
+    rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
+) -> Int32Array | Float32Array | None:
+    """What each text is to be: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels."""
+    labels = [row.label if isinstance(row, TextRow) else None for row in rows]
+    if None in labels:
+        return None
+    if task == "regression":
+        return np.array(labels, np.float32)
+    if task == "multi-label":
+        targets = np.zeros((len(rows), len(numbers)), np.float32)
+        for index, (row, names) in enumerate(zip(rows, labels, strict=True)):
+            for name in names if isinstance(names, tuple) else ():
+                targets[index, _label_number(numbers, name, row.number, source)] = 1
+        return targets
+    return np.array(
+        [_label_number(numbers, str(label), row.number, source) for row, label in zip(rows, labels, strict=True)], np.int32
+    )
+
+
+def _label_number(numbers: Mapping[str, int], name: str, number: int, source: str) -> int:
+    """The number of the label `name` of a row."""
+    if name not in numbers:
+        known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
+        raise InputError(
+            f"{source}: row {number}: the label {shown(name)} is unknown, known are {known}; "
+            "fix it, or train with data that has it"
+        )
+    return numbers[name]
+
+
+# --- windows of long texts
+
+
+def window_bounds(tokens: int, room: int, stride: int | None, row: str) -> IntArray:
+    """First token of each window and the one after its last, int64 [windows, 2]; one window where all fits.
+
+    A window has `room` tokens and shares `stride` with its neighbour; None for `_USUAL_STRIDE`, or half of a window that is
+    too short for that. `row` is its name in errors.
+    """
+    if tokens <= room:
+        return np.array([[0, tokens]], np.int64)
+    if stride is None:
+        stride = min(_USUAL_STRIDE, max(room, 0) // 2)
+    if stride >= room:
+        raise InputError(
+            f"{row}: has {tokens:,} tokens for windows of {max(room, 0)}, which cannot share task.stride = {stride}; "
+            "set a smaller stride or a larger max_sequence_length"
+        )
+    count = -(-(tokens - room) // (room - stride)) + 1
+    starts = np.arange(count, dtype=np.int64) * (room - stride)
+    return np.stack([starts, np.minimum(starts + room, tokens)], axis=1)
+
+
+def best_windows(tokens: IntArray, bounds: IntArray) -> IntArray:
+    """For each of P `tokens` of a text (int64 [P]) the window with most context on its poorer side; the first of equals.
+
+    `bounds` are those of `window_bounds`.
+    """
+    before_WP = tokens - bounds[:, :1]
+    after_WP = bounds[:, 1:] - 1 - tokens
+    best: IntArray = np.argmax(np.minimum(before_WP, after_WP), axis=0)
+    return best

@@ -1,7 +1,7 @@
 """What passes between the readers of rows, the tokenizer and the tasks.
 
-Rows are read one after the other and forgotten; what is kept of many is columnar (flat values, and where each sequence
-starts), so that a million sequences are a few arrays and not a million objects.
+Rows are read one after the other and forgotten; many sequences are columnar (flat values, and where each sequence
+starts), so a million sequences are a few arrays and not a million objects.
 
 Letters: N sequences, T tokens of all of them.
 """
@@ -15,29 +15,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
-from gaudi_bert.config.tasks import TaskName
-
-__all__ = [
-    "IGNORED",
-    "NO_WORD",
-    "STANDARD_INPUT",
-    "IdsRow",
-    "QuestionRow",
-    "Row",
-    "Sequences",
-    "TaggedRow",
-    "TaskName",
-    "TextRow",
-    "join_sequences",
-    "source_name",
-]
+from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
 
 STANDARD_INPUT = "-"
+TASKS_WITH_LABELS = ("classification", "multi-label", "token-classification")
 NO_WORD = -1
-"""In `Sequences.words`, a token that stands for no word; in `characters`, one outside the text."""
+"""In `Sequences.words`, a token that represents no word; in `characters`, one outside the text."""
 IGNORED = -100
-"""In the targets of token classification, a token that carries no tag."""
+"""In the targets of token classification, a token without a tag."""
 
 
 class TextRow(NamedTuple):
@@ -100,7 +85,7 @@ class Sequences:
         segment_ids: int8 [T], 1 for the second text of a pair.
         characters: int32 [T, 2], begin and end in the row's text (the context of a question), -1 for what is not of it; None
             for tasks of whole texts.
-        words: token classification: int32 [T], which word of the row a token stands for: the first word piece of each word,
+        words: token classification: int32 [T], which word of the row a token represents: the first word piece of each word,
             in one window only, the one that shows most around it; else -1. None for other tasks.
         target: what is to be learnt, None without labels. classification int32 [N]; multi-label float32 [N, labels];
             regression float32 [N]; token classification int32 [T], -100 where `words` is -1; question answering int32
@@ -125,39 +110,9 @@ class Sequences:
         """Tokens of each sequence, int64 [N]."""
         return np.diff(self.offsets)
 
-    @property
-    def counted(self) -> BoolArray | None:
-        """bool [T], the tokens that stand for a word; None where `words` is."""
-        return None if self.words is None else self.words != NO_WORD
-
-    def take(self, indices: IntArray) -> Sequences:
-        """The sequences `indices`, in that order."""
-        lengths = self.lengths[indices]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[indices] - offsets[:-1], lengths)
-
-        target = self.target
-        if target is not None:
-            target = target[places] if self.words is not None else target[indices]
-        return Sequences(
-            row=self.row[indices],
-            offsets=offsets,
-            input_ids=self.input_ids[places],
-            segment_ids=self.segment_ids[places],
-            characters=None if self.characters is None else self.characters[places],
-            words=None if self.words is None else self.words[places],
-            target=target,
-            cut_rows=self.cut_rows,
-        )
-
 
 def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int]) -> Sequences:
-    """Sequences of consecutive windows of rows as one.
-
-    Args:
-        parts: at least one, all of one task.
-        rows_of_parts: how many rows each was made from.
-    """
+    """Sequences of consecutive windows of rows (`rows_of_parts[i]` rows in window i) as one."""
     rows_before = np.cumsum(rows_of_parts) - np.asarray(rows_of_parts)
 
     def joined(name: str) -> AnyArray | None:
@@ -177,5 +132,5 @@ def join_sequences(parts: SequenceOf[Sequences], rows_of_parts: SequenceOf[int])
 
 
 def source_name(path: object) -> str:
-    """How errors call a source of rows."""
+    """The name of a source of rows in errors."""
     return "standard input" if str(path) == STANDARD_INPUT else str(path)

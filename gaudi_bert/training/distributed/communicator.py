@@ -2,34 +2,31 @@
 
 The training loop speaks to a `Communicator` only. With one process nothing travels, and Horovod is not needed. Gradients are
 summed, not averaged: the loss of every process is already divided by what belongs to the whole update (see
-`loss_denominators.py`), so the sum is exact.
+`objective.py`), so the sum is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray
-from gaudi_bert.config import TrainingSettings
+from gaudi_bert.config.sections import LoopSettings
 
-__all__ = ["Communicator"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Communicator:
     """One process on its own: rank 0 of 1.
 
-    Attributes:
-        rank: the number of this process, from 0.
-        size: how many processes train together.
-        local_size: how many of them are on this host.
+    `local_size` is the number of processes on this host.
     """
 
     rank: int = 0
@@ -53,6 +50,10 @@ class Communicator:
         """Whether `value` is true in at least one process; the same answer in all."""
         return bool(self.sum_array(np.array([float(value)]))[0] > 0)
 
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns in the first process, which alone calls it; every process gets it."""
+        return make()
+
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Give every process the values of rank 0."""
 
@@ -67,7 +68,7 @@ class Communicator:
         """Say that this process's share is done, and that it is about to wait for the others."""
 
     @contextmanager
-    def watched(self, settings: TrainingSettings) -> Iterator[Communicator]:
+    def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
         """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
 
         The communicator of the context is the one to work with. The device must be open.

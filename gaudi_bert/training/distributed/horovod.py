@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,21 +21,17 @@ from numpy.typing import NDArray
 
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.launch import Launch
-from gaudi_bert.config import TrainingSettings
-from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.common.launch import Launch, find_launch
+from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.training.distributed.communicator import Communicator, T
 from gaudi_bert.training.distributed.watchdog import Watchdog, watch
-
-__all__ = ["HorovodCommunicator", "connect_by_horovod"]
 
 
 @dataclass(frozen=True)
 class HorovodCommunicator(Communicator):
     """One of several processes.
 
-    Attributes:
-        horovod: the module `horovod.tensorflow`.
-        watchdog: None until it watches.
+    `watchdog` is None until it watches.
     """
 
     horovod: Any = None
@@ -51,6 +48,14 @@ class HorovodCommunicator(Communicator):
         with tf.device("/CPU:0"):
             array = tf.constant(np.asarray(values, np.float64))
             return self.horovod.allreduce(array, op=self.horovod.Sum, name="host_array").numpy()
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns in the first process, which alone calls it; every process gets it."""
+        content = np.frombuffer(pickle.dumps(make()) if self.is_first else b"", np.uint8)
+        size = int(self.sum_array(np.array([len(content)]))[0])
+        shared = self.sum_array(content if self.is_first else np.zeros(size))
+        value: T = pickle.loads(shared.astype(np.uint8).tobytes())
+        return value
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Give every process the values of rank 0."""
@@ -69,7 +74,7 @@ class HorovodCommunicator(Communicator):
             self.watchdog.arrive()
 
     @contextmanager
-    def watched(self, settings: TrainingSettings) -> Iterator[Communicator]:
+    def watched(self, settings: LoopSettings) -> Iterator[Communicator]:
         """While the context lasts, the failure, loss or sleep of any process ends all of them (`watchdog.py`).
 
         The communicator of the context is the one to work with. The device must be open.
@@ -78,12 +83,14 @@ class HorovodCommunicator(Communicator):
             yield replace(self, watchdog=watchdog)
 
 
-def connect_by_horovod(launch: Launch, settings: TrainingSettings) -> HorovodCommunicator:
-    """`hvd.init()`.
+def connect(settings: LoopSettings) -> Communicator:
+    """The communicator of all processes of this launch; without a launcher, that of this process alone."""
+    launch = find_launch()
+    return Communicator() if launch is None or launch.size == 1 else _connect_by_horovod(launch, settings)
 
-    Raises:
-        InputError: Horovod is missing, cannot connect, or finds other processes than the launcher says.
-    """
+
+def _connect_by_horovod(launch: Launch, settings: LoopSettings) -> HorovodCommunicator:
+    """`hvd.init()`."""
     who = f"rank {launch.rank} of {launch.size}, started by {launch.launcher}"
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(settings.fusion_bytes))
     try:

@@ -9,9 +9,12 @@ to shut down after 6 s, and a Gloo timeout of 10 s:
     fails and ends                       6 s                        that Horovod was shut down, no rank, no reason
     sleeps in its step                   never (300 s)              nothing: Horovod's own thread in it is awake
 
+A traceback by `faulthandler` after so many seconds, with an exit, ends the run as well, but a stopped process prints none,
+and the launcher then names the healthy one that gave up first; under mpirun no traceback says which rank it is from.
+
 So every process has one connection to rank 0. Twice a second it says where its main thread is, and hears whether the run
 ends, and why. Processes meet at *meeting points*: sums that all of them take part in. Each counts those that it has reached,
-so who waits is ahead of who is waited for. `watch_server.judge` says what ends a run. A verdict is reached within
+so who waits is ahead of who is waited for. `judge` says what ends a run. A verdict is reached within
 `stall_seconds` after the last sign of work, at once after a loss or a failure, and reaches every process within two seconds.
 
 A process whose launcher has ended asks itself to stop, which saves a checkpoint, and ends anyway soon after.
@@ -24,54 +27,45 @@ import os
 import secrets
 import signal
 import socket
+import socketserver
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
-from gaudi_bert.config import TrainingSettings
+from gaudi_bert.config.sections import LoopSettings
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.distributed.watch_server import Verdict, WatchServer
 
-__all__ = ["Watchdog", "connect_to_server", "own_addresses", "watch"]
-
-BEAT_SECONDS = 0.5
-CONNECT_SECONDS = 5.0
+_BEAT_SECONDS = 0.5
+_CONNECT_SECONDS = 5.0
 # Within three beats every process that can hear has heard the verdict and said so.
-HEARING_SECONDS = 3 * BEAT_SECONDS
+_HEARING_SECONDS = 3 * _BEAT_SECONDS
 # How long a process that ends waits for the others to hear why.
-FAREWELL_SECONDS = 6.0
+_FAREWELL_SECONDS = 6.0
 # How long a process may take to save and end once its launcher has ended.
 ORPHAN_SECONDS = 10.0
-ADDRESS_BYTES = 1024
 
 
-def end_process(line: str, exit_code: int) -> None:
+def _end_process(line: str, exit_code: int) -> None:
     """Print `line` and end this process, whatever its threads are doing.
 
     A launcher ends all processes once one has ended, so none ends before the others can have heard why.
     """
     print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the last word of a process that ends here
-    time.sleep(HEARING_SECONDS)
+    time.sleep(_HEARING_SECONDS)
     os._exit(exit_code)
 
 
 class Watchdog:
     """The thread of one process that speaks to rank 0, and ends the process when the run ends.
 
-    Args:
-        connection: to the server in rank 0.
-        token: what lets it in.
-        rank: of this process.
-        stall_seconds: how long rank 0 may be silent.
-        server: rank 0's own; None in the others.
-        end: what ends the process; another one in tests.
+    `server` is rank 0's own, None in the others; `end` ends the process.
     """
 
     def __init__(
@@ -81,7 +75,7 @@ class Watchdog:
         rank: int,
         stall_seconds: float,
         server: WatchServer | None = None,
-        end: Callable[[str, int], None] = end_process,
+        end: Callable[[str, int], None] = _end_process,
     ) -> None:
         connection.settimeout(stall_seconds)
         self._stream, self._rank, self._stall_seconds = connection.makefile("rwb"), rank, stall_seconds
@@ -122,7 +116,7 @@ class Watchdog:
         except (OSError, ValueError):
             return  # nobody is there to be told
         if self._server is not None:
-            self._server.wait(FAREWELL_SECONDS)
+            self._server.wait(_FAREWELL_SECONDS)
 
     def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
         """Say something; the answer, or an OSError or ValueError where none comes."""
@@ -133,24 +127,24 @@ class Watchdog:
             return answer
 
     def _watch(self) -> None:
-        while not self._leaving.wait(BEAT_SECONDS):
+        while not self._leaving.wait(_BEAT_SECONDS):
             verdict = self._ask() or self._judge_launcher()
             if verdict is not None:
                 self._end_with_run(verdict)
                 return
 
-    def _ask(self) -> Verdict | None:
+    def _ask(self) -> _Verdict | None:
         """Say where the main thread is; what rank 0 answers, or that it does not."""
         state = {"arrivals": self._arrivals, "signs": self._signs, "place": self._place, "slow": self._slow}
         try:
             answer = self._exchange(state)
         except TimeoutError:
-            return Verdict(f"rank 0 has said nothing for {self._stall_seconds:.0f} s: it is stopped, or cannot be reached")
+            return _Verdict(f"rank 0 has said nothing for {self._stall_seconds:.0f} s: it is stopped, or cannot be reached")
         except (OSError, ValueError):
-            return Verdict("rank 0 is lost: its process has ended or was killed")
-        return Verdict(**answer) if answer else None
+            return _Verdict("rank 0 is lost: its process has ended or was killed")
+        return _Verdict(**answer) if answer else None
 
-    def _judge_launcher(self) -> Verdict | None:
+    def _judge_launcher(self) -> _Verdict | None:
         """Ask this process to stop once its launcher has ended, and end it where it does not."""
         if os.getppid() == self._launcher:
             return None
@@ -159,24 +153,19 @@ class Watchdog:
             os.kill(os.getpid(), signal.SIGTERM)
         if time.monotonic() - self._orphaned < ORPHAN_SECONDS:
             return None
-        return Verdict(f"its launcher, process {self._launcher}, has ended")
+        return _Verdict(f"its launcher, process {self._launcher}, has ended")
 
-    def _end_with_run(self, verdict: Verdict) -> None:
+    def _end_with_run(self, verdict: _Verdict) -> None:
         if self._leaving.is_set():
             return
         if self._server is not None:
-            self._server.wait(FAREWELL_SECONDS)
+            self._server.wait(_FAREWELL_SECONDS)
         self._end(f"rank {self._rank} ends with the run: {verdict.text}", verdict.exit_code)
 
 
 @contextmanager
-def watch(communicator: Communicator, settings: TrainingSettings) -> Iterator[Watchdog]:
-    """All processes watch over each other, and leave together; the context begins and ends at the same time in all of them.
-
-    Raises:
-        InputError: the watchdog's port is taken.
-        FailedError: another process cannot be reached, or has gone.
-    """
+def watch(communicator: Communicator, settings: LoopSettings) -> Iterator[Watchdog]:
+    """All processes watch over each other; the context begins and ends at the same time in all of them."""
     watchdog = _begin(communicator, settings)
     try:
         yield watchdog
@@ -192,7 +181,7 @@ def watch(communicator: Communicator, settings: TrainingSettings) -> Iterator[Wa
         watchdog.fail(str(error), error.exit_code)
         raise
     except (tf.errors.OpError, RuntimeError) as error:  # a sum that another process did not come to
-        watchdog.await_verdict(FAREWELL_SECONDS)
+        watchdog.await_verdict(_FAREWELL_SECONDS)
         _outlive_the_launcher()
         text = " ".join(str(error).split())[:300]
         watchdog.fail(text, FailedError.exit_code)
@@ -209,18 +198,17 @@ def _outlive_the_launcher() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _begin(communicator: Communicator, settings: TrainingSettings) -> Watchdog:
+def _begin(communicator: Communicator, settings: LoopSettings) -> Watchdog:
     """Start the server in rank 0 and connect every process to it; all succeed or all fail."""
-    server, offer = _open_server(communicator, settings) if communicator.is_first else (None, "")
+    server, own_offer = _open_server(communicator, settings) if communicator.is_first else (None, "")
     try:
-        token, _, place = _share_text(communicator, offer).partition(" ")
-        if not token:
-            raise InputError(place)
-        port, *hosts = place.split(" ")
+        offer = communicator.from_first(lambda: own_offer)
+        if isinstance(offer, str):
+            raise InputError(offer)
         problem, watchdog = "another process cannot reach the watchdog in rank 0; see what it says", None
         try:
-            connection = connect_to_server(hosts, int(port))
-            watchdog = Watchdog(connection, token, communicator.rank, settings.stall_seconds, server)
+            connection = connect_to_server(offer.hosts, offer.port)
+            watchdog = Watchdog(connection, offer.token, communicator.rank, settings.stall_seconds, server)
         except FailedError as error:
             problem = str(error)
         if communicator.any_true(watchdog is None) or watchdog is None:
@@ -232,38 +220,35 @@ def _begin(communicator: Communicator, settings: TrainingSettings) -> Watchdog:
     return watchdog
 
 
-def _share_text(communicator: Communicator, text: str) -> str:
-    """What rank 0 gave as `text`, at most `ADDRESS_BYTES` of UTF-8."""
-    padded = text.encode().ljust(ADDRESS_BYTES, b"\0") if communicator.is_first else bytes(ADDRESS_BYTES)
-    summed = communicator.sum_array(np.frombuffer(padded, np.uint8))
-    return summed.astype(np.uint8).tobytes().rstrip(b"\0").decode()
+class _Offer(NamedTuple):
+    """Where the server listens, and what it wants to hear first."""
+
+    hosts: list[str]
+    port: int
+    token: str
 
 
-def _open_server(communicator: Communicator, settings: TrainingSettings) -> tuple[WatchServer | None, str]:
-    """The server, and where it is as one text: token, port, hosts; or without a token, why there is none."""
+def _open_server(communicator: Communicator, settings: LoopSettings) -> tuple[WatchServer | None, _Offer | str]:
+    """The server and where it is; or why there is none."""
     is_one_host = communicator.local_size == communicator.size
     token = secrets.token_hex(16)
-    address = ("127.0.0.1" if is_one_host else "", settings.watch_port)
     try:
+        address = ("127.0.0.1" if is_one_host else "", settings.watch_port)
         server = WatchServer(address, communicator.size, token, settings.stall_seconds)
     except OSError as error:
         return None, (
-            f" training.watch_port = {settings.watch_port}: rank 0 cannot listen there ({error.strerror}); "
+            f"training.watch_port = {settings.watch_port}: rank 0 cannot listen there ({error.strerror}); "
             "choose another port, or 0 for any that is free"
         )
     hosts = ["127.0.0.1"] if is_one_host else own_addresses()
-    return server, " ".join([token, str(server.server_address[1]), *hosts])
+    return server, _Offer(hosts, server.server_address[1], token)
 
 
 def connect_to_server(hosts: Sequence[str], port: int) -> socket.socket:
-    """A connection to the first of `hosts` that answers.
-
-    Raises:
-        FailedError: none does.
-    """
+    """A connection to the first of `hosts` that answers."""
     for host in hosts:
         try:
-            return socket.create_connection((host, port), CONNECT_SECONDS)
+            return socket.create_connection((host, port), _CONNECT_SECONDS)
         except OSError:
             continue
     raise FailedError(
@@ -281,3 +266,163 @@ def own_addresses() -> list[str]:
         except OSError:
             routed = []
     return [*routed, socket.gethostname()]
+
+
+# --- The server in rank 0: what it knows of every process, when that ends the run, and which of them know
+
+# Slow work (building a graph, writing a checkpoint) may take so many times as long.
+_SLOW_WORK_FACTOR = 3
+# When the run ends, nobody waits for a process that has been silent for so long (it speaks twice a second).
+_SILENT_SECONDS = 3.0
+_SENDING_SECONDS = 0.2
+
+
+@dataclass
+class Member:
+    """One process as rank 0 knows it.
+
+    `heard` is when its last message came, and `moved` when it last reached a meeting point or showed a sign of work, in
+    seconds of a monotonic clock; `slow` says that `place`, its present work, may take longer than usual. It has `left` once
+    it is done, `failed` with `reason` and `exit_code`, or is `lost` once its connection broke; `told` says that it
+    knows the verdict.
+    """
+
+    rank: int
+    name: str
+    heard: float
+    moved: float
+    arrivals: int = 0
+    signs: int = 0
+    place: str = "starting"
+    slow: bool = True
+    state: Literal["here", "left", "failed", "lost"] = "here"
+    reason: str = ""
+    exit_code: int = 1
+    told: bool = False
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.name})"
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """Why the run ends, as one line that names the rank, and the exit code of all processes."""
+
+    text: str
+    exit_code: int = 1
+
+
+def judge(members: Sequence[Member], now: float, stall_seconds: float) -> _Verdict | None:
+    """The reason to end the run, or None.
+
+    Looked at in this order: a process that failed; one whose connection broke; one that has said nothing for
+    `stall_seconds`; one that has reached fewer meeting points than another and shown no sign of work for so long; all of
+    them at the same point for so long.
+    """
+    for member in members:
+        if member.state == "failed":
+            return _Verdict(f"{member} failed: {member.reason}", member.exit_code)
+    for member in members:
+        if member.state == "lost":
+            return _Verdict(f"{member} is lost in {member.place}: its process has ended or was killed")
+    here = [member for member in members if member.state == "here"]
+    for member in here:
+        if now - member.heard > stall_seconds:
+            silence = f"{member} has said nothing for {now - member.heard:.0f} s in {member.place}"
+            return _Verdict(f"{silence}: its process is stopped, or its host cannot be reached")
+    fewest = min((member.arrivals for member in here), default=0)
+    behind = [member for member in here if member.arrivals == fewest]
+    stuck = [m for m in behind if now - m.moved > stall_seconds * (_SLOW_WORK_FACTOR if m.slow else 1)]
+    names = ", ".join(f"{member} in {member.place}" for member in stuck)
+    seconds = min((now - member.moved for member in stuck), default=0.0)
+    if stuck and len(behind) < len(here):
+        return _Verdict(f"{names}: no sign of work for {seconds:.0f} s, and the other processes wait for it")
+    if stuck and len(stuck) == len(here):
+        return _Verdict(f"no process has moved for {seconds:.0f} s: {names}; check the network between them")
+    return None
+
+
+class WatchServer(socketserver.ThreadingTCPServer):
+    """Hears every process, rank 0 itself too, and answers each message with the verdict, if there is one.
+
+    Messages and answers are JSON, one per line: `{"token", "rank", "name"}` first, then `{"arrivals", "signs", "place",
+    "slow"}` again and again, and at last `{"bye"}` or `{"failed", "exit_code"}`.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], size: int, token: str, stall_seconds: float) -> None:
+        super().__init__(address, _Connection)
+        self.token = token
+        self._size, self._stall_seconds = size, stall_seconds
+        self._members: dict[int, Member] = {}
+        self._verdict: _Verdict | None = None
+        self._changed = threading.Condition()
+        threading.Thread(target=self.serve_forever, args=(0.1,), name="watch-server", daemon=True).start()
+
+    def enter(self, rank: int, name: str) -> Member:
+        """A process has said its first word."""
+        now = time.monotonic()
+        with self._changed:
+            self._members[rank] = Member(rank, name, now, now)
+            return self._members[rank]
+
+    def hear(self, member: Member, message: dict[str, Any]) -> dict[str, Any]:
+        """Take down what a process says; the answer to it."""
+        with self._changed:
+            member.heard = time.monotonic()
+            if "bye" in message:
+                member.state = "left"
+            elif "failed" in message:
+                member.state, member.reason, member.exit_code = "failed", message["failed"], message["exit_code"]
+            elif self._verdict is None:
+                if (message["arrivals"], message["signs"]) != (member.arrivals, member.signs):
+                    member.moved = member.heard
+                member.arrivals, member.signs = message["arrivals"], message["signs"]
+                member.place, member.slow = message["place"], message["slow"]
+                members = [self._members[rank] for rank in sorted(self._members)]
+                self._verdict = judge(members, member.heard, self._stall_seconds)
+            member.told = self._verdict is not None
+            self._changed.notify_all()
+            return {} if self._verdict is None else vars(self._verdict)
+
+    def lose(self, member: Member) -> None:
+        """The connection of a process has ended."""
+        with self._changed:
+            if member.state == "here" and not member.told:
+                member.state = "lost"
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until every process but rank 0 has left, failed, heard the verdict or fallen silent; at most `seconds`."""
+        with self._changed:
+            self._changed.wait_for(self._is_done, seconds)
+        time.sleep(_SENDING_SECONDS)  # what was answered last is still on its way out
+
+    def _is_done(self) -> bool:
+        others = [member for rank, member in self._members.items() if rank]
+        silent = time.monotonic() - _SILENT_SECONDS
+        awaited = [each for each in others if each.state == "here" and not each.told and each.heard > silent]
+        return len(others) == self._size - 1 and not awaited
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    server: WatchServer
+
+    def handle(self) -> None:
+        """Hear one process from its first word to its last."""
+        member = None
+        try:
+            hello = json.loads(self.rfile.readline())
+            if hello["token"] != self.server.token:
+                return
+            member = self.server.enter(int(hello["rank"]), str(hello["name"]))
+            self.wfile.write(b"{}\n")
+            for line in self.rfile:
+                self.wfile.write(json.dumps(self.server.hear(member, json.loads(line))).encode() + b"\n")
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # not one of ours, or cut off in the middle of a word
+        finally:
+            if member is not None:
+                self.server.lose(member)

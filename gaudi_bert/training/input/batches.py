@@ -3,7 +3,7 @@
 The order of an epoch is that of `records/read/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
 pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So a
 batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
-read is one number of packs, whoever read them: a run goes on there with any number of processes.
+read is one number of packs, whoever read them: a run continues there with any number of processes.
 
 Batches are decoded a few ahead by a thread. Values are checked on the host (`value_limits.py`); an error names the file and
 the record.
@@ -12,7 +12,7 @@ the record.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -20,34 +20,28 @@ from typing import TypeVar, cast
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import AnyArray, Float32Array, Int32Array, IntArray
+from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.inputs import as_packed
 from gaudi_bert.records.read.global_order import GlobalOrder, check_rank, numbers_of_rank
 from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.training.input.source import DataSource
-from gaudi_bert.training.input.value_limits import ValueLimits, check_values
-
-__all__ = ["Batch", "TrainingOrder", "evaluation_batches", "training_batches"]
 
 Batch = dict[str, Int32Array | Float32Array]
 Item = TypeVar("Item")
 
-BATCHES_AHEAD = 4
+_BATCHES_AHEAD = 4
 
 
 @dataclass(frozen=True)
 class TrainingOrder:
     """Which packs this process reads, and in which order.
 
-    Attributes:
-        seed: of the order.
-        shuffle_packs: the window of a file within which packs change places.
-        rank: number of this process.
-        size: processes that train together.
-        packs_done: packs that all processes together have read already.
+    Packs of a file change places within a window of `shuffle_packs`; `packs_done` were read already by all processes
+    together.
     """
 
     seed: int
@@ -58,11 +52,7 @@ class TrainingOrder:
 
 
 def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """Batches of packed features without end, each int32 or float32 [batch_packs, ...].
-
-    Raises:
-        InputError: there is no record, or one is damaged or does not fit (while iterating).
-    """
+    """Batches of packed features without end, each int32 or float32 [batch_packs, ...]."""
     check_rank(order.rank, order.size)
     reader = _OnTheFlyReader(source, order) if source.on_the_fly else _FileReader(source, order)
     if reader.packs == 0:
@@ -87,16 +77,8 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Every record once, in the order of the files; the last batch is filled up with empty packs.
 
-    Args:
-        source: the records.
-        limits: what values are allowed.
-        batch_packs: packs of each batch; shapes are the same for all batches.
-        rank: number of this process: it gets the batches whose number mod `size` is `rank`.
-        size: processes that evaluate together.
-        take_packs: only the first so many records; None for all.
-
-    Raises:
-        InputError: a record is damaged or does not fit (while iterating).
+    Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the same for all. `take_packs` limits it to
+    the first records.
     """
     files = _open_files(source)
     ends = np.cumsum(files.sizes)
@@ -152,21 +134,78 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
     batch: dict[str, AnyArray] = files.read(shards, records)
     if not source.is_packed:
         with tf.device("/CPU:0"):
-            batch = {name: value.numpy() for name, value in as_packed(_tensors(batch)).items()}
+            tensors = {name: tf.constant(value) for name, value in batch.items()}
+            batch = {name: value.numpy() for name, value in as_packed(tensors).items()}
     places = [files.place(int(shard), int(record)) for shard, record in zip(shards, records, strict=True)]
     check_values(batch, limits, places)
     return batch
-
-
-def _tensors(batch: dict[str, AnyArray]) -> dict[str, tf.Tensor]:
-    return {name: tf.constant(value) for name, value in batch.items()}
 
 
 def _ahead(items: Iterator[Item]) -> Iterator[Item]:
     """The same items, made a few ahead of their use by a thread."""
     with ThreadPoolExecutor(1) as pool:
         end = object()
-        waiting: deque[Future[Item | object]] = deque(pool.submit(next, items, end) for _ in range(BATCHES_AHEAD))
+        waiting: deque[Future[Item | object]] = deque(pool.submit(next, items, end) for _ in range(_BATCHES_AHEAD))
         while (item := waiting.popleft().result()) is not end:
             waiting.append(pool.submit(next, items, end))
             yield cast(Item, item)
+
+
+# --- The check of every batch as it is read, before the model sees it
+#
+# A token id beyond the vocabulary is silently read as zeros by some devices, and a wrong position gathers another token: the
+# run would go on, on garbage. The check costs a few minima and maxima over small integers on the host.
+
+
+@dataclass(frozen=True)
+class ValueLimits:
+    """The largest value of each feature; the smallest is 0."""
+
+    largest: Mapping[str, int]
+
+    @classmethod
+    def of(cls, source: DataSource, config: BertConfig) -> ValueLimits:
+        """The limits that the data's sizes and the model set."""
+        last = source.schema.max_sequence_length - 1
+        return cls(
+            {
+                "input_ids": config.vocab_size - 1,
+                "input_mask": source.depth,
+                "segment_ids": config.type_vocab_size - 1,
+                "positions": last,
+                "masked_lm_positions": last,
+                "masked_lm_ids": config.vocab_size - 1,
+                "masked_lm_weights": source.depth,
+                "next_sentence_positions": last,
+                "next_sentence_labels": 1,
+                "next_sentence_weights": 1,
+            }
+        )
+
+
+def check_values(batch: BatchArrays, limits: ValueLimits, records: list[str]) -> None:
+    """Check one packed batch.
+
+    `records` are the names of the B records in errors.
+    """
+    for name, largest in limits.largest.items():
+        values = batch[name]
+        if values.min() < 0 or values.max() > largest or not np.isfinite(values).all():
+            row, slot = np.argwhere(~((values >= 0) & (values <= largest)))[0]
+            raise InputError(
+                f"{records[row]}: {name}[{slot}] = {values[row, slot]:g}, allowed are 0 .. {largest}; "
+                "the records do not belong to this model, or are damaged"
+            )
+    _check_sequence_numbers(batch["input_mask"], records)
+
+
+def _check_sequence_numbers(mask_BL: Int32Array | Float32Array, records: list[str]) -> None:
+    before, after = mask_BL[:, :-1], mask_BL[:, 1:]
+    allowed = (after == before) | (after == 0) | ((after == before + 1) & (before > 0))
+    allowed[:, 0] &= mask_BL[:, 0] == 1
+    if not allowed.all():
+        row, slot = np.argwhere(~allowed)[0]
+        raise InputError(
+            f"{records[row]}: input_mask is {mask_BL[row, slot]} at {slot} and {mask_BL[row, slot + 1]} at {slot + 1}; "
+            "it must be 1..1, then 2..2 and so on, then 0..0; write the records again"
+        )

@@ -11,12 +11,15 @@ import hashlib
 import itertools
 import json
 import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.artefacts.metadata import Metadata
-from gaudi_bert.artefacts.names import METADATA_NAME
+from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
@@ -25,18 +28,13 @@ from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
-from gaudi_bert.training.input.shard_cache import ShardCache
-
-__all__ = ["DataSource", "SourceFile", "check_fits", "open_source", "open_stored_source"]
 
 
 @dataclass(frozen=True)
-class SourceFile:
+class _SourceFile:
     """One TFRecord file.
 
-    Attributes:
-        path: where it is.
-        packs: records in it; None where nothing says so.
+    `packs` is None where nothing says how many there are.
     """
 
     path: Path
@@ -61,7 +59,7 @@ class DataSource:
 
     path: Path
     schema: PackedSchema | UnpackedSchema
-    files: tuple[SourceFile, ...]
+    files: tuple[_SourceFile, ...]
     packing_factor: float
     vocabulary_size: int | None
     identity: str
@@ -88,36 +86,23 @@ class DataSource:
         return sum(counts) if len(counts) == len(self.files) else None
 
     def epoch_packs(self) -> int:
-        """Records in all files, counted by reading them where nothing says it.
-
-        Raises:
-            InputError: a record is damaged.
-        """
+        """Records in all files, counted by reading them where nothing says it."""
         return self.packs if self.packs is not None else self.count_packs(sys.maxsize)
 
-    def local(self, file: SourceFile) -> Path:
+    def local(self, file: _SourceFile) -> Path:
         """Where a file can be read now."""
         if self.cache is not None:
             self.cache.bring([file.path])
         return file.path
 
     def count_packs(self, limit: int) -> int:
-        """Records in all files, counted by reading them, but no further than `limit`.
-
-        Raises:
-            InputError: a record is damaged.
-        """
+        """Records in all files, counted by reading them, but no further than `limit`."""
         records = (record for file in self.files for record in read_records(file.path))
         return sum(1 for _ in itertools.islice(records, limit))
 
 
 def open_source(path: Path | str) -> DataSource:
-    """Find out what lies at `path`: a packed folder, or unpacked records (a folder, a file or a glob).
-
-    Raises:
-        InputError: nothing is there, a shard is missing or has another size than its metadata says, or the first record
-            is not a pretraining example.
-    """
+    """Find out what lies at `path`: a packed folder, or unpacked records (a folder, a file or a glob)."""
     path = Path(path)
     sibling = path.resolve().with_name(f"{path.resolve().name}_metadata.json")
     if path.is_dir() and ((path / METADATA_NAME).exists() or sibling.exists()):
@@ -127,7 +112,7 @@ def open_source(path: Path | str) -> DataSource:
 
 def open_stored_source(path: Path, metadata: Metadata, cache: ShardCache) -> DataSource:
     """A packed folder in an object store, whose shards are fetched as they are read."""
-    files = tuple(SourceFile(cache.folder / shard.name, shard.packs) for shard in metadata.shards)
+    files = tuple(_SourceFile(cache.folder / shard.name, shard.packs) for shard in metadata.shards)
     return replace(_packed(path, metadata, files), cache=cache)
 
 
@@ -140,11 +125,11 @@ def _packed_source(path: Path, metadata: Metadata) -> DataSource:
         size = file.stat().st_size
         if size != shard.bytes:
             raise InputError(f"{file}: has {size:,} bytes, the metadata says {shard.bytes:,}; write the packed data again")
-        files.append(SourceFile(file, shard.packs))
+        files.append(_SourceFile(file, shard.packs))
     return _packed(path, metadata, tuple(files))
 
 
-def _packed(path: Path, metadata: Metadata, files: tuple[SourceFile, ...]) -> DataSource:
+def _packed(path: Path, metadata: Metadata, files: tuple[_SourceFile, ...]) -> DataSource:
     return DataSource(
         path=path,
         schema=PackedSchema.of(metadata),
@@ -173,7 +158,7 @@ def _unpacked_source(path: Path) -> DataSource:
     return DataSource(
         path=path,
         schema=schema,
-        files=tuple(SourceFile(file.path, None) for file in found),
+        files=tuple(_SourceFile(file.path, None) for file in found),
         packing_factor=1.0,
         vocabulary_size=sum(1 for _ in vocabulary.open("rb")) if vocabulary is not None else None,
         identity=_digest([[file.name, file.bytes] for file in found]),
@@ -185,11 +170,7 @@ def _digest(value: Any) -> str:
 
 
 def check_fits(source: DataSource, config: BertConfig) -> None:
-    """Refuse data that the model cannot take.
-
-    Raises:
-        InputError: packs are longer than the model's positions, or the vocabulary is larger than the model's.
-    """
+    """Refuse data that the model cannot take."""
     if source.schema.max_sequence_length > config.max_position_embeddings:
         raise InputError(
             f"{source.path}: its sequences have up to {source.schema.max_sequence_length} positions, the model has "
@@ -200,3 +181,62 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
             f"{source.path}: its vocabulary has {source.vocabulary_size:,} tokens, the model has "
             f"model.vocab_size = {config.vocab_size:,}; give the model at least as many, or the data of its vocabulary"
         )
+
+
+# --- Packed shards of an object store on the local disk: fetched when they are first needed, several at once, within a bound
+#
+# Packs are read from all shards of a process side by side, so those of an epoch have to be on the disk together; with
+# several processes they change with the epoch. The shards that were used longest ago are removed first. The state of a run
+# is a number of packs, so nothing of this is stored: a run that is resumed fetches what it needs.
+
+
+class ShardCache:
+    """The shards of a mirrored folder.
+
+    Args:
+        folder: where they are read.
+        sizes: the bytes of each shard, by name, as metadata.json says.
+        room: the most bytes of shards that are there at any time.
+    """
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int], room: int) -> None:
+        self.folder = folder
+        self._sizes, self._room = sizes, room
+        self._lock = threading.Lock()
+        self._there: OrderedDict[str, None] = OrderedDict()
+
+    def check_room(self, processes: int) -> None:
+        """Refuse an epoch whose shards of one process do not fit together."""
+        shared = processes if len(self._sizes) % processes == 0 else 1
+        needed = -(-sum(self._sizes.values()) // shared)
+        if needed > self._room:
+            raise InputError(
+                f"{self.folder}: a process reads {needed:,} bytes of shards per epoch, store.cache_bytes is {self._room:,}; "
+                "raise it (on Kubernetes kubernetes.scratch, to twice as much), or train with more processes"
+            )
+
+    def bring(self, paths: Sequence[Path]) -> list[Path]:
+        """Have the copies `paths` on the disk; the copies that had to go for them."""
+        with self._lock:
+            names = [path.name for path in paths]
+            missing = [name for name in names if name not in self._there]
+            gone = self._make_room(missing, set(names))
+            fetch(*(self.folder / name for name in missing))
+            for name in names:
+                if not (self.folder / name).exists():
+                    raise InputError(f"{shown(self.folder / name)}: no such object; write the packed data again")
+                self._there[name] = None
+                self._there.move_to_end(name)
+            return gone
+
+    def _make_room(self, missing: Sequence[str], needed: set[str]) -> list[Path]:
+        gone: list[Path] = []
+        held = sum(self._sizes[name] for name in (*missing, *self._there))
+        for name in [name for name in self._there if name not in needed]:
+            if not missing or held <= self._room:
+                break
+            del self._there[name]
+            gone.append(self.folder / name)
+            release(gone[-1])
+            held -= self._sizes[name]
+        return gone

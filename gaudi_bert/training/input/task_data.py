@@ -19,8 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.permutation import random_words
+from gaudi_bert.common.arrays import IntArray, random_words
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.result import Packing
@@ -30,8 +29,6 @@ from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.task import Draw, Task
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 
-__all__ = ["TaskData", "task_batch", "task_batches"]
-
 EVALUATION_EPOCH = -1
 
 
@@ -39,12 +36,7 @@ EVALUATION_EPOCH = -1
 class TaskData:
     """Tokenized sequences and how they are packed.
 
-    Attributes:
-        path: the file they are from.
-        identity: what distinguishes it from others.
-        rows: those that the sequences were made from, where answers are wanted; else ().
-        sequences: all of them.
-        packing: how many packs hold which lengths.
+    `rows` are those that the sequences were made from, where answers are needed; else ().
     """
 
     path: Path
@@ -65,14 +57,7 @@ class TaskData:
         algorithm: str,
         depth: int | str,
     ) -> TaskData:
-        """Plan the packs of `sequences`.
-
-        Args:
-            path, identity, rows, sequences: as the attributes.
-            max_sequence_length: positions of a pack.
-            algorithm: as in `packing.algorithm`.
-            depth: most sequences of a pack, or "max".
-        """
+        """Plan the packs of `sequences`."""
         counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:]
         packing = pack_histogram(Histogram(max_sequence_length, counts), algorithm, depth)
         return cls(path, identity, rows, sequences, packing)
@@ -94,36 +79,28 @@ class TaskData:
         return Packs(assignment.members.astype(np.int64), assignment.starts)
 
 
-def task_batch(data: TaskData, task: Task, packs: Packs, chosen: IntArray, shape: BatchShape, draw: Draw) -> Batch:
+def _task_batch(data: TaskData, task: Task, packs: Packs, chosen: IntArray, shape: BatchShape, draw: Draw) -> Batch:
     """The features of some packs, [b, ...]; those that are missing are empty."""
     placed = place_packs(data.sequences, packs, chosen, shape)
     return {**placed.features(data.sequences), **cast(Batch, task.target_features(data.sequences, placed, draw))}
 
 
 def task_batches(data: TaskData, task: Task, batch_packs: int, epochs: int, order: TrainingOrder) -> Iterator[Batch]:
-    """Batches of the packs of all epochs, and then empty ones without end.
-
-    Args:
-        data: the sequences.
-        task: what is learnt of them.
-        batch_packs: packs of a batch.
-        epochs: how often each sequence is seen.
-        order: seed, process, and how many packs all processes have read already.
-    """
+    """Batches of the packs of all epochs, and then empty ones without end."""
     shape, each = data.shape(batch_packs), data.packing.packs
     shuffled = lru_cache(maxsize=2)(lambda epoch: data.packs_of(order.seed, epoch))
     for number in itertools.count(order.packs_done // (batch_packs * order.size)):
         packs = order.rank + order.size * (number * batch_packs + np.arange(batch_packs))
         packs = packs[packs < epochs * each]
         parts = [
-            (int(epoch), task_batch(data, task, shuffled(int(epoch)), packs[packs // each == epoch] % each, shape, draw))
+            (int(epoch), _task_batch(data, task, shuffled(int(epoch)), packs[packs // each == epoch] % each, shape, draw))
             for epoch in np.unique(packs // each)
             for draw in [Draw(order.seed, int(epoch))]
         ]
         if len(parts) == 1:
             yield parts[0][1]
             continue
-        batch = task_batch(data, task, shuffled(0), packs[:0], shape, Draw(order.seed, 0))
+        batch = _task_batch(data, task, shuffled(0), packs[:0], shape, Draw(order.seed, 0))
         for epoch, part in parts:
             here = packs // each == epoch
             for name, values in part.items():

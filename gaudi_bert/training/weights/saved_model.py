@@ -1,13 +1,13 @@
-"""A TensorFlow SavedModel for serving: two signatures of static shapes, plain float32 operations, nothing of this
-package.
+"""A TensorFlow SavedModel for serving: two signatures of static shapes, plain float32 operations, nothing of this package.
 
-`serving_default` takes one sequence a row, as any BERT does; `packed` takes packs, and gives the same outputs at a
-fraction of the rows. Both return `sequence_output`, `pooled_output`, `masked_lm_logits` and `next_sentence_logits`.
+`serving_default` takes one sequence per row, as any BERT does; `packed` takes packs, and gives the same outputs with a
+fraction of the rows. A pretrained model returns `sequence_output`, `pooled_output`, `masked_lm_logits` and
+`next_sentence_logits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,16 @@ from gaudi_bert.common.errors import FailedError
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
-
-__all__ = ["ServingSizes", "write_saved_model"]
+from gaudi_bert.tasks.packs import BatchShape
+from gaudi_bert.tasks.task import BertForTask
 
 # What the losses alone read; the signatures do without.
 LABELS = ("masked_lm_ids", "masked_lm_weights", "next_sentence_labels", "next_sentence_weights")
-UNPACKED_INPUTS = {"input_ids": "BL", "input_mask": "BL", "segment_ids": "BL", "masked_lm_positions": "BP"}
-PACKED_INPUTS = {name: letters for name, (letters, _) in PACKED_FEATURES.items() if name not in LABELS}
+_UNPACKED_INPUTS = {"input_ids": "BL", "input_mask": "BL", "segment_ids": "BL", "masked_lm_positions": "BP"}
+_PACKED_INPUTS = {name: letters for name, (letters, _) in PACKED_FEATURES.items() if name not in LABELS}
+
+Serve = Callable[..., dict[str, tf.Tensor]]
+_Shapes = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,7 @@ class ServingSizes:
 
 
 def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays, sizes: ServingSizes) -> None:
-    """Write the model into `folder`.
-
-    Args:
-        folder: is made.
-        config: the model.
-        variables: all of its variables.
-        sizes: of the signatures.
-
-    Raises:
-        FailedError: the disk is full or the folder not writable.
-    """
+    """Write a pretrained model into `folder`, which is made; `sizes` are those of the signatures."""
     model = BertForPretraining(config, seed=0)
     model.load_values(variables)
 
@@ -87,26 +80,18 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
         }
         return run(as_packed({**features, **labels}))
 
-    module = tf.Module()
-    module.model = model
-    signatures = {
-        "serving_default": _signature(serve_unpacked, UNPACKED_INPUTS, sizes),
-        "packed": _signature(serve_packed, PACKED_INPUTS, sizes),
-    }
-    # The gradients that are written out by hand are for training; a served model has none.
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    try:
-        tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
-    except tf.errors.OpError as error:
-        reason = " ".join(str(error).split())
-        raise FailedError(f"{folder}: cannot write ({reason}); free some space, or choose another folder") from error
+    _save(
+        folder,
+        model,
+        {
+            "serving_default": (serve_unpacked, _shapes(_UNPACKED_INPUTS, sizes)),
+            "packed": (serve_packed, _shapes(_PACKED_INPUTS, sizes)),
+        },
+    )
 
 
-def _signature(
-    function: tf.types.experimental.PolymorphicFunction, inputs: Mapping[str, str], sizes: ServingSizes
-) -> tf.types.experimental.ConcreteFunction:
-    specs = {name: tf.TensorSpec(_shape(letters, sizes), tf.int32, name=name) for name, letters in inputs.items()}
-    return tf.function(function, autograph=False).get_concrete_function(**specs)
+def _shapes(inputs: Mapping[str, str], sizes: ServingSizes) -> _Shapes:
+    return {name: _shape(letters, sizes) for name, letters in inputs.items()}
 
 
 def _nothing(feature: tuple[str, tf.DType], sizes: ServingSizes) -> tf.Tensor:
@@ -116,3 +101,56 @@ def _nothing(feature: tuple[str, tf.DType], sizes: ServingSizes) -> tf.Tensor:
 
 def _shape(letters: str, sizes: ServingSizes) -> list[int]:
     return [sizes.letters[letter] for letter in letters]
+
+
+# --- A fine-tuned model, with its head: both signatures give `logits`
+#
+# `serving_default` takes one sequence per row: `input_ids`, `input_mask`, `segment_ids`, [B, L]. `packed` takes packs:
+# `input_mask` holds the number of the sequence at each position, `positions` restart in each, and `sequence_positions`
+# [B, S] says where each [CLS] is. Logits are [B, S, C] for tasks of whole texts (S is 1 in `serving_default`), [B, L, C] for
+# those of tokens. Letters: B rows, L positions, S depth, C values of an answer.
+
+_ROW_INPUTS = ("input_ids", "input_mask", "segment_ids")
+
+
+def write_task_saved_model(folder: Path, model: BertForTask, shape: BatchShape) -> None:
+    """Write a model, with its weights, into `folder`, which is made; `shape` is that of a batch."""
+
+    def serve_packed(**features: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"logits": model(features)}
+
+    def serve_rows(**features: tf.Tensor) -> dict[str, tf.Tensor]:
+        positions_BL = tf.range(shape.length, dtype=tf.int32)[tf.newaxis, :] * features["input_mask"]
+        starts_B1 = tf.zeros([shape.packs, 1], tf.int32)
+        return {"logits": model({**features, "positions": positions_BL, "sequence_positions": starts_B1})}
+
+    tokens, sequences = [shape.packs, shape.length], [shape.packs, shape.depth]
+    rows = dict.fromkeys(_ROW_INPUTS, tokens)
+    _save(
+        folder,
+        model,
+        {
+            "serving_default": (serve_rows, rows),
+            "packed": (serve_packed, {**rows, "positions": tokens, "sequence_positions": sequences}),
+        },
+    )
+
+
+# --- Both
+
+
+def _save(folder: Path, model: tf.Module, functions: Mapping[str, tuple[Serve, _Shapes]]) -> None:
+    """Write a model with a signature per function, whose inputs are int32 of static shapes."""
+    module = tf.Module()
+    module.model = model
+    signatures = {}
+    for signature, (function, shapes) in functions.items():
+        specs = {name: tf.TensorSpec(shape, tf.int32, name=name) for name, shape in shapes.items()}
+        signatures[signature] = tf.function(function, autograph=False).get_concrete_function(**specs)
+    # The gradients that are written out by hand are for training; a served model has none.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    try:
+        tf.saved_model.save(module, str(folder), signatures=signatures, options=options)
+    except tf.errors.OpError as error:
+        reason = " ".join(str(error).split())
+        raise FailedError(f"{folder}: cannot write ({reason}); free some space, or choose another folder") from error

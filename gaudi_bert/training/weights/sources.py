@@ -14,20 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import tensorflow as tf
+
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
-from gaudi_bert.model.parameters import parameter_specs
 from gaudi_bert.training.checkpoint import find_checkpoint, is_checkpoint, read_checkpoint
-from gaudi_bert.training.weights.google_checkpoint import find_google_checkpoint, read_google_checkpoint
-
-__all__ = ["Weights", "check_same_model", "load_weights", "read_weights"]
 
 # All but dropout and the noise of the start: what the function is that the weights belong to.
-FUNCTION_SETTINGS = (
+_FUNCTION_SETTINGS = (
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -40,21 +39,17 @@ FUNCTION_SETTINGS = (
     "attention",
 )
 # What weights of a bare encoder lack; it then starts from random numbers.
-OPTIONAL_SCOPES = ("cls/", "bert/pooler/")
-CONFIG_NAMES = ("config.json", "bert_config.json")
-SAFETENSORS = "model.safetensors"
+_OPTIONAL_SCOPES = ("cls/", "bert/pooler/")
+_CONFIG_NAMES = ("config.json", "bert_config.json")
+_SAFETENSORS = "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Weights:
     """A model as it was stored.
 
-    Attributes:
-        path: the file, folder or prefix.
-        kind: whose format it is.
-        config: the model; None where a TF1 checkpoint lies there without its config.
-        variables: by our names; heads and pooler may be missing unless it is ours.
-        settings: of a checkpoint of ours (see `Checkpoint.settings`).
+    `config` is None where a TF1 checkpoint lies without its config; heads and pooler may be missing from `variables` unless
+    the model is ours; `settings` are those of a checkpoint of ours.
     """
 
     path: Path
@@ -75,17 +70,14 @@ def read_weights(path: Path | str) -> Weights:
     Args:
         path: ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
             `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
-
-    Raises:
-        InputError: nothing of the kind is there, or it is damaged.
     """
     path = Path(path)
     shards = _hugging_face_files(path)
     if shards:
         return _read_hugging_face(path, shards)
-    prefix = find_google_checkpoint(path)
+    prefix = _find_google_checkpoint(path)
     if prefix is not None:
-        return Weights(prefix, "google", _config_beside(prefix.parent), read_google_checkpoint(prefix))
+        return Weights(prefix, "google", _config_next_to(prefix.parent), _read_google_checkpoint(prefix))
     file = find_checkpoint(path)
     stored = read_checkpoint(file)
     config = BertConfig.from_json(stored.settings["model"]) if "model" in stored.settings else None
@@ -95,28 +87,20 @@ def read_weights(path: Path | str) -> Weights:
 def load_weights(path: Path | str, model: BertForPretraining) -> Weights:
     """Set the model's variables, and nothing else, from weights of any kind.
 
-    Returns:
-        What was read; variables that are `missing` in it keep what they hold.
-
-    Raises:
-        InputError: as `read_weights`, or they are of another model; the model is then unchanged.
+    The result is what was read; variables that are `missing` in it keep what they hold.
     """
     weights = read_weights(path)
     if weights.config is not None:
-        check_same_model(weights.config, model.config, weights.path)
+        _check_same_model(weights.config, model.config, weights.path)
     _check_shapes(weights, model.config)
     model.load_values(weights.variables)
     return weights
 
 
-def check_same_model(stored: BertConfig, wanted: BertConfig, path: Path) -> None:
-    """Refuse weights of another model.
-
-    Raises:
-        InputError: a setting that the function depends on differs.
-    """
-    for name in FUNCTION_SETTINGS:
-        there, here = getattr(stored, name), getattr(wanted, name)
+def _check_same_model(stored: BertConfig, config: BertConfig, path: Path) -> None:
+    """Refuse weights of another model."""
+    for name in _FUNCTION_SETTINGS:
+        there, here = getattr(stored, name), getattr(config, name)
         if there != here:
             reason = "; positions are neither cut off nor made up" if name == "max_position_embeddings" else ""
             raise InputError(
@@ -128,18 +112,18 @@ def check_same_model(stored: BertConfig, wanted: BertConfig, path: Path) -> None
 def _check_shapes(weights: Weights, config: BertConfig) -> None:
     specs = parameter_specs(config)
     for name in [*specs, *(name for name in weights.variables if name not in specs)]:
-        found = list(weights.variables[name].shape) if name in weights.variables else "absent"
-        wanted = list(specs[name].shape) if name in specs else "absent"
-        may_lack = weights.kind != "gaudi-bert" and name.startswith(OPTIONAL_SCOPES)
-        if found != wanted and not (found == "absent" and may_lack):
+        stored = list(weights.variables[name].shape) if name in weights.variables else "absent"
+        needed = list(specs[name].shape) if name in specs else "absent"
+        may_lack = weights.kind != "gaudi-bert" and name.startswith(_OPTIONAL_SCOPES)
+        if stored != needed and not (stored == "absent" and may_lack):
             raise InputError(
-                f"{weights.path}: the weights are of another model: {name} is {found} there, {wanted} here; "
+                f"{weights.path}: the weights are of another model: {name} is {stored} there, {needed} here; "
                 "use the model settings that they were trained with"
             )
 
 
-def _config_beside(folder: Path) -> BertConfig | None:
-    for name in CONFIG_NAMES:
+def _config_next_to(folder: Path) -> BertConfig | None:
+    for name in _CONFIG_NAMES:
         if (folder / name).is_file():
             return BertConfig.from_json(read_json(folder / name))
     return None
@@ -149,9 +133,9 @@ def _hugging_face_files(path: Path) -> list[Path]:
     """The files with the tensors, where `path` is of Hugging Face; none where it is not."""
     if path.is_file() and path.suffix == ".safetensors":
         return [] if path.name.startswith("update-") or is_checkpoint(path) else [path]
-    if (path / SAFETENSORS).is_file():
-        return [path / SAFETENSORS]
-    index = path / f"{SAFETENSORS}.index.json"
+    if (path / _SAFETENSORS).is_file():
+        return [path / _SAFETENSORS]
+    index = path / f"{_SAFETENSORS}.index.json"
     if index.is_file():
         content = read_json(index)
         names = content.get("weight_map") if isinstance(content, dict) else None
@@ -167,9 +151,9 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    config = _config_beside(files[0].parent)
+    config = _config_next_to(files[0].parent)
     if config is None:
-        raise InputError(f"{files[0]}: there is no config.json beside it; copy the whole folder of the model")
+        raise InputError(f"{files[0]}: there is no config.json next to it; copy the whole folder of the model")
     tensors: dict[str, Float32Array] = {}
     for file in files:
         try:
@@ -178,3 +162,61 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
             reason = " ".join(str(error).split())
             raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error
     return Weights(path, "huggingface", config, from_hugging_face(tensors, config))
+
+
+# --- Google's TF1 checkpoints: `bert_model.ckpt.index` and `.data-00000-of-00001`, with `bert_config.json` next to them
+#
+# Our variables carry the names and the layout of `google-research/bert`, so a checkpoint is a table of them. A checkpoint
+# written while training holds more (Adam's moments as `<variable>/adam_m`, counters), which is ignored.
+
+_INDEX = ".index"
+_SCOPES = ("bert/", "cls/")
+
+
+def _find_google_checkpoint(path: Path) -> Path | None:
+    """The prefix of the TF1 checkpoint that `path` means: a prefix, its index file, or a folder that holds one; or None."""
+    if path.name.endswith(_INDEX) and path.is_file():
+        return path.with_name(path.name.removesuffix(_INDEX))
+    if Path(f"{path}{_INDEX}").is_file():
+        return path
+    files = sorted(path.glob(f"*{_INDEX}")) if path.is_dir() else []
+    if len(files) > 1:
+        raise InputError(f"{path}: holds {len(files)} TF1 checkpoints; name one, for example {files[-1].with_suffix('')}")
+    return files[0].with_suffix("") if files else None
+
+
+def _read_google_checkpoint(prefix: Path) -> dict[str, Float32Array]:
+    """The variables of BERT in a TF1 checkpoint, by name."""
+    try:
+        reader = tf.train.load_checkpoint(str(prefix))
+        names = reader.get_variable_to_shape_map()
+        values = {name: reader.get_tensor(name) for name in names if _is_weight(name, names)}
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{prefix}: not a whole TF1 checkpoint ({reason}); copy its .index and .data files again"
+        ) from error
+    if not values:
+        raise InputError(f"{prefix}: holds no variable below bert/; give a checkpoint of google-research/bert")
+    return values
+
+
+def _is_weight(name: str, names: Mapping[str, object]) -> bool:
+    """Whether `name` is the model's, and not what an optimizer keeps of another variable."""
+    return name.startswith(_SCOPES) and name.rpartition("/")[0] not in names
+
+
+def write_google_checkpoint(prefix: Path, variables: WeightArrays) -> None:
+    """Write `variables` as a TF1 checkpoint, which `tf.compat.v1.train.Saver` and `tf.train.load_checkpoint` read."""
+    names = sorted(variables)
+    try:
+        with tf.device("/CPU:0"):
+            tf.raw_ops.SaveV2(
+                prefix=str(prefix),
+                tensor_names=names,
+                shape_and_slices=[""] * len(names),
+                tensors=[tf.constant(np.ascontiguousarray(variables[name])) for name in names],
+            )
+    except tf.errors.OpError as error:
+        reason = " ".join(str(error).split())
+        raise FailedError(f"{prefix}: cannot write ({reason}); free some space, or choose another folder") from error

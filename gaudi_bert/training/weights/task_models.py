@@ -22,36 +22,23 @@ from safetensors.numpy import save
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, read_json, write_json, write_text
-from gaudi_bert.config.tasks import TaskSettings
-from gaudi_bert.model.config import BertConfig
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.model.config import BertConfig, ParameterSpec
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.model.parameters import ParameterSpec
-from gaudi_bert.tasks.model import BertForTask, task_specs
-from gaudi_bert.tasks.registry import task_named
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
-from gaudi_bert.tasks.task import Task
+from gaudi_bert.tasks.task import BertForTask, Task, task_named, task_specs
 from gaudi_bert.training.weights.sources import Weights, read_weights
-
-__all__ = [
-    "StartWeights",
-    "TaskFolder",
-    "open_task_model",
-    "read_task_folder",
-    "start_weights",
-    "weights_identity",
-    "write_task_folder",
-]
 
 KEY = "gaudi_bert"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
-UNNAMED_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "added_tokens.json")
+_UNNAMED_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "added_tokens.json")
 PROBLEMS = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
     "regression": "regression",
 }
-ARCHITECTURES = {
+_ARCHITECTURES = {
     "BertForTokenClassification": "token-classification",
     "BertForQuestionAnswering": "question-answering",
     "BertForMaskedLM": "masked-language-modelling",
@@ -63,11 +50,7 @@ ARCHITECTURES = {
 class StartWeights:
     """What of stored weights a model of a task begins with.
 
-    Attributes:
-        weights: as they were read.
-        config: of the encoder.
-        variables: those that the model has.
-        fresh: variables that start from random numbers.
+    `variables` are those that the model has, `fresh` the ones that start from random numbers.
     """
 
     weights: Weights
@@ -77,14 +60,10 @@ class StartWeights:
 
 
 def start_weights(path: Path, task: Task) -> StartWeights:
-    """The encoder (and the head, where it fits) of weights of any kind, for a task.
-
-    Raises:
-        InputError: nothing is there, it is damaged, or it holds no whole encoder.
-    """
+    """The encoder (and the head, where it fits) of weights of any kind, for a task."""
     weights = read_weights(path)
     if weights.config is None:
-        raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json beside it")
+        raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
     config = dataclasses.replace(weights.config, attention="causal") if task.is_causal else weights.config
     specs = task_specs(config, task)
     variables = {name: weights.variables[name] for name, spec in specs.items() if _fits(weights.variables, name, spec)}
@@ -97,12 +76,17 @@ def start_weights(path: Path, task: Task) -> StartWeights:
 
 def weights_identity(weights: Weights) -> str:
     """What distinguishes weights from others: the name of their folder or file, and a checksum of all that they hold."""
+    return f"{weights.path.name}:{weights_checksum(weights)}"
+
+
+def weights_checksum(weights: Weights) -> str:
+    """CRC-32 of all names and values."""
     checksum = 0
     for name, value in sorted(weights.variables.items()):
         checksum = zlib.crc32(
             np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, zlib.crc32(name.encode(), checksum)
         )
-    return f"{weights.path.name}:{checksum:08x}"
+    return f"{checksum:08x}"
 
 
 def _fits(variables: WeightArrays, name: str, spec: ParameterSpec) -> bool:
@@ -110,16 +94,10 @@ def _fits(variables: WeightArrays, name: str, spec: ParameterSpec) -> bool:
 
 
 @dataclass(frozen=True)
-class TaskFolder:
+class _TaskFolder:
     """A model of a task, but for its weights.
 
-    Attributes:
-        path: the folder.
-        task: the name of the task.
-        labels: of its classes.
-        config: of the encoder.
-        max_sequence_length: most tokens of a sequence as it was trained; the model's positions where nothing says it.
-        settings: of the task, as it was trained.
+    `max_sequence_length` is the most tokens of a sequence as it was trained; the model's positions where nothing says it.
     """
 
     path: Path
@@ -134,12 +112,8 @@ class TaskFolder:
         return task_named(self.task)(settings or self.settings, self.labels)
 
 
-def read_task_folder(path: Path) -> TaskFolder:
-    """What a folder of `finetune`, or of transformers' `BertFor...`, says of itself.
-
-    Raises:
-        InputError: it is no such folder, or of an architecture that is no task of ours.
-    """
+def read_task_folder(path: Path) -> _TaskFolder:
+    """What a folder of `finetune`, or of transformers' `BertFor...`, says of itself."""
     file = path / "config.json"
     if not file.is_file():
         raise InputError(
@@ -149,7 +123,7 @@ def read_task_folder(path: Path) -> TaskFolder:
     config = BertConfig.from_json(values)
     own = values.get(KEY, {})
     task = own.get("task") or _task_of(values, path)
-    names = values.get("id2label") or UNNAMED_LABELS
+    names = values.get("id2label") or _UNNAMED_LABELS
     try:
         labels = tuple(str(names[str(number)]) for number in range(len(names)))
         settings = TaskSettings.model_validate(own.get("settings", {"name": task}))
@@ -158,34 +132,31 @@ def read_task_folder(path: Path) -> TaskFolder:
         reason = " ".join(str(error).split())
         raise InputError(f"{file}: is damaged ({reason[:100]}); fine-tune again with --overwrite") from error
     labelled = task in ("classification", "multi-label", "token-classification")
-    return TaskFolder(path, task, labels if labelled else (), config, length, settings)
+    return _TaskFolder(path, task, labels if labelled else (), config, length, settings)
 
 
 def _task_of(values: Mapping[str, Any], path: Path) -> str:
     names = values.get("architectures") or ["nothing"]
     if names[0] == "BertForSequenceClassification":
         problem = values.get("problem_type") or (
-            "regression" if len(values.get("id2label") or UNNAMED_LABELS) == 1 else "single_label_classification"
+            "regression" if len(values.get("id2label") or _UNNAMED_LABELS) == 1 else "single_label_classification"
         )
         return PROBLEMS[problem]
-    if names[0] not in ARCHITECTURES:
+    if names[0] not in _ARCHITECTURES:
         raise InputError(f"{path}: its architecture is {names[0]}, which has no head for a task; fine-tune it first")
-    return ARCHITECTURES[names[0]]
+    return _ARCHITECTURES[names[0]]
 
 
 def open_task_model(
-    folder: TaskFolder,
+    folder: _TaskFolder,
     task: Task,
     *,
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
     compiled: bool = False,
+    weights: Weights | None = None,
 ) -> BertForTask:
-    """The model of a folder, with its weights.
-
-    Raises:
-        InputError: weights are missing or damaged.
-    """
-    weights = read_weights(folder.path)
+    """The model of a folder, with its weights."""
+    weights = weights or read_weights(folder.path)
     specs = task_specs(folder.config, task)
     for name, spec in specs.items():
         if not _fits(weights.variables, name, spec):
@@ -203,11 +174,7 @@ def write_task_folder(
     tokenizer: RowTokenizer,
     max_sequence_length: int,
 ) -> None:
-    """Write `config.json`, `model.safetensors` and the tokenizer's files into a folder that is there.
-
-    Raises:
-        FailedError: the disk is full or the folder not writable.
-    """
+    """Write `config.json`, `model.safetensors` and the tokenizer's files into a folder that is there."""
     with atomic_file(folder / "model.safetensors") as handle:
         handle.write(save(to_hugging_face(variables), metadata={"format": "pt"}))
     own = {
@@ -222,7 +189,7 @@ def write_task_folder(
 
 def _copy_tokenizer(folder: Path, tokenizer: RowTokenizer, config: BertConfig) -> None:
     source = tokenizer.file.parent
-    for name in TOKENIZER_FILES:
+    for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             with explained_os_errors(folder / name, "write"):
                 shutil.copyfile(source / name, folder / name)
@@ -231,3 +198,70 @@ def _copy_tokenizer(folder: Path, tokenizer: RowTokenizer, config: BertConfig) -
     if not (folder / "tokenizer_config.json").is_file():
         content = {"tokenizer_class": "BertTokenizer", "model_max_length": config.max_position_embeddings}
         write_json(folder / "tokenizer_config.json", content)
+
+
+# --- Folders of sentence-transformers: how vectors are pooled, and where texts are cut
+#
+# `modules.json` lists what the vectors go through (a Transformer, a Pooling, perhaps a Normalize), `1_Pooling/config.json`
+# says how they are pooled, `sentence_bert_config.json` the most tokens of a text.
+
+_MODES: dict[str, Literal["cls", "mean", "max"]] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+}
+_MODE = "pooling_mode_"
+
+
+@dataclass(frozen=True)
+class SentenceFolder:
+    """Attributes:
+    pooling: how tokens become one vector.
+    normalize: whether vectors are divided by their length.
+    max_sequence_length: longer texts are cut; None where the folder does not say.
+    lower_case: whether texts are lower-cased before the tokenizer sees them.
+    """
+
+    pooling: Literal["cls", "mean", "max"]
+    normalize: bool
+    max_sequence_length: int | None
+    lower_case: bool
+
+
+def read_sentence_folder(folder: Path) -> SentenceFolder | None:
+    """The folder's own settings; None where it is not of sentence-transformers."""
+    if not (folder / "modules.json").is_file():
+        return None
+    modules = read_json(folder / "modules.json")
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise InputError(f"{folder / 'modules.json'}: is not a list of modules; copy the folder again")
+    kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
+    other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if other or "Pooling" not in kinds:
+        what = f"has a module {other[0]}" if other else "has no Pooling"
+        raise InputError(f"{folder}: {what}, which is not known here; choose with --pooling cls, mean or max")
+    settings = _settings(folder / "sentence_bert_config.json")
+    most = settings.get("max_seq_length")
+    return SentenceFolder(
+        pooling=_mode(folder / kinds["Pooling"] / "config.json"),
+        normalize="Normalize" in kinds,
+        max_sequence_length=most if isinstance(most, int) else None,
+        lower_case=settings.get("do_lower_case") is True,
+    )
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    content = read_json(path) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _mode(path: Path) -> Literal["cls", "mean", "max"]:
+    settings = _settings(path)
+    chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
+    if isinstance(settings.get("pooling_mode"), str):
+        chosen = [f"{_MODE}{settings['pooling_mode']}_tokens"]
+        chosen = ["pooling_mode_cls_token"] if settings["pooling_mode"] == "cls" else chosen
+    if len(chosen) != 1 or chosen[0] not in _MODES:
+        modes = ", ".join(chosen) or "nothing"
+        raise InputError(f"{path}: pools by {modes}; only one of cls, mean and max can be done, choose with --pooling")
+    return _MODES[chosen[0]]

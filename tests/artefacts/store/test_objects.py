@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.store.libraries import open_filesystem
 from gaudi_bert.artefacts.store.location import in_store, place_below, shown_place, url_of
-from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects
-from gaudi_bert.artefacts.store.s3 import append_object, look_at
+from gaudi_bert.artefacts.store.objects import PART_BYTES, Objects, append_object, look_at, open_filesystem
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.config import StoreSettings
+from gaudi_bert.config.places import StoreSettings
 from tests.builders.faulty_proxy import FAULTS, faulty_proxy
 from tests.builders.s3_server import S3Server, quick
 
@@ -49,26 +47,6 @@ def test_objects_survive_a_bad_server(s3: S3Server, tmp_path: Path) -> None:
         assert objects.info("s3://bucket/objects/7") is None
         assert set(proxy.happened) == set(FAULTS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "file"]
-
-
-@pytest.mark.parametrize("knows_conditions", [True, False])
-@pytest.mark.slow
-def test_only_the_first_of_several_writers_makes_an_object(s3: S3Server, knows_conditions: bool) -> None:
-    with faulty_proxy(s3.port, seed=9) as proxy:
-        proxy.knows_conditions = knows_conditions
-        objects = Objects(quick(proxy.endpoint))
-        url = f"s3://bucket/once/{knows_conditions}"
-        assert objects.create(url, b"first")
-        assert not objects.create(url, b"second")
-        assert (proxy.requests["HEAD"] == 0) == knows_conditions, "two writers that both look first would both write"
-        assert objects.read(url) == b"first"
-        proxy.share = 0.3
-        for number in range(13):
-            objects.create(f"{url}/{number}", b"first")
-            assert not objects.create(f"{url}/{number}", b"second")
-            assert objects.read(f"{url}/{number}") == b"first"
-        with pytest.raises(InputError, match="s3://no-such-bucket/x: cannot put: there is no such bucket"):
-            objects.create("s3://no-such-bucket/x", b"x")
 
 
 def test_large_objects_go_up_in_parts_and_come_back(s3: S3Server, tmp_path: Path) -> None:

@@ -30,23 +30,24 @@ def open_case(case: PackingCase) -> RecordFiles:
     return RecordFiles(paths, PackedSchema.of(metadata), [shard.packs for shard in metadata.shards])
 
 
-def test_records_are_those_of_the_plain_reader(case: PackingCase) -> None:
-    files = pickle.loads(pickle.dumps(open_case(case)))  # as for a worker
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_records_are_those_of_the_plain_reader(tmp_path: Path, depth: int) -> None:
+    files = pickle.loads(pickle.dumps(open_case(make_case(tmp_path, depth=depth, algorithm="spfhp"))))  # as for a worker
     places = [(file, record) for file, size in enumerate(files.sizes) for record in range(size)]
     np.random.default_rng(0).shuffle(places)
     numbers, records = np.array(places).T
-    found = files.read(numbers, records)
+    read = files.read(numbers, records)
     for row, (file, record) in enumerate(places):
-        wanted = decode_example(list(read_records(files.paths[file]))[record])
-        for name, values in wanted.items():
-            np.testing.assert_array_equal(found[name][row], values)
+        expected = decode_example(list(read_records(files.paths[file]))[record])
+        for name, values in expected.items():
+            np.testing.assert_array_equal(read[name][row], values)
     assert files.read(np.empty(0, np.int64), np.empty(0, np.int64))["input_ids"].shape[0] == 0
 
 
 def test_a_record_that_a_file_has_not_is_not_looked_for_behind_it(case: PackingCase) -> None:
     files = open_case(case)
     for record in (-1, files.sizes[0]):
-        with pytest.raises(IndexError, match=f"record {record} is asked for"):
+        with pytest.raises(IndexError, match=f"record {record} is requested"):
             files.read(np.zeros(2, np.int64), np.array([0, record]))
 
 
@@ -59,9 +60,9 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
     path.write_bytes(compress(content))
     files = RecordFiles([path], UnpackedSchema(29, 5))
     assert files.sizes == (len(case.sequences),)
-    found = files.read(np.zeros(3, np.int64), np.array([4, 0, 22]))
-    assert found["input_ids"].tolist() == [case.sequences[number]["input_ids"] for number in (4, 0, 22)]
-    assert found["masked_lm_weights"].dtype == np.float32
+    read = files.read(np.zeros(3, np.int64), np.array([4, 0, 22]))
+    assert read["input_ids"].tolist() == [case.sequences[number]["input_ids"] for number in (4, 0, 22)]
+    assert read["masked_lm_weights"].dtype == np.float32
 
 
 @pytest.mark.parametrize(

@@ -81,5 +81,5 @@ def test_damage_names_record_and_offset(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"record 2 at byte {third}: the file is cut short"):
             list(read_records(path))
     path.write_bytes(data[:third] + naive.frame(b"", claimed_length=2**50))
-    with pytest.raises(InputError, match=f"record 2 at byte {third}: {2**50} bytes long"):
+    with pytest.raises(InputError, match=f"record 2 at byte {third}: longer than any legal record"):
         list(read_records(path))

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import ImageSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.places import ImageSettings
 from gaudi_bert.runners.docker import run as docker_run
+from gaudi_bert.runners.docker.engine import Engine
 from gaudi_bert.runners.docker.run import run_on_docker
+from tests.builders.recorded_answers import MPIRUN_OUTPUT
 
 Pieces = Sequence[tuple[bytes | None, bytes | None]]
 
@@ -148,6 +153,13 @@ def test_only_the_first_process_of_mpirun_is_taken_at_its_word(engine: FakeEngin
     assert "update 3\n" in said.getvalue()
 
 
+def test_of_mpirun_the_error_of_the_rank_that_failed_is_told(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.says = {"train": [(None, MPIRUN_OUTPUT.encode())]}
+    engine.ends = {"train": {"ExitCode": 2}}
+    with pytest.raises(InputError, match=r"^rank 1: settings.yaml: depth is 3 there, 4 here; give another --out$"):
+        run(tmp_path, ["train"])
+
+
 def test_sigterm_stops_the_container_first(engine: FakeEngine, tmp_path: Path) -> None:
     engine.on_start = lambda part: os.kill(os.getpid(), signal.SIGTERM)
     before = signal.getsignal(signal.SIGTERM)
@@ -225,3 +237,106 @@ def test_two_runs_in_one_work_folder_exclude_each_other(engine: FakeEngine, tmp_
 
     engine.on_start = second_run
     run(tmp_path, ["plan"])
+
+
+# What is said about the daemon's answers: the real SDK, over HTTP, to a server that answers as a daemon would.
+
+
+class FakeDaemon(ThreadingHTTPServer):
+    """Answers by the ending of the path; 404 to all else."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, object]] = {"/_ping": (200, "OK"), "/version": (200, {"ApiVersion": "1.41"})}
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeDaemon
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = self.path.partition("?")[0]
+        known = (answer for ending, answer in self.server.answers.items() if path.endswith(ending))
+        status, value = next(known, (404, {"message": f"page not found: {path}"}))
+        body = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain" if isinstance(value, str) else "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_DELETE = do_HEAD = answer
+
+    def log_message(self, format: str, *values: object) -> None:
+        pass
+
+
+@pytest.fixture
+def docker_sdk() -> None:
+    pytest.importorskip("docker.client")
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch, docker_sdk: None) -> Iterator[FakeDaemon]:
+    with FakeDaemon() as fake:
+        threading.Thread(target=fake.serve_forever, daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", fake.address)
+        yield fake
+        fake.shutdown()
+
+
+@pytest.mark.usefixtures("docker_sdk")
+@pytest.mark.parametrize("address", ["unix:///nowhere/none.sock", "tcp://127.0.0.1:9"])
+def test_no_daemon_is_said_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    with pytest.raises(InputError, match=f"no Docker daemon answers at {address}; install Docker and start it"):
+        Engine()
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error", "remedy"),
+    [
+        (400, "Unknown runtime specified habana", InputError, "docker.runtime"),
+        (400, 'invalid mount config for type "bind": bind source path does not exist: /x', InputError, "this machine"),
+        (500, "write /var/lib/docker: no space left on device", FailedError, "free some space"),
+        (500, "something of its own", FailedError, "see the daemon's log"),
+    ],
+)
+def test_a_refusal_names_its_remedy(
+    daemon: FakeDaemon, status: int, message: str, error: type[Exception], remedy: str
+) -> None:
+    daemon.answers["/containers/create"] = (status, {"message": message})
+    with pytest.raises(error) as caught:
+        Engine().create({"image": "some:1", "name": "one"})
+    assert message in str(caught.value)
+    assert remedy in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("images", [{}, {"registry": "registry.example", "pull_policy": "Never"}])
+def test_an_image_that_is_not_here_and_may_not_be_fetched_is_refused(daemon: FakeDaemon, images: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=r"image own:1: not on this machine.*build it with `make images`"):
+        Engine().need_image("own:1", ImageSettings(**images), Reporter(quiet=True))
+
+
+def test_an_image_of_a_registry_is_fetched_or_the_reason_said(daemon: FakeDaemon) -> None:
+    images = ImageSettings(registry="registry.example")
+    said = io.StringIO()
+    daemon.answers["/images/create"] = (200, {"status": "Downloaded"})
+    Engine().need_image("registry.example/own:1", images, Reporter(said))
+    assert said.getvalue() == "docker: fetching registry.example/own:1\n"
+    daemon.answers["/images/create"] = (200, {"error": "denied: log in first"})
+    with pytest.raises(InputError, match=r"denied: log in first; check images\.registry and `docker login`"):
+        Engine().need_image("registry.example/own:1", images, Reporter(quiet=True))
+
+
+def test_a_daemon_that_goes_away_is_said(daemon: FakeDaemon) -> None:
+    engine = Engine()
+    daemon.shutdown()
+    daemon.server_close()
+    with pytest.raises(FailedError, match="does not answer any more"):
+        engine.containers_in("/some/work")

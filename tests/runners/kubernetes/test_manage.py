@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import load_pipeline
+from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
-from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.kinds import needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
+from tests.builders.s3_server import S3Server, contents, quick
 
 SETTINGS = load_pipeline(None)
 
@@ -83,3 +84,20 @@ def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_mo
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed
     assert {(right.verb, right.resource) for right in needed_rights(mpijob=True, queue=True, network_policy=True)} == allowed
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_a_bucket_is_touched_only_with_data(
+    data: bool, server: FakeApiServer, cluster: Cluster, reporter: Reporter, s3: S3Server
+) -> None:
+    settings = load_pipeline(None, ["kubernetes.store=s3://bucket/cluster", f"store.endpoint_url={s3.endpoint}"])
+    objects = Objects(quick(s3.endpoint))
+    before = {"demo/plan.json": b"plan", "demo/packed/train/metadata.json": b"metadata", "demo-2/plan.json": b"another's"}
+    for name, content in before.items():
+        objects.write(f"s3://bucket/cluster/{name}", content)
+    run_on_kubernetes(settings, ["plan"], reporter, cluster)
+    assert server.created("PersistentVolumeClaim") == []
+    removed = manage.delete(settings, cluster, data=data)
+    assert "Job demo-plan" in removed
+    assert ("2 objects below s3://bucket/cluster/demo" in removed) is data
+    assert contents("s3://bucket/cluster", objects) == ({"demo-2/plan.json": b"another's"} if data else before)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import load_pipeline
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes import results
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.results import open_results
+from gaudi_bert.runners.kubernetes.results import open_results, received_files, sent_lines
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-from gaudi_bert.runners.send_results import sent_lines
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import active, complete, failed, gave_up, running, succeeded
-from tests.k8s.manifest_checks import check_pod
+from tests.builders.report_work_folder import write_workdir
+from tests.k8s.pod_checks import check_pod
 
 DEMO = load_pipeline(None, ["kubernetes.start_seconds=1"])
 
@@ -58,7 +62,7 @@ def test_the_job_is_a_short_one_that_no_run_takes_for_its_own(
     assert "app.kubernetes.io/instance" not in job["metadata"]["labels"]
     assert (job["spec"]["backoffLimit"], job["spec"]["ttlSecondsAfterFinished"]) == (0, 600)
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python3", "-m", "gaudi_bert.runners.send_results", "/work/demo"]
+    assert container["command"] == ["python3", "-m", "gaudi_bert.runners.kubernetes.results", "/work/demo"]
     names = {"ConfigMap": {"demo-pipeline"}, "PersistentVolumeClaim": {"demo-work"}, "ServiceAccount": {"demo-stages"}}
     assert list(check_pod("open", job["spec"]["template"]["spec"], names)) == []
     server.put("Job", {**job, "status": {"active": 1}})
@@ -105,3 +109,77 @@ def test_the_command_says_where_the_page_is(work_folder: Path, tmp_path: Path, r
         "page: opened/demo/report.html",
         "curves: tensorboard --logdir opened/demo/train/tensorboard",
     ]
+
+
+# What a pod's log carries: the same files at the other end, and nothing that was cut short.
+
+FILES = {
+    "report.html": b"<html>a page</html>" * 1000,
+    "train/metrics.jsonl": b'{"update": 1}\n',
+    "train/tensorboard/events.1": os.urandom(20_011),
+    "train/tensorboard/old/events.2": b"",
+    "finetune/metrics.jsonl": b'{"update": 2}\n',
+    "finetune/tensorboard/events.3": b"curves",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    others = {"packed/train/packed-00000-00000.tfrecord": b"data", "train/checkpoints/1.safetensors": b"weights"}
+    for name, data in {**FILES, **others}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def received(lines: list[str]) -> dict[str, bytes]:
+    return {str(name): data for name, data in received_files(lines).items()}
+
+
+def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
+    lines = list(sent_lines(folder, Reporter(quiet=True)))
+    assert received(["work/demo/report.html: written", *lines, "the end"]) == FILES
+    assert max(map(len, lines)) < 16_384, "longer lines are split by the node"
+
+
+def test_curves_that_are_too_large_are_left_out_and_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "MOST_BYTES", 10_000)
+    said = io.StringIO()
+    lines = list(sent_lines(folder, Reporter(said)))
+    assert received(lines).keys() == {"report.html", "train/metrics.jsonl", "finetune/metrics.jsonl"}
+    assert "TensorBoard's files are too large for a log, left out" in said.getvalue()
+    monkeypatch.setattr(results, "MOST_BYTES", 10)
+    with pytest.raises(FailedError, match=r"the page has .* too much for a log"):
+        list(sent_lines(folder, Reporter(quiet=True)))
+
+
+@pytest.mark.parametrize("what", ["first", "line", "last", "changed", "no base64"])
+def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
+    lines = list(sent_lines(folder, Reporter(quiet=True)))
+    broken = {
+        "first": lines[1:],
+        "line": [lines[0], *lines[2:]],
+        "last": lines[:-2],
+        "changed": [lines[0], lines[1][:-4] + "AAAA", *lines[2:]],
+        "no base64": [lines[0], "?" + lines[1][1:], *lines[2:]],
+    }
+    with pytest.raises(FailedError, match="holds no results" if what == "first" else "did not come whole"):
+        received(broken[what])
+
+
+def test_the_pods_command_writes_the_page_and_sends_it(tmp_path: Path, repository: Path) -> None:
+    for module in ("jinja2", "matplotlib"):
+        pytest.importorskip(module, reason=f"THE PAGE NEEDS {module}: pip install gaudi-bert")
+
+    def run(folder: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gaudi_bert.runners.kubernetes.results", str(folder)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=repository)
+
+    folder = write_workdir(tmp_path / "demo")
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    assert received(done.stdout.splitlines())["report.html"] == (folder / "report.html").read_bytes()
+    missing = run(tmp_path / "absent")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: ")
+    assert len(missing.stderr.splitlines()) == 1

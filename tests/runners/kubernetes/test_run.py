@@ -10,14 +10,17 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, load_pipeline
-from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.connection import ClusterError, Connection
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.runners.kubernetes import manage
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Connection
 from gaudi_bert.runners.kubernetes.run import DIGEST, run_on_kubernetes
-from tests.builders.fake_api_server import FakeApiServer, Fault, State
+from tests.builders.fake_api_server import FakeApiServer, Fault, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
+    FAILED,
     IMAGE,
+    MPIRUN_FOOTER_ONLY,
+    MPIRUN_OUTPUT,
     active,
     complete,
     evicted,
@@ -31,6 +34,7 @@ from tests.builders.recorded_answers import (
     unschedulable,
 )
 
+pytestmark = pytest.mark.usefixtures("short_watches")
 PLAN = ["plan"]
 
 
@@ -38,16 +42,8 @@ def settings(*overrides: str) -> PipelineSettings:
     return load_pipeline(None, ["kubernetes.start_seconds=1", *overrides])
 
 
-@pytest.fixture(autouse=True)
-def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow.SHORTEST_ROUND_SECONDS", 0.01)
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow.WATCH_SECONDS", 1)
-
-
-def test_all_steps_are_submitted_in_order_and_their_objects_made(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
-    result = run_on_kubernetes(settings(), ["prepare", "histogram", "plan", "write", "verify"], reporter, cluster)
+def test_all_steps_are_submitted_in_order_and_their_objects_made(server: FakeApiServer, run: Run) -> None:
+    result = run(["prepare", "histogram", "plan", "write", "verify"])
     steps = ["prepare", "histogram", "plan", "write", "write-finish", "verify"]
     assert result == dict.fromkeys(steps, "done")
     assert server.created("Job") == [f"demo-{step}" for step in steps]
@@ -57,7 +53,7 @@ def test_all_steps_are_submitted_in_order_and_their_objects_made(
 
 
 def test_logs_are_streamed_once_each_and_taken_up_again_after_a_drop(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+    server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
     server.logs["plan-x"] = [f"2026-01-01T00:00:0{number}Z line {number}" for number in range(6)]
     server.log_drops["plan-x"] = 3
@@ -66,7 +62,7 @@ def test_logs_are_streamed_once_each_and_taken_up_again_after_a_drop(
     )
     # Let the first log end before the Job is looked at again, as in life.
     server.watches.extend(["silence"] * 3)
-    run_on_kubernetes(settings(), PLAN, reporter, cluster)
+    run(PLAN)
     lines = [line for line in said.getvalue().splitlines() if line.startswith("line")]
     assert lines == [f"line {number}" for number in range(6)]
 
@@ -81,46 +77,41 @@ def test_logs_are_streamed_once_each_and_taken_up_again_after_a_drop(
     ],
 )
 def test_each_of_six_data_pods_has_retries_of_its_own(
-    policy: str, minor: str, retries: dict[str, int], server: FakeApiServer, cluster: Cluster, reporter: Reporter
+    policy: str, minor: str, retries: dict[str, int], server: FakeApiServer, run: Run
 ) -> None:
     server.version = {"major": "1", "minor": minor}
-    wanted = settings("resources.data_workers=6", f"kubernetes.failure_policy={policy}")
-    run_on_kubernetes(wanted, ["histogram"], reporter, cluster)
+    run(["histogram"], "resources.data_workers=6", f"kubernetes.failure_policy={policy}")
     spec = server.objects["Job", "demo-histogram"]["spec"]
     assert {key: value for key, value in spec.items() if key.startswith("backoffLimit")} == retries
     assert ("podFailurePolicy" in spec) == ("backoffLimitPerIndex" in spec)
 
 
-def test_a_second_run_skips_what_is_complete(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
-    run_on_kubernetes(settings(), PLAN, reporter, cluster)
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "skipped"}
+def test_a_second_run_skips_what_is_complete(server: FakeApiServer, run: Run) -> None:
+    run(PLAN)
+    assert run(PLAN) == {"plan": "skipped"}
     assert server.created("Job") == ["demo-plan"]
 
 
-def test_a_complete_job_of_other_settings_is_replaced(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
-    run_on_kubernetes(settings(), PLAN, reporter, cluster)
-    assert run_on_kubernetes(settings("packing.depth=4"), PLAN, reporter, cluster) == {"plan": "done"}
+def test_a_complete_job_of_other_settings_is_replaced(server: FakeApiServer, run: Run) -> None:
+    run(PLAN)
+    assert run(PLAN, "packing.depth=4") == {"plan": "done"}
     assert server.created("Job") == ["demo-plan", "demo-plan"]
     assert "depth: 4" in server.objects["ConfigMap", "demo-pipeline"]["data"]["pipeline.yaml"]
 
 
-def test_a_job_of_the_same_run_that_is_still_active_is_followed(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
-    run_on_kubernetes(settings(), PLAN, reporter, cluster)
+def test_a_job_of_the_same_run_that_is_still_active_is_followed(server: FakeApiServer, run: Run) -> None:
+    run(PLAN)
     server.objects["Job", "demo-plan"]["status"] = ACTIVE
     server.script("demo-plan", active(), active(running("p")), complete())
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert run(PLAN) == {"plan": "done"}
     assert server.created("Job") == ["demo-plan"]
 
 
-def test_another_run_in_the_same_work_folder_is_left_alone(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_another_run_in_the_same_work_folder_is_left_alone(server: FakeApiServer, run: Run) -> None:
     labels = {"app.kubernetes.io/instance": "demo"}
     server.put("Job", {"metadata": {"name": "demo-write", "labels": labels, "annotations": {DIGEST: "x"}}, "status": ACTIVE})
     with pytest.raises(InputError, match=r"Job demo-write of another run works in the same work folder; .*k8s delete"):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)
     assert server.created("Job") == []
 
 
@@ -153,35 +144,33 @@ def test_another_run_in_the_same_work_folder_is_left_alone(
     ids=["exit", "oom", "no pod left", "cards", "image slowly", "no image", "bad input"],
 )
 def test_a_failure_is_told_with_its_reason_and_remedy(
-    states: list[State], said_why: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
+    states: list[State], said_why: str, server: FakeApiServer, run: Run
 ) -> None:
     server.script("demo-plan", *states)
     with pytest.raises(FailedError, match=said_why):
-        run_on_kubernetes(settings(), ["plan", "write"], reporter, cluster)
+        run(["plan", "write"])
     assert server.created("Job") == ["demo-plan"], "nothing is submitted after a failure"
 
 
 @pytest.mark.parametrize("taken", [evicted("p"), preempted("p")], ids=["evicted", "preempted"])
 def test_a_step_that_the_cluster_takes_away_is_submitted_again(
-    taken: dict[str, Any], server: FakeApiServer, cluster: Cluster, reporter: Reporter
+    taken: dict[str, Any], server: FakeApiServer, run: Run
 ) -> None:
     lost = [active(), gave_up(taken), gave_up(taken)]
     server.script("demo-plan", *lost, *lost, active(running("q")), complete(succeeded("q")))
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert run(PLAN) == {"plan": "done"}
     assert server.created("Job") == ["demo-plan"] * 3
 
 
-def test_a_step_that_is_always_taken_away_ends_the_run(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_a_step_that_is_always_taken_away_ends_the_run(server: FakeApiServer, run: Run) -> None:
     server.script("demo-plan", gave_up(evicted("p")))
     with pytest.raises(FailedError, match=r"pod p was taken away \(Evicted\): The node was low on .*; run it again"):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)
     assert server.created("Job") == ["demo-plan"] * 4
 
 
 @pytest.mark.parametrize("about", ["demo-plan", "p"])
-def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(
-    about: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server: FakeApiServer, run: Run) -> None:
     server.objects["PersistentVolumeClaim", "demo-work"] = {
         "metadata": {"name": "demo-work", "uid": "1"},
         "spec": {},
@@ -193,11 +182,11 @@ def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(
     event = {"metadata": {"name": "e"}, "involvedObject": {"name": about}, "type": "Warning", "message": message}
     server.put("Event", event)
     with pytest.raises(FailedError, match=f"{message} after .*Job demo-plan was removed"):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)
 
 
 def test_an_interrupt_leaves_the_job_running_and_says_so(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    server: FakeApiServer, cluster: Cluster, said: io.StringIO, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -205,22 +194,18 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(
     server.script("demo-plan", active(running("p")))
     monkeypatch.setattr(cluster, "wait_for_change", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)
     assert ("Job", "demo-plan") in server.objects
     assert "what was submitted goes on" in said.getvalue()
 
 
-def test_a_pod_that_is_evicted_and_replaced_does_not_end_the_run(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
-) -> None:
+def test_a_pod_that_is_evicted_and_replaced_does_not_end_the_run(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     server.script("demo-plan", active(evicted("p-1")), active(evicted("p-1"), running("p-2")), complete(succeeded("p-2")))
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert run(PLAN) == {"plan": "done"}
     assert "taken away (Evicted)" in said.getvalue()
 
 
-def test_a_claim_that_is_not_bound_is_named_with_what_the_cluster_says(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_a_claim_that_is_not_bound_is_named_with_what_the_cluster_says(server: FakeApiServer, run: Run) -> None:
     message = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     server.script("demo-plan", active(unschedulable("p", message)))
     event = {
@@ -233,33 +218,31 @@ def test_a_claim_that_is_not_bound_is_named_with_what_the_cluster_says(
     with pytest.raises(
         FailedError, match=r"claim demo-work is Pending, not Bound \(fast, .*\"fast\" not found.*storage_class"
     ):
-        run_on_kubernetes(settings("kubernetes.storage_class=fast"), PLAN, reporter, cluster)
+        run(PLAN, "kubernetes.storage_class=fast")
 
 
 @pytest.mark.parametrize("behaviour", ["drop", "gone", "silence"])
-def test_a_watch_that_breaks_is_resumed(behaviour: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_a_watch_that_breaks_is_resumed(behaviour: str, server: FakeApiServer, run: Run) -> None:
     server.watches.extend([behaviour] * 2)
     server.script("demo-plan", *[active(running("p"))] * 4, complete(succeeded("p")))
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert run(PLAN) == {"plan": "done"}
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
 @pytest.mark.parametrize(("method", "path"), [("GET", "/jobs/demo-plan"), ("POST", "/jobs"), ("GET", "/pods")])
 def test_what_is_busy_for_a_moment_is_asked_again(
-    code: int, method: str, path: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter
+    code: int, method: str, path: str, server: FakeApiServer, run: Run
 ) -> None:
     server.faults = [Fault(method, path, code, {"Retry-After": "0"}) for _ in range(2)]
     server.script("demo-plan", active(), active(), complete())
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert run(PLAN) == {"plan": "done"}
     assert server.faults == []
 
 
-def test_what_stays_broken_ends_the_run_with_what_the_server_said(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_what_stays_broken_ends_the_run_with_what_the_server_said(server: FakeApiServer, run: Run) -> None:
     server.faults = [Fault("POST", "/jobs", 500, message="etcd is down") for _ in range(10)]
     with pytest.raises(ClusterError, match="cannot create Job demo-plan: 500: etcd is down; try again later"):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)
 
 
 def test_a_server_that_is_away_for_long_is_asked_again_and_that_is_said_once(
@@ -271,7 +254,7 @@ def test_a_server_that_is_away_for_long_is_asked_again_and_that_is_said_once(
     assert run_on_kubernetes(settings(), PLAN, reporter, Cluster("gaudi-bert", connection)) == {"plan": "done"}
     assert sum(paused) > 20 * 60
     assert said.getvalue().count("apiserver is shutting down") == 1
-    assert "it is asked again for 1 h" in said.getvalue()
+    assert "retrying for at most 1 h" in said.getvalue()
     assert said.getvalue().count("the cluster answers again") == 1
 
 
@@ -292,13 +275,11 @@ def test_a_server_that_never_answered_is_not_asked_for_long(server: FakeApiServe
     assert sum(paused) <= 16
 
 
-def test_logs_that_may_not_be_read_are_named_once(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
-) -> None:
+def test_logs_that_may_not_be_read_are_named_once(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
     server.forbidden = {("get", "pods/log")}
     pods = [running("plan-a"), running("plan-b")]
     server.script("demo-plan", *[active(*pods)] * 4, complete(succeeded("plan-a")))
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert run(PLAN) == {"plan": "done"}
     assert said.getvalue().count("cannot read the log of plan-") == 1
     assert "the run goes on without this log" in said.getvalue()
 
@@ -316,30 +297,23 @@ def refusal(moment: str) -> dict[str, Any]:
     }
 
 
-def test_an_mpijob_that_pod_security_refuses_ends_at_once_with_its_remedy(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_an_mpijob_that_pod_security_refuses_ends_at_once_with_its_remedy(server: FakeApiServer, run: Run) -> None:
     server.put("Event", refusal("2099-01-01T00:00:00Z"))
     server.script("demo-train", State({}))
-    pipeline = settings("resources.workers=2", "kubernetes.start_seconds=600")
     with pytest.raises(FailedError, match=r"gets no pods: worker pod created failed.*pod security forbids such pods"):
-        run_on_kubernetes(pipeline, ["train"], reporter, cluster)
+        run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 
-def test_what_the_cluster_said_of_an_earlier_object_of_that_name_does_not_count(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_what_the_cluster_said_of_an_earlier_object_of_that_name_does_not_count(server: FakeApiServer, run: Run) -> None:
     server.put("Event", refusal("2020-01-01T00:00:00Z"))
     done = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
     server.script("demo-train", State({}), State({}), done)
-    assert run_on_kubernetes(settings("resources.workers=2"), ["train"], reporter, cluster) == {"train": "done"}
+    assert run(["train"], "resources.workers=2") == {"train": "done"}
 
 
-def test_a_conflict_at_the_same_moment_is_looked_at_again(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
-) -> None:
+def test_a_conflict_at_the_same_moment_is_looked_at_again(server: FakeApiServer, run: Run) -> None:
     server.faults = [Fault("POST", "/jobs", 409)]
-    assert run_on_kubernetes(settings(), PLAN, reporter, cluster) == {"plan": "done"}
+    assert run(PLAN) == {"plan": "done"}
 
 
 def test_an_expired_token_is_read_again(
@@ -351,24 +325,24 @@ def test_an_expired_token_is_read_again(
     assert run_on_kubernetes(settings(), PLAN, reporter, connected) == {"plan": "done"}
 
 
-def test_credentials_that_stay_wrong_are_told(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_credentials_that_stay_wrong_are_told(server: FakeApiServer, run: Run) -> None:
     server.token = "another"
     with pytest.raises(ClusterError, match="401: Unauthorized; your credentials have expired or are wrong: log in"):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)
 
 
-def test_a_job_that_somebody_removes_ends_the_run(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_a_job_that_somebody_removes_ends_the_run(server: FakeApiServer, run: Run) -> None:
     def vanish(kind: str, name: str) -> Any:
         del server.objects[kind, name]
         return {"metadata": {"name": name}, "status": ACTIVE}
 
     server.advance = vanish  # type: ignore[method-assign]
     with pytest.raises(FailedError, match="Job demo-plan was removed while it ran"):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)
 
 
 def test_training_on_two_workers_is_an_mpijob_whose_launcher_is_followed(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+    server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
     launcher, worker = running("launcher", "train"), running("worker-0", "worker")
     launcher["metadata"]["labels"] = {"training.kubeflow.org/job-role": "launcher"}
@@ -376,28 +350,53 @@ def test_training_on_two_workers_is_an_mpijob_whose_launcher_is_followed(
     server.logs = {"launcher": ["2026-01-01T00:00:01Z update 1"], "worker-0": ["2026-01-01T00:00:01Z sshd"]}
     done = State({"conditions": [{"type": "Succeeded", "status": "True"}]}, [launcher])
     server.script("demo-train", State({}, [launcher, worker]), State({}, [launcher, worker]), done)
-    assert run_on_kubernetes(settings("resources.workers=2"), ["train"], reporter, cluster) == {"train": "done"}
+    assert run(["train"], "resources.workers=2") == {"train": "done"}
     assert server.created("MPIJob") == ["demo-train"]
     assert "update 1" in said.getvalue()
     assert "sshd" not in said.getvalue()
 
 
-def test_an_mpijob_without_operator_is_refused_with_the_remedy(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter
+@pytest.mark.parametrize(
+    ("message", "log", "reason"),
+    [
+        (MPIRUN_OUTPUT, None, "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out;"),
+        (MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT, "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out;"),
+        (MPIRUN_FOOTER_ONLY, None, "error: rank 1 has left; the same command goes on from the last checkpoint;"),
+    ],
+    ids=["message", "log", "neither"],
+)
+def test_the_error_of_the_rank_that_failed_is_the_reason(
+    message: str, log: str | None, reason: str, server: FakeApiServer, cluster: Cluster, run: Run
 ) -> None:
+    """The last words of the launcher's log are mpirun's; the message that a pod leaves holds only the end of its log."""
+    if log is None:
+        server.forbidden = {("get", "pods/log")}
+    else:
+        server.logs["launcher"] = [f"2026-01-01T00:00:00Z {line}" for line in log.splitlines()]
+    launcher = failed("launcher", 2, message, container="train")
+    server.script("demo-train", State({}, [running("launcher", "train")]), State(FAILED, [launcher]))
+    with pytest.raises(FailedError) as raised:
+        run(["train"], "resources.workers=2")
+    expected = f"pod launcher, container train: exit code 2: {reason} correct the pipeline file"
+    assert str(raised.value).startswith(expected)
+    status = manage.status(settings("resources.workers=2"), cluster)["train"]
+    assert str(status.problem).startswith(expected)
+
+
+def test_an_mpijob_without_operator_is_refused_with_the_remedy(server: FakeApiServer, run: Run) -> None:
     server.kinds_unknown = {"MPIJob"}
     with pytest.raises(ClusterError, match=r"404: .*that the MPI operator is installed"):
-        run_on_kubernetes(settings("resources.workers=2"), ["train"], reporter, cluster)
+        run(["train"], "resources.workers=2")
 
 
-def test_a_namespace_that_is_not_there_is_refused(server: FakeApiServer, reporter: Reporter) -> None:
+def test_a_namespace_that_is_not_there_is_refused(run: Run) -> None:
     with pytest.raises(InputError, match="namespace nowhere does not exist on this cluster; make it with `kubectl create"):
-        run_on_kubernetes(settings("kubernetes.namespace=nowhere"), PLAN, reporter)
+        run(PLAN, "kubernetes.namespace=nowhere")
 
 
-def test_a_named_claim_that_is_not_there_is_refused(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_a_named_claim_that_is_not_there_is_refused(run: Run) -> None:
     with pytest.raises(InputError, match=r"kubernetes.data_claim: no claim corpus in namespace gaudi-bert"):
-        run_on_kubernetes(settings("kubernetes.data_claim=corpus"), PLAN, reporter, cluster)
+        run(PLAN, "kubernetes.data_claim=corpus")
 
 
 def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -408,7 +407,7 @@ def test_without_kubeconfig_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tm
         Cluster("gaudi-bert")
 
 
-def test_a_cluster_that_does_not_answer_is_told(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_a_cluster_that_does_not_answer_is_told(server: FakeApiServer, run: Run) -> None:
     server.__exit__()
     with pytest.raises(ClusterError, match=r"no answer from the cluster .*check the network"):
-        run_on_kubernetes(settings(), PLAN, reporter, cluster)
+        run(PLAN)

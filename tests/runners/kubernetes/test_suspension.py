@@ -10,19 +10,22 @@ from typing import Any
 import pytest
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, load_pipeline
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.follow import WATCH_SECONDS as LOOKS_APART_SECONDS
+from gaudi_bert.runners.kubernetes.problems import describe_suspension
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-from gaudi_bert.runners.kubernetes.suspension import describe_suspension, queue_reason
-from tests.builders.fake_api_server import FakeApiServer, State
+from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, succeeded, unschedulable
 
 Json = dict[str, Any]
 
 NO_ROOM = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor default, 9 more needed"
+pytestmark = pytest.mark.usefixtures("short_watches")
 SUSPENDED = {"conditions": [{"type": "Suspended", "status": "True", "reason": "JobSuspended", "message": "Job suspended"}]}
+
+QUEUED_JOB = {"kind": "Job", "metadata": {"name": "demo-plan", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
 
 
 def condition(kind: str, status: str, reason: str, message: str) -> Json:
@@ -47,12 +50,6 @@ def waiting(item: Json | None = PENDING) -> State:
 
 def queued(*overrides: str) -> PipelineSettings:
     return load_pipeline(None, ["kubernetes.queue=gpus", "kubernetes.start_seconds=1", *overrides])
-
-
-@pytest.fixture(autouse=True)
-def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow.SHORTEST_ROUND_SECONDS", 0.01)
-    monkeypatch.setattr("gaudi_bert.runners.kubernetes.follow.WATCH_SECONDS", 1)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +78,16 @@ def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["none", "not looked at", "no room", "preempted", "no queue", "check", "as it was", "deactivated"],
 )
 def test_the_reason_is_what_the_workload_says(found: list[Json], said: str) -> None:
-    assert re.fullmatch(said.replace("(", r"\("), queue_reason(found))
+    prefix = "Job demo-plan waits for its queue gpus: "
+    assert re.fullmatch(prefix + (said or "not looked at yet").replace("(", r"\("), describe_suspension(QUEUED_JOB, found))
 
 
 def test_the_newest_workload_counts() -> None:
     old, new = workload(condition("QuotaReserved", "False", "Pending", "old")), {**PENDING}
     old["metadata"] = {"name": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
     new["metadata"] = {"name": "b", "creationTimestamp": "2026-01-01T00:00:01Z"}
-    assert queue_reason([new, old]) == queue_reason([old, new]) == NO_ROOM
+    for workloads in ([new, old], [old, new]):
+        assert describe_suspension(QUEUED_JOB, workloads).endswith(f": {NO_ROOM}")
 
 
 def test_without_a_workload_the_job_speaks_for_itself() -> None:
@@ -102,14 +101,14 @@ def test_without_a_workload_the_job_speaks_for_itself() -> None:
 
 
 def test_a_job_that_waits_is_named_with_its_reason_and_outlives_the_time_to_start(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+    server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
     """The watch ends after half a second each time, so that it waits for far more than a second."""
     server.watches.extend(["silence"] * 6)
     server.script("demo-plan", waiting(None), *[waiting()] * 6, active(running("p")), complete(succeeded("p")))
     started = time.monotonic()
-    assert run_on_kubernetes(queued(), ["plan"], reporter, cluster) == {"plan": "done"}
-    assert time.monotonic() - started > 2 * queued().kubernetes.start_seconds
+    assert run(["plan"], "kubernetes.queue=gpus") == {"plan": "done"}
+    assert time.monotonic() - started > 2, "twice as long as it may take to start"
     assert "Job demo-plan waits for its queue gpus: Job suspended\n" in said.getvalue()
     assert said.getvalue().count(f"Job demo-plan waits for its queue gpus: {NO_ROOM}\n") == 1
     assert "has no pods" not in said.getvalue()
@@ -134,7 +133,7 @@ def test_the_reason_is_said_at_the_first_look_that_finds_it(
 
 
 def test_an_mpijob_waits_as_one_and_training_goes_on_after_it_was_suspended_again(
-    server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+    server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
     trained = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
     server.script(
@@ -147,8 +146,7 @@ def test_an_mpijob_waits_as_one_and_training_goes_on_after_it_was_suspended_agai
         active(running("demo-train-launcher-b", "train")),
         trained,
     )
-    wanted = queued("resources.workers=2")
-    assert run_on_kubernetes(wanted, ["train"], reporter, cluster) == {"train": "done"}
+    assert run(["train"], "kubernetes.queue=gpus", "resources.workers=2") == {"train": "done"}
     assert server.created("MPIJob") == ["demo-train"], "the same MPIJob is followed on"
     assert f"MPIJob demo-train waits for its queue gpus: {NO_ROOM}\n" in said.getvalue()
     assert said.getvalue().count("waits for its queue gpus: Preempted to accommodate a higher priority Workload") == 1
@@ -158,23 +156,23 @@ def test_an_mpijob_waits_as_one_and_training_goes_on_after_it_was_suspended_agai
         assert "kueue.x-k8s.io/queue-name" not in replica["template"]["metadata"]["labels"]
 
 
-def test_the_time_to_start_begins_when_it_is_admitted(server: FakeApiServer, cluster: Cluster, reporter: Reporter) -> None:
+def test_the_time_to_start_begins_when_it_is_admitted(server: FakeApiServer, run: Run) -> None:
     stuck = active(unschedulable("p", "0/1 nodes are available: 1 Insufficient cpu."))
     server.watches.extend(["silence"] * 2)
     server.script("demo-plan", stuck, waiting(), stuck, waiting(), stuck, complete(succeeded("p")))
-    assert run_on_kubernetes(queued(), ["plan"], reporter, cluster) == {"plan": "done"}
+    assert run(["plan"], "kubernetes.queue=gpus") == {"plan": "done"}
 
 
 @pytest.mark.parametrize("hidden", ["forbidden", "no Kueue", "older Kueue"])
 def test_workloads_that_cannot_be_read_are_done_without(
-    hidden: str, server: FakeApiServer, cluster: Cluster, reporter: Reporter, said: io.StringIO
+    hidden: str, server: FakeApiServer, said: io.StringIO, run: Run
 ) -> None:
     if hidden == "forbidden":
         server.forbidden = {("list", "workloads")}
     unknown = {"no Kueue": {"v1beta1", "v1beta2"}, "older Kueue": {"v1beta2"}}
     server.versions_unknown = {f"kueue.x-k8s.io/{version}" for version in unknown.get(hidden, ())}
     server.script("demo-plan", waiting(), waiting(), active(running("p")), complete(succeeded("p")))
-    assert run_on_kubernetes(queued(), ["plan"], reporter, cluster) == {"plan": "done"}
+    assert run(["plan"], "kubernetes.queue=gpus") == {"plan": "done"}
     assert (NO_ROOM in said.getvalue()) == (hidden == "older Kueue")
     assert "Job demo-plan waits for its queue gpus" in said.getvalue()
 

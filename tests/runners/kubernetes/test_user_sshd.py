@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.config import load_pipeline
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.manifests import render
-from gaudi_bert.runners.kubernetes.pods import pod_specs
-from gaudi_bert.runners.mpirun import USER_SSH_PORT
+from gaudi_bert.runners.launch import USER_SSH_PORT
 
 USER = 4711
 SETTINGS = load_pipeline(None, ["resources.workers=2", f"kubernetes.user={USER}"])

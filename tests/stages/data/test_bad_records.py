@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import os
 import random
 import struct
-from collections.abc import Callable
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,61 +20,10 @@ from tests.builders.packing_case import make_case
 from tests.oracles.wire import example, frame, random_sequence
 
 QUIET = Reporter(quiet=True)
-LENGTH, PREDICTIONS, RECORDS, BAD = 24, 4, 9, 5
 
 
 def good(seed: int) -> dict:
-    """A legal sequence that has a masked position, and padding."""
-    sequence = random_sequence(random.Random(seed), 12, 2)
-    for name, size in (("input_ids", 24), ("input_mask", 24), ("segment_ids", 24), ("masked_lm_weights", 4)):
-        sequence[name] += [0] * (size - len(sequence[name]))
-    sequence["masked_lm_positions"], sequence["masked_lm_ids"] = [0, 0, 0, 0], [17, 0, 0, 0]
-    sequence["masked_lm_weights"] = [1.0, 0.0, 0.0, 0.0]
-    return sequence
-
-
-def changed(**features: list | None) -> bytes:
-    """A record with some features replaced, or removed where None."""
-    sequence = {**good(1), **features}
-    return frame(example({name: values for name, values in sequence.items() if values is not None}))
-
-
-def mask(text: str) -> list[int]:
-    return [int(character) for character in text.ljust(LENGTH, "0")]
-
-
-def as_bytes_feature() -> bytes:
-    """A record whose input_ids are a BytesList."""
-    usual = example(good(1))
-    return frame(usual.replace(b"input_ids", b"inputXids") + b"")
-
-
-BAD_RECORDS: dict[str, tuple[Callable[[], bytes], str]] = {
-    "missing feature": (lambda: changed(segment_ids=None), "`segment_ids` is missing"),
-    "another name": (as_bytes_feature, "`input_ids` is missing"),
-    "wrong length": (lambda: changed(input_ids=[5] * 23), "`input_ids` has 23 values, 24 are wanted"),
-    "wrong number of predictions": (lambda: changed(masked_lm_ids=[5] * 3), "`masked_lm_ids` has 3 values, 4"),
-    "mixed lengths": (
-        lambda: frame(example(random_sequence(random.Random(3), 32, PREDICTIONS))),
-        "has 32 values, 24 are wanted",
-    ),
-    "mask with a hole": (lambda: changed(input_mask=mask("1101")), "`input_mask` is not 1..1 0..0"),
-    "mask of twos": (lambda: changed(input_mask=mask("112")), "`input_mask` holds 2 at 2"),
-    "length 0": (lambda: changed(input_mask=mask("")), "`input_mask` is all 0"),
-    "position outside": (
-        lambda: changed(input_mask=mask("111"), input_ids=mask("555"), masked_lm_positions=[3, 0, 0, 0]),
-        "`masked_lm_positions` holds 3 at 0, 0 to 2 is allowed",
-    ),
-    "negative token": (lambda: changed(input_ids=[-1] + [0] * 23), "`input_ids` holds -1 at 0"),
-    "token behind the mask": (lambda: changed(input_mask=mask("1"), input_ids=mask("77")), "`input_ids` holds 7 at 1"),
-    "half weight": (lambda: changed(masked_lm_weights=[0.5, 0.0, 0.0, 0.0]), "`masked_lm_weights` holds 0.5 at 0"),
-    "label 2": (lambda: changed(next_sentence_labels=[2]), "`next_sentence_labels` is 2"),
-    "two labels": (lambda: changed(next_sentence_labels=[0, 1]), "`next_sentence_labels` has 2 values"),
-    "not an Example": (lambda: frame(b"\xff\xff\xff\xff\xff\xff"), "not a tf.train.Example"),
-    "flipped bit": (lambda: flip(changed(), 60), "damaged"),
-    "flipped bit in the length": (lambda: flip(changed(), 1), "its length is damaged"),
-    "too long": (lambda: frame(b"", claimed_length=2**40), "longer than any legal record"),
-}
+    return random_sequence(random.Random(seed), 24, 4)
 
 
 def flip(data: bytes, place: int) -> bytes:
@@ -87,30 +39,22 @@ def refused(error: GaudiBertError, *parts: str) -> None:
         assert part in text, text
 
 
-@pytest.mark.parametrize("kind", list(BAD_RECORDS))
-def test_a_bad_record_is_refused_by_file_and_record(tmp_path: Path, kind: str) -> None:
-    make, reason = BAD_RECORDS[kind]
+def test_a_bad_record_is_refused_by_file_and_record(tmp_path: Path) -> None:
+    """What is bad is in tests/records/read/test_scan.py."""
     folder = tmp_path / "records"
     folder.mkdir()
-    before = [frame(example(good(seed))) for seed in range(BAD)]
-    after = [frame(example(good(seed))) for seed in range(RECORDS - BAD - 1)]
-    (folder / "a").write_bytes(b"".join(before))
-    (folder / "b").write_bytes(b"".join([*before, make(), *after]))
-    with pytest.raises(InputError) as caught:
-        histogram(folder, tmp_path / "histogram.json", reporter=QUIET)
-    offset = sum(len(record) for record in before)
-    refused(caught.value, f"{folder / 'b'}: record {BAD} at byte {offset}", reason)
-    assert not (tmp_path / "histogram.json").exists()
-
-
-@pytest.mark.parametrize("cut", [1, 5, 12, 30])
-def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, cut: int) -> None:
-    data = b"".join(frame(example(good(seed))) for seed in range(4))
-    last = len(frame(example(good(3))))
-    (tmp_path / "part").write_bytes(data[: len(data) - last + cut])
-    with pytest.raises(InputError) as caught:
-        histogram(tmp_path / "part", tmp_path / "histogram.json", reporter=QUIET)
-    refused(caught.value, f"record 3 at byte {len(data) - last}", "cut short")
+    before = b"".join(frame(example(good(seed))) for seed in range(5))
+    (folder / "a").write_bytes(before)
+    for bad, reason in (
+        (frame(example({**good(1), "next_sentence_labels": [2]})), "`next_sentence_labels` is 2"),
+        (frame(example(good(1)).replace(b"input_ids", b"inputXids")), "`input_ids` is missing"),
+        (frame(example(random_sequence(random.Random(3), 32, 4))), "has 32 values, 24 are needed"),
+    ):
+        (folder / "b").write_bytes(before + bad + before)
+        with pytest.raises(InputError) as caught:
+            histogram(folder, tmp_path / "histogram.json", reporter=QUIET)
+        refused(caught.value, f"{folder / 'b'}: record 5 at byte {len(before)}", reason)
+        assert not (tmp_path / "histogram.json").exists()
 
 
 def test_what_is_not_there_or_no_tfrecord_is_refused(tmp_path: Path) -> None:
@@ -164,3 +108,57 @@ def test_every_stage_refuses_a_file_that_changed_since_it_was_counted(tmp_path: 
     (case.records / "part-9").unlink()
     write(case.records, case.plan, out, reporter=QUIET)
     assert (out / "metadata.json").read_bytes() == (case.packed / "metadata.json").read_bytes()
+
+
+# --- files that are not records at all: refused by what they are, with the way in
+
+
+def tar_of(names: list[str]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = 3
+            archive.addfile(entry, io.BytesIO(b"abc"))
+    return stream.getvalue()
+
+
+FOREIGN = {
+    "shard-000.tar": (tar_of(["0001.txt"]), "a tar archive, as WebDataset writes them; .*gaudi-bert import"),
+    "shard-000.tar.gz": (
+        gzip.compress(tar_of(["0001.txt"])),
+        "a tar archive, as WebDataset writes them; .*gaudi-bert import",
+    ),
+    "data.idx": (b"MMIDIDX\x00\x00" + bytes(30), r"one of the two files of a Megatron data set .*gaudi-bert import"),
+    "data.bin": (bytes(range(200)), r"one of the two files of a Megatron data set .*gaudi-bert import"),
+    "table.parquet": (b"PAR1" + bytes(40), "a Parquet table; run `gaudi-bert import`"),
+    "table.arrow": (b"ARROW1\0\0" + bytes(40), "an Arrow table; run `gaudi-bert import`"),
+    "nothing.gz": (gzip.compress(b""), "holds no record; remove it"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_foreign_is_named(tmp_path: Path, name: str) -> None:
+    content, reason = FOREIGN[name]
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / name).write_bytes(content)
+    if name == "data.bin":
+        (tmp_path / "records" / "data.idx").write_bytes(FOREIGN["data.idx"][0])
+    with pytest.raises(InputError, match=rf"{name}: .*{reason}") as caught:
+        histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["aaa", "zzz"])
+def test_a_file_of_no_records_is_refused_wherever_it_stands(tmp_path: Path, name: str) -> None:
+    case = make_case(tmp_path, files=2)
+    (case.records / name).write_bytes(gzip.compress(b""))
+    with pytest.raises(InputError, match=rf"{name}: holds no record; remove it, or make it again"):
+        histogram(case.records, tmp_path / "again.json", reporter=QUIET)
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=1)
+    os.rename(case.records / "part-0", os.fsencode(case.records) + b"/part-\xff")
+    with pytest.raises(InputError, match="its name is not UTF-8"):
+        histogram(case.records, tmp_path / "again.json", reporter=QUIET)

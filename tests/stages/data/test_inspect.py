@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.cli.record_view import show_record
+from gaudi_bert.cli.data_commands import show_record
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
-from gaudi_bert.stages.data.inspect import MaskedPosition, RecordView, inspect
+from gaudi_bert.stages.data.inspect import RecordView, inspect
 from tests.builders.packing_case import make_case, packed_keys, sequence_key
 from tests.oracles.wire import example, frame
 
@@ -48,7 +48,7 @@ def test_an_unpacked_record_with_tokens(file: Path) -> None:
     (sequence,) = view.sequences
     assert sequence.tokens == ("[CLS]", "the", "[MASK]", "##se", "[SEP]", "house", "[SEP]")
     assert sequence.segments == ((0, 5), (1, 2))
-    assert sequence.masked == (MaskedPosition(2, 8, "dog"), MaskedPosition(5, 7, "house"))
+    assert [(one.position, one.id, one.token) for one in sequence.masked] == [(2, 8, "dog"), (5, 7, "house")]
     text = shown(view)
     assert "[CLS] the [MASK]→dogse [SEP] house→house [SEP]" in text
     assert "7 tokens (5 + 2) from 0, 2 masked, random next" in text

@@ -10,9 +10,10 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings
-from gaudi_bert.packing.certificate import best_pack_worth
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.packing.certificate import Certificate, check_certificate
 from gaudi_bert.stages.data.plan import plan
+from tests.builders.agree import agree
 from tests.builders.histograms import HISTOGRAMS
 
 QUIET = Reporter(quiet=True)
@@ -69,11 +70,11 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
             for length in strategy:
                 covered[length - 1] += count
     assert covered == source["counts"]
-    totals = result.totals.as_json()
+    totals = result.content.as_json()
     assert totals == made["totals"]
-    assert result.totals.packs - result.totals.lower_bound == result.totals.gap
-    assert result.totals.efficiency == pytest.approx(1 - result.totals.padding_tokens / (16 * result.totals.packs))
-    assert result.totals.packing_factor == pytest.approx(result.totals.sequences / result.totals.packs)
+    assert result.content.packs - result.content.lower_bound == result.content.gap
+    agree(result.content.efficiency, 1 - result.content.padding_tokens / (16 * result.content.packs))
+    agree(result.content.packing_factor, result.content.sequences / result.content.packs)
     assert "seconds" not in (tmp_path / "plan.json").read_text()
 
 
@@ -97,10 +98,10 @@ def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> N
     first = plan([source], out, settings(), reporter=QUIET)
     again = plan([source], out, settings(), reporter=QUIET)
     assert again.skipped
-    assert again.totals == first.totals
-    with pytest.raises(InputError, match=r"settings\.depth: 3 there, 4 asked for"):
+    assert again.content == first.content
+    with pytest.raises(InputError, match=r"settings\.depth: 3 there, 4 requested"):
         plan([source], out, settings(depth=4), reporter=QUIET)
-    assert plan([source], out, settings(depth=4), reporter=QUIET, overwrite=True).totals.packs <= first.totals.packs
+    assert plan([source], out, settings(depth=4), reporter=QUIET, overwrite=True).content.packs <= first.content.packs
     write(source, histogram(3, 100))
     with pytest.raises(InputError, match="histogram_sha256"):
         plan([source], out, settings(depth=4), reporter=QUIET)
@@ -110,7 +111,7 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
     heard = io.StringIO()
     result = plan([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), reporter=Reporter(heard))
     made = json.loads((tmp_path / "plan.json").read_text())
-    assert result.totals.packs == 40_631
+    assert result.content.packs == 40_631
     assert made["writable"] is False
     assert (made["files"], made["groups"][0]["files"], made["masked_slots"]) == ([], [], None)
     assert "cannot be written" in heard.getvalue()
@@ -122,10 +123,9 @@ def test_the_bound_can_be_checked_from_the_plan(tmp_path: Path) -> None:
     group = json.loads((tmp_path / "plan.json").read_text())["groups"][0]
 
     prices = np.array(group["bound_prices"])
-    worth = sum(
-        price * count for price, count in zip(prices.tolist(), json.loads(source.read_text())["counts"], strict=True)
-    )
-    assert -(-worth // best_pack_worth(prices, 3)) == group["lower_bound"] == group["packs"] == 40_195
+    counts = np.array(json.loads(source.read_text())["counts"])
+    proven = check_certificate(Certificate(prices, 3, group["lower_bound"]), counts)
+    assert proven == group["lower_bound"] == group["packs"] == 40_195
 
 
 def test_a_file_larger_than_a_group_is_said(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     result = plan([source], tmp_path / "plan.json", settings(depth="max"), reporter=QUIET)
     made = json.loads((tmp_path / "plan.json").read_text())
-    assert made["depth"] == result.totals.depth_used < 16
+    assert made["depth"] == result.content.depth_used < 16
     assert made["depth"] == max(len(strategy) for group in made["groups"] for strategy, _ in group["strategies"])
     assert made["masked_slots"] == 3 + made["depth"]
 
@@ -148,10 +148,10 @@ def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
 def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     usual = plan([source], tmp_path / "usual.json", settings(), reporter=QUIET)
-    assert usual.totals.masked_slots_needed <= usual.totals.masked_slots == 6
+    assert usual.content.masked_slots_needed <= usual.content.masked_slots == 6
     small = plan([source], tmp_path / "small.json", settings(masked_slots=3), reporter=QUIET)
-    assert small.totals.masked_slots == 3
-    costs = {row.masked_slots: row.packs for row in usual.totals.smaller_masked_slots}
-    assert small.totals.packs == costs.get(3, small.totals.packs)
+    assert small.content.masked_slots == 3
+    costs = {row.masked_slots: row.packs for row in usual.content.smaller_masked_slots}
+    assert small.content.packs == costs.get(3, small.content.packs)
     with pytest.raises(InputError, match="give at least 3"):
         plan([source], tmp_path / "none.json", settings(masked_slots=2), reporter=QUIET)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PrepareSettings
+from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS
 from gaudi_bert.records.wire.example import decode_example
@@ -125,7 +126,7 @@ def test_nothing_is_done_twice_and_other_settings_are_refused(folder: Path) -> N
     run(folder)
     before = content(folder / "out")
     assert run(folder)["skipped"] is True
-    with pytest.raises(InputError, match=r"settings\.seed: 12345 there, 3 asked for"):
+    with pytest.raises(InputError, match=r"settings\.seed: 12345 there, 3 requested"):
         run(folder, seed=3)
     (folder / "text/0.txt").write_text("Another text.\n\nOf two documents.\n")
     with pytest.raises(InputError, match=r"inputs\.text"):
@@ -205,3 +206,60 @@ def test_bad_input_found_by_a_worker_process_is_told_alike(folder: Path) -> None
     (folder / "text/1.txt").write_bytes(b"fine.\n\xff")
     with pytest.raises(InputError, match=r"1\.txt: not UTF-8 at byte 6"):
         run(folder, workers=2)
+
+
+# --- the bytes that `prepare` makes: the same for ever for one seed, and the same after any number of kills.
+
+
+def write_text(path: Path) -> None:
+    """101 documents of words over letters with accents, digits and punctuation."""
+    rng = random.Random(17)
+    words = ["".join(rng.choices("abcdeéöñßñ.,-'σ你0", k=rng.randint(1, 9))) for _ in range(211)]
+    documents = [
+        "\n".join(" ".join(rng.choices(words, k=rng.randint(1, 23))).capitalize() + "." for _ in range(rng.randint(1, 19)))
+        for _ in range(101)
+    ]
+    path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of the vocabulary and the examples with their names."""
+    hashed = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".tfrecord", ".txt"):
+            hashed.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return hashed.hexdigest()
+
+
+def prepared(out: Path, texts: list[Path], **changes: Any) -> str:
+    settings = PrepareSettings(text=tuple(map(str, texts)), **changes)
+    prepare(settings, out, pipeline_folder=out, reporter=Reporter(quiet=True), workers=1)
+    return digest(out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"train_vocab": 300, "max_sequence_length": 41, "max_predictions": 7},
+            "b93479f4359bb0c8ea028441e9897c516dff4ad973dffcedad4800bf01d31c2b",
+        ),
+        (
+            {"train_vocab": 150, "lower_case": False, "whole_word_masking": True, "duplicates": 2, "seed": 3},
+            "b5aa3348234446729cc57a01e7061bd64b3b2046ed004cb3caf36637b728fcd5",
+        ),
+    ],
+)
+def test_the_same_seed_gives_the_same_examples_in_every_version(
+    tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    write_text(tmp_path / "text.txt")
+    assert prepared(tmp_path / "out", [tmp_path / "text.txt"], **changes) == expected
+
+
+def test_examples_of_wikipedia_stay_as_they_were(tmp_path: Path, shared_data: Path) -> None:
+    texts = [shared_data / "wiki-sample" / f"text-{number}.txt" for number in range(2)]
+    assert (
+        prepared(tmp_path / "out", texts, train_vocab=4096, duplicates=2)
+        == "9a836f0c009dffa3791cd899c7794942852023da773dea483edf9df1ebc19ec2"
+    )

@@ -13,7 +13,7 @@ import pytest
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PackingSettings
+from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.pack import pack
 from gaudi_bert.stages.data.plan import plan
@@ -96,7 +96,7 @@ def test_other_settings_are_refused_and_overwritten_when_told(case: PackingCase,
     histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), reporter=QUIET, store=store)
     counted = [Path("s3://bucket/other/histogram.json")]
     plan(counted, out, PackingSettings(depth=2), reporter=QUIET, store=store)
-    with pytest.raises(InputError, match=r"s3://bucket/other/plan.json: made with another settings.depth: 2 there, 3 asked"):
+    with pytest.raises(InputError, match=r"other/plan.json: made with another settings.depth: 2 there, 3 requested"):
         plan(counted, out, PackingSettings(depth=3), reporter=QUIET, store=store)
     assert plan(counted, out, PackingSettings(depth=3), reporter=QUIET, overwrite=True, store=store).skipped is False
 
@@ -104,7 +104,7 @@ def test_other_settings_are_refused_and_overwritten_when_told(case: PackingCase,
 def test_a_folder_that_is_not_ours_is_not_touched(case: PackingCase, s3: S3Server) -> None:
     objects = Objects(quick(s3.endpoint))
     objects.write("s3://bucket/foreign/thesis.txt", b"mine")
-    with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but no settings.json says what made it"):
+    with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but settings.json does not say what made it"):
         write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), reporter=QUIET, store=objects.settings)
     assert contents("s3://bucket/foreign", objects) == {"thesis.txt": b"mine"}
 
@@ -129,7 +129,7 @@ def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path)
     write(case.records, case.plan, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
     assert contents("s3://bucket/there.v2", objects) == files(case.packed)
     proof = verify(case.records, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
-    assert proof.verification.sequences == 51
+    assert proof.content.sequences == 51
 
 
 def test_a_shard_that_is_missing_doubled_or_damaged_is_found(case: PackingCase, s3: S3Server) -> None:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.records.file_contents import Mixing, dropped_packs, is_balanced
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.proof.mixing import Mixing, dropped_packs, is_balanced
 from gaudi_bert.records.wire.crc32c import crc32c
 from gaudi_bert.records.wire.example import decode_example, encode_example
 from gaudi_bert.records.wire.framing import frame, read_records
+from gaudi_bert.stages.data.histogram import histogram
+from gaudi_bert.stages.data.pack import pack
+from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.verify import verify
+from gaudi_bert.stages.data.write import write
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.small_disk import make_read_only, small_disk
 from tests.oracles.wire import split_list
 
 QUIET = Reporter(quiet=True)
@@ -54,7 +63,7 @@ def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Pat
 
 def test_what_write_made_is_verified(case: PackingCase) -> None:
     found = verify(case.records, case.packed, reporter=QUIET, overwrite=True)
-    metadata, result = read_metadata(case.packed), found.verification
+    metadata, result = read_metadata(case.packed), found.content
     assert result.sequences == len(case.sequences)
     assert (result.tokens, result.packs) == (metadata.tokens, metadata.packs)
     assert result.balanced
@@ -64,8 +73,8 @@ def test_what_write_made_is_verified(case: PackingCase) -> None:
 def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tmp_path: Path) -> None:
     other = make_case(tmp_path, files=4, sequences_per_file=30, encode=split_list, depth=5, shard_multiple=3)
     assert (
-        verify(other.records, other.packed, reporter=QUIET).verification.fingerprint
-        == verify(case.records, case.packed, reporter=QUIET).verification.fingerprint
+        verify(other.records, other.packed, reporter=QUIET).content.fingerprint
+        == verify(case.records, case.packed, reporter=QUIET).content.fingerprint
     )
 
 
@@ -170,15 +179,14 @@ def test_swapped_packs_are_still_the_same_sequences(case: PackingCase, tmp_path:
         packs[0], packs[-1] = packs[-1], packs[0]
 
     packed = mutate(case, tmp_path / "packed", swap)
-    assert verify(case.records, packed, reporter=QUIET).verification.sequences == len(case.sequences)
+    assert verify(case.records, packed, reporter=QUIET).content.sequences == len(case.sequences)
 
 
-def break_numbers(packs: Packs) -> None:
-    packs[1]["input_mask"][0] = 2
+def first_of(name: str, value: float) -> Callable[[Packs], None]:
+    def change(packs: Packs) -> None:
+        packs[1][name][0] = value
 
-
-def break_positions(packs: Packs) -> None:
-    packs[1]["positions"][0] = 1
+    return change
 
 
 def break_padding(packs: Packs) -> None:
@@ -191,21 +199,17 @@ def break_starts(packs: Packs) -> None:
     row["next_sentence_positions"][1] += 1
 
 
-def break_weights(packs: Packs) -> None:
-    packs[1]["next_sentence_weights"][0] = 0.5
-
-
 def break_masked_position(packs: Packs) -> None:
     row = next(row for row in packs if row["masked_lm_weights"][0] == 1 and np.any(row["input_mask"] == 2))
     row["masked_lm_positions"][0] = row["next_sentence_positions"][1]
 
 
 BREAKS = {
-    break_numbers: "`input_mask` holds 2 at 0, 1 is right there",
-    break_positions: "`positions` holds 1 at 0, 0 is right there",
+    first_of("input_mask", 2): "`input_mask` holds 2 at 0, 1 is right there",
+    first_of("positions", 1): "`positions` holds 1 at 0, 0 is right there",
     break_padding: "`input_ids` holds 9 at 28, 0 to 0 is allowed there",
     break_starts: "is right there|ascend",
-    break_weights: "`next_sentence_weights` holds 0.5 at 0, 1 is right there",
+    first_of("next_sentence_weights", 0.5): "`next_sentence_weights` holds 0.5 at 0, 1 is right there",
     break_masked_position: "outside of sequence 1",
 }
 
@@ -270,15 +274,14 @@ def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> Non
         verify(records, case.packed, reporter=QUIET)
 
 
-def test_real_data_is_verified_and_fairly_mixed(tmp_path: Path, shared_data: Path) -> None:
-    from gaudi_bert.config import PackingSettings
-    from gaudi_bert.stages.data.pack import pack
-
-    for length in (128, 512):
+def test_real_data_is_well_packed_verified_and_fairly_mixed(tmp_path: Path, shared_data: Path) -> None:
+    for length, efficiency in ((128, 0.99), (512, 0.995)):
         records = shared_data / "wiki-sample" / f"tfrecord-{length}"
-        verified = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET, verified=True).verified
-        assert verified is not None
-        result = verified.verification
+        packed = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET, verified=True)
+        assert packed.written.content.efficiency > efficiency
+        assert len(packed.written.content.shards) == 32
+        assert packed.verified is not None
+        result = packed.verified.content
         assert result.balanced
         assert result.fairly_mixed
         assert result.mixing is not None
@@ -306,3 +309,142 @@ def test_dropped_packs_and_balance() -> None:
     assert list(dropped) == list(range(1, 33))
     assert is_balanced(["packed-00000-00000", "packed-00000-00001", "packed-00001-00000"], [3, 2, 9])
     assert not is_balanced(["packed-00000-00000", "packed-00000-00001"], [3, 1])
+
+
+# --- a folder is verified once, by whatever command; what was written or changed since is verified again.
+
+
+@pytest.fixture
+def own_case(tmp_path: Path) -> PackingCase:
+    return make_case(tmp_path, files=2)
+
+
+def test_what_was_verified_is_not_verified_again_until_it_is_written_anew(own_case: PackingCase) -> None:
+    first = verify(own_case.records, own_case.packed, reporter=QUIET)
+    again = verify(own_case.records, own_case.packed, reporter=QUIET)
+    assert (first.skipped, again.skipped) == (False, True)
+    assert again.content == first.content
+    assert not verify(own_case.records, own_case.packed, reporter=QUIET, overwrite=True).skipped
+    shutil.rmtree(own_case.packed)
+    write(own_case.records, own_case.plan, own_case.packed, reporter=QUIET)
+    assert not verify(own_case.records, own_case.packed, reporter=QUIET).skipped
+    next(own_case.packed.glob("packed-*")).unlink()
+    with pytest.raises(FailedError, match="the shard is missing"):
+        verify(own_case.records, own_case.packed, reporter=QUIET)
+
+
+@pytest.mark.parametrize("side", ["records", "packed"])
+def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_case: PackingCase, side: str) -> None:
+    verify(own_case.records, own_case.packed, reporter=QUIET)
+    if side == "records":
+        changed = own_case.records / "part-1"
+    else:
+        shards = json.loads((own_case.packed / "metadata.json").read_text())["shards"]
+        changed = own_case.packed / next(shard["name"] for shard in shards if shard["packs"])
+    before = changed.read_bytes()
+    changed.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    time.sleep(0.02)
+    os.utime(changed)
+    with pytest.raises(Exception, match=r"damaged|CRC"):
+        verify(own_case.records, own_case.packed, reporter=QUIET)
+    assert not (own_case.packed / "verification.json").exists()
+    changed.write_bytes(before)
+    assert not verify(own_case.records, own_case.packed, reporter=QUIET).skipped
+
+
+def test_a_finished_folder_on_a_read_only_file_system_is_nothing_to_do(own_case: PackingCase, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        histogram_path, plan_path = disk / "histogram.json", disk / "plan.json"
+        settings = PackingSettings(shard_multiple=4)
+
+        def run() -> list[bool]:
+            counted = histogram(own_case.records, histogram_path, reporter=QUIET)
+            planned = plan([histogram_path], plan_path, settings, reporter=QUIET)
+            written = write(own_case.records, plan_path, disk / "packed", reporter=QUIET)
+            proven = verify(own_case.records, disk / "packed", reporter=QUIET)
+            return [counted.skipped, planned.skipped, written.skipped, proven.skipped]
+
+        assert run() == [False] * 4
+        make_read_only(disk)
+        assert run() == [True] * 4
+        assert not verify(own_case.records, disk / "packed", reporter=QUIET, overwrite=True).skipped
+
+
+# --- nothing that metadata.json and the manifests say is believed: each figure is changed once, and found
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    """With a vocabulary that the metadata names."""
+    folder = tmp_path_factory.mktemp("named")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
+    return make_case(folder, files=4, sequences_per_file=30)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def moved(counts: list[int]) -> list[int]:
+    """The same number of sequences and of tokens, at other lengths."""
+    changed = list(counts)
+    first = next(index for index, count in enumerate(counts) if count and index >= 1 and index + 2 < len(counts))
+    second = next(index for index in range(first + 2, len(counts)) if counts[index])
+    for index, change in ((first, -1), (first + 1, 1), (second, -1), (second - 1, 1)):
+        changed[index] += change
+    return changed
+
+
+def more(value: int) -> int:
+    return value + 1
+
+
+METADATA, MANIFEST = "metadata.json", "group-00001.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "change", "reason"),
+    [
+        *((METADATA, key, more, key) for key in ("packs", "sequences", "tokens", "padding_tokens", "gap")),
+        (METADATA, "efficiency", lambda value: value * 0.99, "efficiency"),
+        (METADATA, "packing_factor", lambda value: value * 1.01, "packing_factor"),
+        (METADATA, "shard_multiple", lambda value: 3, "shard_multiple"),
+        (METADATA, "histogram", moved, "histogram"),
+        (METADATA, "vocabulary", lambda value: {**value, "size": 4}, "vocabulary"),
+        (METADATA, "vocabulary", lambda value: {**value, "sha256": "0" * 64}, "vocabulary"),
+        (METADATA, "inputs", lambda value: value[1:], "input file part-0 is not among"),
+        (METADATA, "shards", lambda value: [value[1], value[0], *value[2:]], "out of order"),
+        *((MANIFEST, key, more, f"{key} is") for key in ("sequences", "packs", "tokens", "group")),
+        (MANIFEST, "counts", moved, "histogram of length"),
+        (MANIFEST, "counts", lambda value: value[:-1], "number of counts"),
+        (MANIFEST, "shards", lambda value: value[:-1], "shards is"),
+        (MANIFEST, "plan_sha256", lambda value: "0" * 64, "written by different plans"),
+        (MANIFEST, "format_version", more, "format_version 2"),
+    ],
+)
+def test_every_figure_is_checked(named: PackingCase, tmp_path: Path, file: str, key: str, change, reason: str) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    edit(packed / file, **{key: change(json.loads((packed / file).read_text())[key])})
+    with pytest.raises(FailedError, match=reason):
+        verify(named.records, packed, reporter=QUIET)
+
+
+def test_a_bound_that_cannot_be_proven_is_refused(named: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    content = json.loads((packed / METADATA).read_text())
+    edit(packed / METADATA, lower_bound=content["packs"] + 1, gap=-1)
+    with pytest.raises(FailedError, match=r"lower_bound is \d+, only \d+ packs can be proven"):
+        verify(named.records, packed, reporter=QUIET)
+    edit(packed / METADATA, lower_bound=content["lower_bound"] - 1, gap=content["gap"] + 1)
+    assert verify(named.records, packed, reporter=QUIET).content.packs == content["packs"]
+
+
+def test_manifests_are_those_of_the_groups(named: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    shutil.copy(packed / "group-00001.json", packed / "group-00002.json")
+    with pytest.raises(FailedError, match=r"group-00002\.json: the manifest of a group that metadata\.json does not have"):
+        verify(named.records, packed, reporter=QUIET)
+    (packed / "group-00002.json").unlink()
+    (packed / "group-00000.json").unlink()
+    with pytest.raises(FailedError, match=r"group-00000\.json: cannot read"):
+        verify(named.records, packed, reporter=QUIET)

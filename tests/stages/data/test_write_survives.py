@@ -14,12 +14,10 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.write import write
-from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.small_disk import small_disk
 
 QUIET = Reporter(quiet=True)
-KILLS = tries(12, 50)
 
 
 @pytest.fixture(scope="module")
@@ -33,25 +31,16 @@ def visible(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
 
 
-@pytest.mark.repeated
-def test_killed_again_and_again_and_the_same_bytes_every_time(case: PackingCase, repository: Path, tmp_path: Path) -> None:
-    arguments = [case.records, case.plan, case.packed, tmp_path, str(KILLS), "7"]
-    command = [sys.executable, "-m", "tests.builders.kill_write", *arguments]
-    result = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout.split()[-2]) >= KILLS
-
-
 def test_writers_of_different_groups_share_a_folder(case: PackingCase, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from gaudi_bert.common.progress import Reporter;"
         "from gaudi_bert.stages.data.write import write_shard;"
-        "write_shard(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), (int(sys.argv[4]), 3), "
+        "write_shard(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), (int(sys.argv[4]), 2), "
         "reporter=Reporter(quiet=True))"
     )
     arguments = [case.records, case.plan, tmp_path / "out"]
-    writers = [subprocess.Popen([sys.executable, "-c", code, *arguments, str(number)]) for number in range(3)]
-    assert [writer.wait(timeout=300) for writer in writers] == [0, 0, 0]
+    writers = [subprocess.Popen([sys.executable, "-c", code, *arguments, str(number)]) for number in range(2)]
+    assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
     assert visible(tmp_path / "out") == visible(case.packed)
 
@@ -111,7 +100,7 @@ def test_a_file_that_vanishes_midway_is_said(case: PackingCase, tmp_path: Path, 
     usual = group.uncompressed_bytes
     reads: list[str] = []
 
-    def vanish(file: group.GroupFile) -> int:
+    def vanish(file: group.RecordFile) -> int:
         size = usual(file)
         reads.append(file.name)
         if len(reads) > 6 and file.path.exists():  # after the sizes of all files, when a group is read

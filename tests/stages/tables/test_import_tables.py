@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,11 @@ parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
-from gaudi_bert.records.read.general import canonical_example  # noqa: E402
+from gaudi_bert.records.read.contract import canonical_example  # noqa: E402
 from gaudi_bert.records.schema import UnpackedSchema  # noqa: E402
 from gaudi_bert.records.wire.example import decode_example  # noqa: E402
 from gaudi_bert.records.wire.framing import read_records  # noqa: E402
+from gaudi_bert.stages.results import Made  # noqa: E402
 from gaudi_bert.stages.tables.import_tables import import_tables  # noqa: E402
 
 QUIET = Reporter(quiet=True)
@@ -51,7 +51,7 @@ def test_ragged_rows_without_anything_else(tmp_path: Path, suffix: str, write) -
     source = tmp_path / "source"
     source.mkdir()
     write(source / f"data-00000.{suffix}", pyarrow.table({"input_ids": rows, "text": list("abcde")}))
-    result = import_tables(source, tmp_path / "records", reporter=QUIET)
+    result = import_tables(source, tmp_path / "records", reporter=QUIET).content
     assert result.sequences == 5
     assert (result.max_sequence_length, result.max_predictions) == (5, 1)
     assert result.ignored_columns == ("text",)
@@ -123,18 +123,18 @@ def test_columns_of_the_contract_come_back_as_they_were(tmp_path: Path) -> None:
         ({"input_ids": [["a"], ["b"]]}, "column input_ids holds list<.*string>"),
         ({"tokens": [[1], [2]]}, "has no column input_ids"),
         ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [0, 1]]}, "row 1: its mask is not 1..1 0..0"),
-        ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [1]]}, "row 1: has 1 mask values for 2"),
-        ({"input_ids": [[1, 2], [3, 4]], "labels": [[-100, -100], [-100, 9, 9]]}, "row 1: has 3 labels for 2"),
+        ({"input_ids": [[1, 2], [3, 4]], "attention_mask": [[1, 1], [1]]}, "row 1: attention_mask has 1 values for 2"),
+        ({"input_ids": [[1, 2], [3, 4]], "labels": [[-100, -100], [-100, 9, 9]]}, "row 1: labels has 3 values for 2"),
         (
             {"input_ids": [[1, 0]], "attention_mask": [[1, 0]], "labels": [[-100, 3]]},
             "row 0: labels predict a token in the padding",
         ),
-        ({"input_ids": [[1, 2]], "next_sentence_label": [2]}, "row 0: next_sentence_label is"),
+        ({"input_ids": [[1, 2]], "next_sentence_label": [2]}, "row 0: next_sentence_label: holds 2 at 0, 0 to 1 is allowed"),
         (
             {"input_ids": [[1, 2]], "masked_lm_positions": [[2]], "masked_lm_ids": [[9]]},
             "row 0: masked positions: holds 2 at 0, 0 to 1 is allowed",
         ),
-        ({"input_ids": [[1, 2]], "masked_lm_positions": [[1]]}, "row 0: has masked_lm_positions, but"),
+        ({"input_ids": [[1, 2]], "masked_lm_positions": [[1]]}, "has a column masked_lm_positions, but"),
     ],
 )
 def test_rows_that_are_no_sequences_are_refused(tmp_path: Path, columns: dict, reason: str) -> None:
@@ -177,7 +177,7 @@ def save_to_disk(folder: Path, shards: list[list[list[int]]]) -> None:
 def test_files_of_an_earlier_save_are_no_part_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_to_disk(tmp_path / "saved", [[[1, 2]] * 11, [[3]] * 13, [[4]] * 17])
     save_to_disk(tmp_path / "saved", [[[5, 6, 7], [8]], [[9]]])
-    result = import_tables(tmp_path / "saved", tmp_path / "records", reporter=Reporter())
+    result = import_tables(tmp_path / "saved", tmp_path / "records", reporter=Reporter()).content
     assert (result.files, result.sequences, result.max_sequence_length) == (2, 3, 3)
     assert "state.json does not name data-00000-of-00003.arrow, data-00001-of-00003.arrow" in capsys.readouterr().err
     assert [record["input_ids"].tolist() for record in decoded(tmp_path / "records" / "data-00001-of-00002.tfrecord")] == [
@@ -222,6 +222,6 @@ def test_shards_together_are_the_whole_and_a_second_run_does_nothing(tmp_path: P
         import_tables(source, tmp_path / "shards", shard=(index, 2), reporter=QUIET, **sizes)
     for path in sorted((tmp_path / "whole").iterdir()):
         assert (tmp_path / "shards" / path.name).read_bytes() == path.read_bytes()
-    assert import_tables(source, tmp_path / "whole", reporter=QUIET, **sizes) == replace(whole, skipped=True)
+    assert import_tables(source, tmp_path / "whole", reporter=QUIET, **sizes) == Made(whole.content, skipped=True)
     with pytest.raises(InputError, match="--overwrite"):
         import_tables(source, tmp_path / "whole", max_sequence_length=14, max_predictions=2, reporter=QUIET)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ from hypothesis import strategies as st
 pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
-from gaudi_bert.artefacts.tables import read_table_metadata  # noqa: E402
+from gaudi_bert.artefacts.packed import TableMetadata  # noqa: E402
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
-from gaudi_bert.config import TableSettings  # noqa: E402
+from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.records.packed_folder import read_metadata  # noqa: E402
+from gaudi_bert.stages.results import Made, PackResult  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard  # noqa: E402
 from tests.builders import tables  # noqa: E402
 from tests.builders.properties import examples  # noqa: E402
@@ -53,10 +53,10 @@ def test_every_row_is_there_once(tmp_path: Path, name: str, write: Callable[...,
     write(tmp_path / name, rows)
     result = pack_table(tmp_path / name, tmp_path / "packed", settings(group_sequences=31), reporter=QUIET, verified=True)
     check_packed_table(tmp_path / "packed", rows, 61)
-    assert result.metadata.rows == result.metadata.sequences == 97
+    assert result.written.content.rows == result.written.content.sequences == 97
     assert result.verified is not None
-    assert result.verified.verification.sequences == 97
-    assert sum(result.metadata.histogram) == 97
+    assert result.verified.content.sequences == 97
+    assert sum(result.written.content.histogram) == 97
 
 
 def test_types_stay_as_they_were(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_rows_that_are_too_long(tmp_path: Path, policy: str) -> None:
     result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, reporter=QUIET, verified=True)
     check_packed_table(tmp_path / "out", rows, 61, policy)
     long = [len(row["input_ids"]) for row in rows if len(row["input_ids"]) > 61]
-    effect = result.metadata.too_long
+    effect = result.written.content.too_long
     assert effect.rows == len(long)
     assert effect.dropped_rows == (len(long) if policy == "drop" else 0)
     assert effect.dropped_tokens == {"truncate": sum(long) - 61 * len(long), "split": 0, "drop": sum(long)}[policy]
@@ -167,7 +167,7 @@ def test_rows_that_stay_together(tmp_path: Path, depth: Any, sequences: int, sca
     tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=13)
     chosen = settings(keep_together="conversation", depth=depth, group_sequences=sequences, algorithm="optimal")
     result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET, verified=True)
-    assert result.metadata.groups == (1 if sequences == 500 else 4)
+    assert result.written.content.groups == (1 if sequences == 500 else 4)
     packs = check_packed_table(tmp_path / "out", rows, 61)
     for number in range(45):
         together = [index for index, row in enumerate(rows) if row["conversation"] == number]
@@ -176,7 +176,7 @@ def test_rows_that_stay_together(tmp_path: Path, depth: Any, sequences: int, sca
         if together:
             at = holding[0].index(together[0])
             assert holding[0][at : at + len(together)] == together
-    assert result.metadata.deepest_pack <= (8 if depth == 8 else 61)
+    assert result.written.content.deepest_pack <= (8 if depth == 8 else 61)
 
 
 def test_what_cannot_stay_together_is_named(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_what_cannot_stay_together_is_named(tmp_path: Path) -> None:
         max_sequence_length=8,
     )
     refuse(r"row 1: the 2 rows whose pair is b hold 2 sequences, a pack holds at most 1", keep_together="pair", depth=1)
-    refuse("has no column other with one value a row", keep_together="other")
+    refuse("has no column other with one value per row", keep_together="other")
     rows[2]["pair"] = None
     tables.write_lines(tmp_path / "rows.jsonl", rows)
     refuse("row 2: pair is null", keep_together="pair")
@@ -213,9 +213,9 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
         pack_table_shard(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
     pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
-    assert whole.metadata.groups == 5
+    assert whole.written.content.groups == 5
     check_packed_table(tmp_path / "whole", rows, 61)
-    packs = [[shard.packs for shard in whole.metadata.shards if f"-0000{group}-" in shard.name] for group in range(5)]
+    packs = [[shard.packs for shard in whole.written.content.shards if f"-0000{group}-" in shard.name] for group in range(5)]
     assert all(max(of_group) - min(of_group) <= 1 for of_group in packs)
 
 
@@ -225,7 +225,7 @@ def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
     result = pack_table(
         tmp_path / "rows.parquet", tmp_path / "out", settings(group_sequences=30), reporter=QUIET, verified=True
     )
-    assert result.metadata.groups == 4
+    assert result.written.content.groups == 4
     check_packed_table(tmp_path / "out", rows, 61)
 
 
@@ -234,12 +234,12 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
     before = content(tmp_path / "out")
     again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
-    assert again == replace(first, seconds=None, skipped=True)
+    assert again == PackResult(Made(first.written.content, skipped=True))
     with pytest.raises(InputError, match=r"settings.depth: .*--overwrite"):
         pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
     assert content(tmp_path / "out") == before
     pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)
-    assert read_table_metadata(tmp_path / "out").deepest_pack <= 2
+    assert TableMetadata.read(tmp_path / "out").deepest_pack <= 2
 
 
 def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
@@ -274,15 +274,15 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
         return
     result = pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET, verified=True)
     packs = check_packed_table(folder / "out", rows, slots, policy)
-    assert result.metadata.packs == len(packs)
+    assert result.written.content.packs == len(packs)
     assert max(map(len, packs)) <= (slots if depth == "max" else depth)
-    assert result.metadata.lower_bound <= len(packs)
+    assert result.written.content.lower_bound <= len(packs)
 
 
 def test_a_packed_table_is_no_folder_of_packed_records(tmp_path: Path) -> None:
     tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(9, 61, seed=11))
     pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
-    with pytest.raises(InputError, match="is of a packed table, packed TFRecords are wanted"):
+    with pytest.raises(InputError, match="describes a packed table, not packed TFRecords"):
         read_metadata(tmp_path / "out")
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TableSettings
+from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.tables.sources import is_table
 from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
 from gaudi_bert.stages.tables.verify_table import verify_table
@@ -50,9 +50,9 @@ def test_from_and_to_a_bucket_through_a_bad_server(local: Path, s3: S3Server, tm
         result = pack_table(SOURCE, out, SETTINGS, reporter=QUIET, verified=True, store=store)
         assert sum(proxy.happened.values()) > 3
         assert result.verified is not None
-        assert result.verified.verification.sequences == 123
+        assert result.verified.content.sequences == 123
         assert contents(f"{SOURCE[:-5]}/packed.v2", Objects(quick(s3.endpoint))) == files(local / "packed")
-        assert pack_table(SOURCE, out, SETTINGS, reporter=QUIET, store=store).skipped
+        assert pack_table(SOURCE, out, SETTINGS, reporter=QUIET, store=store).written.skipped
     assert list(tmp_path.iterdir()) == [], "scratch is left"
 
 

@@ -15,7 +15,7 @@ parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
-from gaudi_bert.config import TableSettings  # noqa: E402
+from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.records.tables.sources import file_identity  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
 from gaudi_bert.stages.tables.verify_table import verify_table  # noqa: E402
@@ -145,7 +145,7 @@ def test_what_was_verified_is_not_verified_again(folder: Path) -> None:
     first = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     again = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     assert (first.skipped, again.skipped) == (False, True)
-    assert first.verification == again.verification
+    assert first.content == again.content
 
 
 def test_a_folder_that_is_not_finished(folder: Path) -> None:

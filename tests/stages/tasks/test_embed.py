@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TaskSettings
-from gaudi_bert.stages.tasks import row_windows
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.stages.tasks import answer_rows
+from gaudi_bert.stages.tasks.answer_rows import RowStream, StreamResult
 from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
-from gaudi_bert.stages.tasks.row_windows import StreamResult
+from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
 
 pytestmark = pytest.mark.slow
@@ -70,7 +69,7 @@ def test_every_form_holds_the_same_vectors(folder: Path, data: Path, expected: A
     result = run(folder, data, tmp_path / "v.npy")
     assert (result.rows, result.cut_rows, result.packed) == (25, 0, True)
     vectors = np.load(tmp_path / "v.npy")
-    np.testing.assert_allclose(vectors, expected, atol=1e-5, rtol=0)
+    agree(vectors, expected, 1e-5, scale=1.0)
     run(folder, data, tmp_path / "p.parquet")
     column = parquet.read_table(tmp_path / "p.parquet").column("embedding")
     np.testing.assert_array_equal(np.array(column.to_pylist(), np.float32), vectors)
@@ -85,39 +84,33 @@ def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected
     vectors = np.load(tmp_path / "v.npy")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     assert abs(lengths - 1).max() > 0.01
-    np.testing.assert_allclose(vectors / lengths, expected, atol=1e-5, rtol=0)
-    with pytest.raises(InputError, match=r"another settings.pooling: \"mean\" there, \"cls\" asked for"):
+    agree(vectors / lengths, expected, 1e-5, scale=1.0)
+    with pytest.raises(InputError, match=r"another settings.pooling: \"mean\" there, \"cls\" requested"):
         run(folder, data, tmp_path / "v.npy", EmbedOptions(pooling="cls", normalize=False, packed=False))
     cut = run(folder, data, tmp_path / "w.npy", EmbedOptions(max_sequence_length=5))
     assert cut.cut_rows == 15
 
 
 def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of seven rows; the process ends hard while the third is written."""
-    script = (
-        "import sys; from pathlib import Path; from gaudi_bert.stages.tasks import row_windows\n"
-        "row_windows.WINDOW_ROWS = 7\n"
-        "from gaudi_bert.artefacts.row_stream import RowStream\n"
-        "append, calls = RowStream.append, []\n"
-        "def dying(self, data, progress):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) == 3:\n"
-        "        self._open().write(data[:11]); self._open().flush(); import os; os._exit(9)\n"
-        "    append(self, data, progress)\n"
-        "RowStream.append = dying\n"
-        "from tests.stages.tasks.test_embed import run\n"
-        "run(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))\n"
-    )
-    out = tmp_path / "v.npy"
-    root = Path(__file__).resolve().parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    words = [sys.executable, "-c", script, str(folder), str(data), str(out)]
-    assert subprocess.run(words, cwd=root, env=environment, check=False).returncode == 9
+    """Windows of seven rows. A kill while the third is written leaves what is on the disk then, and a part of it."""
+    append, calls = RowStream.append, []
+
+    def dying(stream: RowStream, window: bytes, progress: Any) -> None:
+        calls.append(stream)
+        if len(calls) == 3:
+            shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+            with (tmp_path / "killed" / ".v.npy.partial").open("ab") as handle:
+                handle.write(window[:11])
+        append(stream, window, progress)
+
+    monkeypatch.setattr(answer_rows, "WINDOW_ROWS", 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowStream, "append", dying)
+        run(folder, data, tmp_path / "whole" / "v.npy")
+    out = tmp_path / "killed" / "v.npy"
     assert not out.exists()
-    monkeypatch.setattr(row_windows, "WINDOW_ROWS", 7)
     assert run(folder, data, out).rows == 25
-    run(folder, data, tmp_path / "whole.npy")
-    assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    assert out.read_bytes() == (tmp_path / "whole" / "v.npy").read_bytes()
 
 
 @pytest.mark.parametrize(

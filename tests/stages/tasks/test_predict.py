@@ -12,6 +12,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.tasks.predict import PredictOptions, predict
+from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,7 @@ def test_classes_of_texts(tmp_path: Path) -> None:
     assert len(answers) == len(TEXTS)
     for text, answer in zip(TEXTS, answers, strict=True):
         expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
-        np.testing.assert_allclose([answer["probabilities"][name] for name in names.values()], expected, atol=1e-5)
+        agree([answer["probabilities"][name] for name in names.values()], expected, 1e-5, scale=1.0)
         assert answer["label"] == names[int(expected.argmax())]
     assert len({answer["label"] for answer in answers}) > 1
 
@@ -73,7 +74,7 @@ def test_several_labels_and_pairs(tmp_path: Path) -> None:
         TEXTS, run(tmp_path / "m", write_rows(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl"), strict=True
     ):
         expected = logits_alone(model, tmp_path / "m", text, "the cat").logits.sigmoid()[0].numpy()
-        np.testing.assert_allclose(list(answer["probabilities"].values()), expected, atol=1e-5)
+        agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
         assert answer["labels"] == [names[place] for place in np.flatnonzero(expected >= 0.5)]
 
 
@@ -82,7 +83,7 @@ def test_numbers(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "x.jsonl", [{"text": text} for text in TEXTS])
     expected = [float(logits_alone(model, tmp_path / "m", text).logits) for text in TEXTS]
     answers = run(tmp_path / "m", data, tmp_path / "y.jsonl")
-    np.testing.assert_allclose([answer["value"] for answer in answers], expected, atol=1e-5)
+    agree([answer["value"] for answer in answers], expected, 1e-5, scale=1.0)
 
 
 def test_tags_with_their_characters(tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_tags_with_their_characters(tmp_path: Path) -> None:
         word = CONTEXT[tag["start"] : tag["end"]]
         assert word == word.strip() != ""
         if " " not in word and word.isalpha():
-            np.testing.assert_allclose(tag["score"], expected[first].max(), atol=1e-5)
+            agree(tag["score"], expected[first].max(), 1e-5, scale=1.0)
     assert answers[0]["tags"]
 
 
@@ -120,7 +121,7 @@ def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
         for mine, theirs in zip(one["answers"], other["answers"], strict=True):
             assert (mine["text"], mine["start"], mine["end"]) == (theirs["text"], theirs["start"], theirs["end"])
             assert CONTEXT[mine["start"] : mine["end"]] == mine["text"]
-            assert mine["score"] == pytest.approx(theirs["score"], abs=1e-5)
+            agree(mine["score"], theirs["score"], 1e-5, scale=1.0)
 
 
 def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import TaskSettings, pipeline_from_mapping
-from gaudi_bert.stages.estimates.estimate_task import estimate_task
+from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.stages.estimate import estimate_task
 from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
 from gaudi_bert.stages.tasks.finetune import finetune
-from gaudi_bert.stages.tasks.finetune_job import FineTuneInput
 from gaudi_bert.stages.tasks.predict import PredictOptions, predict
+from gaudi_bert.stages.training.model_results import FineTuneInput
 from tests.builders.bert_folder import write_bert
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.builders.task_files import write_rows
@@ -50,10 +51,10 @@ def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -
     for name in ("config.json", "model.safetensors", "predictions.jsonl", "settings.json", "metrics.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / "tuned" / name).read_bytes(), name
     assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
-    with pytest.raises(InputError, match=r"--out s3://bucket/tasks/out: fine-tuning has it on this machine; give a place"):
+    with pytest.raises(InputError, match=r"--out s3://bucket/tasks/out: fine-tuning needs it on this machine; give a local"):
         tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", f"{URL}/out")
     labels = {"labels": f"{URL}/labels.txt"}
-    with pytest.raises(InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning has it on this machine"):
+    with pytest.raises(InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning needs it on this machine"):
         tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", task=labels)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: no objects there, or no such bucket"):
         tune(f"{URL}/none.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", store=store)

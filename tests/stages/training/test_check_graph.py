@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from dataclasses import replace
 
-import pytest
 import tensorflow as tf
 
 from gaudi_bert.artefacts.work_folder import WorkFolder
-from gaudi_bert.cli.results import to_json
-from gaudi_bert.config import load_pipeline
-from gaudi_bert.stages.training.check_graph import check_graph, describe_graph
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.model import bert
+from gaudi_bert.stages.training.check_graph import describe_graph
 from gaudi_bert.stages.training.model_results import GraphResult, GraphSizes
-from gaudi_bert.training.graph.check import GraphProblem
-from gaudi_bert.training.graph.report import CardFit, GraphReport
-from tests.builders import training_data
+from gaudi_bert.training.graph import CardFit, GraphProblem, GraphReport
+from tests.builders import training_data as data
+from tests.builders.command_line import Done, run_command
 
 SMALL = ["model.num_hidden_layers=1", "model.hidden_size=8", "model.intermediate_size=6", "training.micro_batch_packs=2"]
-
-
-def test_before_packing_the_settings_give_the_sizes(tmp_path) -> None:
-    settings = load_pipeline(None, [*SMALL, "packing.depth=5", "training.global_batch_sequences=10"])
-    result = check_graph(settings, WorkFolder.of(settings, tmp_path, tmp_path))
-    assert result.sizes == GraphSizes(packs=2, positions=128, masked_slots=25, depth=5, vocabulary=8192)
-    assert (result.report.is_fit, result.accumulation_steps) == (True, 5)
-    printed = to_json(result)
-    assert json.loads(json.dumps(printed)) == printed
-    assert printed["fit"] is True
-    assert {"sizes", "problems", "cards", "peak_bytes", "sizes_from"} <= printed.keys()
-    lines = describe_graph(result)
-    assert lines[-1].startswith("fit for Gaudi")
-    assert any(line.startswith("Gaudi2: up to about ") and line.endswith("2 fits") for line in lines)
-
-
-def test_after_packing_the_metadata_gives_them(tmp_path) -> None:
-    settings = load_pipeline(None, [*SMALL, "training.global_batch_sequences=8"])
-    folder = WorkFolder.of(settings, tmp_path, tmp_path)
-    training_data.write_packed(folder.split("train").packed, training_data.make_packs(8))
-    result = check_graph(settings, folder)
-    assert result.sizes == GraphSizes(
-        packs=2,
-        positions=training_data.LENGTH,
-        masked_slots=training_data.MASKED_SLOTS,
-        depth=training_data.DEPTH,
-        vocabulary=training_data.VOCABULARY,
-    )
-    assert result.accumulation_steps == 2
 
 
 def test_what_does_not_fit_is_shown_and_too_much_is_cut_short() -> None:
@@ -67,22 +36,28 @@ def test_what_does_not_fit_is_shown_and_too_much_is_cut_short() -> None:
     lines = describe_graph(result)
     assert lines[-1] == "not fit for Gaudi"
     assert lines[-2] == "... and 5 more"
-    assert lines[-3] == "mend     string: AsString a in update: a:0 is a string"
+    assert lines[-3].endswith("string: AsString a in update: a:0 is a string")
     assert "Gaudi: not even one pack fits" in lines
     assert "Gaudi2: up to about 8 packs per micro-batch; 9 does not fit" in lines
+    good = replace(result, sizes=GraphSizes(8, 1, 1, 1, 1), report=replace(report, problems=()))
+    lines = describe_graph(good)
+    assert lines[-1].startswith("fit for Gaudi")
+    assert "Gaudi2: up to about 8 packs per micro-batch; 8 fits" in lines
 
 
-def test_the_command_prints_json_and_refuses_an_impossible_model(tmp_path) -> None:
-    def doctor(*more: str) -> subprocess.CompletedProcess[str]:
-        path = tmp_path / "pipeline.yaml"
-        path.write_text("name: small\n")
+def test_before_packing_the_settings_give_the_sizes_and_an_impossible_model_is_refused(tmp_path) -> None:
+    (tmp_path / "pipeline.yaml").write_text("name: small\n")
+
+    def doctor(*more: str) -> Done:
         overrides = [part for each in SMALL for part in ("--set", each)]
-        command = [sys.executable, "-m", "gaudi_bert", "doctor", "--graph", str(path), *overrides, *more]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        return run_command("doctor", "--graph", "pipeline.yaml", *overrides, *more, folder=tmp_path)
 
-    done = doctor("--json")
+    done = doctor("--json", "--set", "packing.depth=5", "--set", "training.global_batch_sequences=10")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["fit"] is True
+    printed = json.loads(done.stdout)
+    assert printed["sizes"] == {"packs": 2, "positions": 128, "masked_slots": 25, "depth": 5, "vocabulary": 8192}
+    assert (printed["fit"], printed["accumulation_steps"], printed["problems"]) == (True, 5, [])
+    assert {"cards", "peak_bytes", "sizes_from"} <= printed.keys()
     refused = doctor("--set", "model.max_position_embeddings=64")
     assert refused.returncode == 2
     assert "the model's max_position_embeddings is 64" in refused.stderr
@@ -91,11 +66,8 @@ def test_the_command_prints_json_and_refuses_an_impossible_model(tmp_path) -> No
     assert "at most 2,147,483,647 can be numbered by int32; make micro-batches smaller" in too_many.stderr
 
 
-def test_a_graph_that_is_not_fit_is_exit_code_1(monkeypatch, tmp_path, capsys) -> None:
+def test_after_packing_the_metadata_gives_them_and_a_graph_that_is_not_fit_is_exit_code_1(monkeypatch, tmp_path) -> None:
     """A model that calls back to Python in its forward pass, from the command line."""
-    from gaudi_bert.cli import main
-    from gaudi_bert.model import bert
-
     encode = bert.encode
 
     def talkative(hidden_TH, *others):
@@ -104,11 +76,16 @@ def test_a_graph_that_is_not_fit_is_exit_code_1(monkeypatch, tmp_path, capsys) -
 
     monkeypatch.setattr(bert, "encode", talkative)
     (tmp_path / "pipeline.yaml").write_text("name: small\n")
-    overrides = [part for each in SMALL for part in ("--set", each)]
-    with pytest.raises(SystemExit) as left:
-        main(["doctor", "--graph", str(tmp_path / "pipeline.yaml"), "--work", str(tmp_path), *overrides])
-    assert left.value.code == 1
-    said = capsys.readouterr()
-    assert "mend     host call: PyFunc" in said.out
-    assert said.out.endswith("not fit for Gaudi\n")
-    assert said.err.splitlines()[-1].endswith("not fit for Gaudi: 4 problems, the first: PyFunc, host call")
+    chosen = [*SMALL, "training.global_batch_sequences=8"]
+    settings = load_pipeline(tmp_path / "pipeline.yaml", chosen)
+    packed = WorkFolder.of(settings, tmp_path / "work", tmp_path).split("train").packed
+    data.write_packed(packed, data.make_packs(8))
+    overrides = [part for each in chosen for part in ("--set", each)]
+    done = run_command("doctor", "--graph", "pipeline.yaml", "--work", tmp_path / "work", *overrides, folder=tmp_path)
+    assert done.returncode == 1
+    sizes = f"2 packs x {data.LENGTH} positions, {data.MASKED_SLOTS} masked slots, depth 3, vocabulary {data.VOCABULARY}"
+    assert done.stdout.startswith(f"small: micro-batches of {sizes} (from {packed})")
+    assert "(2 micro-batches per card)" in done.stdout
+    assert "host call: PyFunc" in done.stdout
+    assert done.stdout.endswith("not fit for Gaudi\n")
+    assert done.stderr.splitlines()[-1].endswith("not fit for Gaudi: 4 problems, the first: PyFunc, host call")

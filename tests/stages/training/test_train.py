@@ -1,28 +1,38 @@
-"""Stage train on tiny data: resumed runs end with the same bits; what must not be overwritten is not."""
+"""Stages train and evaluate on tiny data: resumed runs end with the same bits, wherever and from whatever they go on."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
+import sys
+import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import yaml
 
-from gaudi_bert.artefacts.training import read_training
+from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.stages.training.evaluate import evaluate
+from gaudi_bert.stages.training.model_results import EvaluateResult
 from gaudi_bert.stages.training.train import train
-from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
+from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from tests.builders import training_data as data
+from tests.builders.agree import agree, identical
+from tests.builders.packing_case import make_case
+from tests.builders.reporters import Listener, StopAfter
 from tests.builders.small_disk import make_read_only, small_disk
-from tests.builders.stop_after import StopAfter
 
+QUIET = Reporter(quiet=True)
 MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 TRAINING = {
     "updates": 20,
@@ -35,21 +45,12 @@ TRAINING = {
     "keep_checkpoints": 2,
     "shuffle_packs": 6,
 }
+HELD_OUT = data.make_packs(9, seed=8)
+LAST = "update-00000020.safetensors"
 
 
 def settings(**training) -> PipelineSettings:
     return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
-
-
-class Listener(Reporter):
-    """Keeps what was said."""
-
-    def __init__(self) -> None:
-        super().__init__(io.StringIO())
-
-    @property
-    def text(self) -> str:
-        return self.stream.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +60,14 @@ def packed(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory) -> Path:
-    return data.write_packed(tmp_path_factory.mktemp("data") / "evaluation", data.make_packs(9, seed=8))
+    return data.write_packed(tmp_path_factory.mktemp("data") / "evaluation", HELD_OUT)
 
 
 @pytest.fixture(scope="module")
 def whole_run(packed, held_out, tmp_path_factory) -> Path:
     """Twenty updates without a stop."""
     out = tmp_path_factory.mktemp("run") / "train"
-    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
+    train(settings(), packed, held_out, out, reporter=QUIET)
     return out
 
 
@@ -101,80 +102,21 @@ def test_what_a_run_leaves(whole_run) -> None:
     assert summary["evaluation"]["unigram_baseline"] > 0
 
 
-@pytest.mark.parametrize("stop", [8, 10])
-def test_a_stopped_and_resumed_run_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path, stop) -> None:
-    out = tmp_path / "train"
-    with pytest.raises(StoppedError, match="the same command goes on"):
-        train(settings(), packed, held_out, out, reporter=StopAfter(stop))
-    stopped = checkpoint_digests(out)
-    assert sorted(stopped)[-1] in (f"update-{stop:08d}.safetensors", f"update-{stop + 1:08d}.safetensors")
-    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
-    last = "update-00000020.safetensors"
-    assert checkpoint_digests(out)[last] == checkpoint_digests(whole_run)[last]
-    evaluations = [[line for line in lines_of(run) if line["kind"] == "evaluation"] for run in (out, whole_run)]
-    assert evaluations[0] == evaluations[1]
+def evaluations_of(out: Path) -> list[dict]:
+    return [line for line in lines_of(out) if line["kind"] == "evaluation"]
 
 
-def test_an_evaluation_that_was_due_at_the_stop_is_made_when_the_run_goes_on(packed, held_out, whole_run, tmp_path) -> None:
+def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path) -> None:
+    """The first stop is where an evaluation is due; of the checkpoint that the second leaves, a bit flips."""
     out = tmp_path / "train"
-    with pytest.raises(StoppedError, match="after update 10 of 20"):
+    with pytest.raises(StoppedError, match="after update 10 of 20; the same command goes on"):
         train(settings(log_every_updates=1), packed, held_out, out, reporter=StopAfter(9))
-    assert not any(line["kind"] == "evaluation" for line in lines_of(out))
-    train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
-    evaluations = [[line for line in lines_of(run) if line["kind"] == "evaluation"] for run in (out, whole_run)]
-    assert [line["update"] for line in evaluations[0]] == [10, 20]
-    assert evaluations[0] == evaluations[1]
-
-
-def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_out, whole_run, tmp_path) -> None:
-    out = tmp_path / "train"
-    shutil.copytree(whole_run, out)
-    (out / "training.json").unlink()
-    summary = train(settings(), packed, held_out, out, reporter=Reporter(quiet=True))
-    assert summary.training.evaluation == read_training(whole_run / "training.json").evaluation
-    assert lines_of(out) == lines_of(whole_run)
-
-
-LONG = {"warmup_updates": 12, "micro_batch_packs": 4}
-
-
-@pytest.fixture(scope="module")
-def long_run(packed, held_out, tmp_path_factory) -> Path:
-    """Fifteen updates without a stop, of which twelve are warm-up, of two micro-batches each."""
-    out = tmp_path_factory.mktemp("run") / "long"
-    train(settings(**LONG, updates=15), packed, held_out, out, reporter=Reporter(quiet=True))
-    return out
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_more_updates_may_be_asked_for_when_a_run_is_taken_up(packed, held_out, long_run, tmp_path, finished: bool) -> None:
-    """During the warm-up the rate does not depend on the number of updates, so the bits must be those of the long run."""
-    asked_for, short_run = settings(**LONG, updates=15), settings(**LONG, updates=10)
-    out = tmp_path / "short"
-    if finished:
-        train(short_run, packed, held_out, out, reporter=Reporter(quiet=True))
-    else:
-        with pytest.raises(StoppedError):
-            train(short_run, packed, held_out, out, reporter=StopAfter(5))
-    with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to go on to 15"):
-        train(asked_for, packed, held_out, out, reporter=Reporter(quiet=True))
-    listener = Listener()
-    train(asked_for, packed, held_out, out, reporter=listener, resume=True)
-    assert "training.updates = 10 is raised to 15: the moments are kept" in listener.text
-    last = "update-00000015.safetensors"
-    ends = [read_checkpoint(folder / "checkpoints" / last) for folder in (out, long_run)]
-    for name, value in ends[1].second_moments.items():
-        assert (ends[0].second_moments[name] == value).all()
-        assert (ends[0].variables[name] == ends[1].variables[name]).all()
-    with pytest.raises(InputError, match=r"made with another settings.training.updates: 15 there, 10 asked for"):
-        train(short_run, packed, held_out, out, reporter=Reporter(quiet=True), resume=True)
-
-
-def test_after_a_damaged_checkpoint_the_one_before_is_used(packed, held_out, whole_run, tmp_path) -> None:
-    out = tmp_path / "train"
+    assert evaluations_of(out) == []
     with pytest.raises(StoppedError):
         train(settings(), packed, held_out, out, reporter=StopAfter(16))
+    assert evaluations_of(out) == evaluations_of(whole_run)[:1]
     newest = sorted((out / "checkpoints").iterdir())[-1]
+    assert newest.name in ("update-00000016.safetensors", "update-00000017.safetensors")
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
@@ -182,10 +124,51 @@ def test_after_a_damaged_checkpoint_the_one_before_is_used(packed, held_out, who
     train(settings(), packed, held_out, out, reporter=listener, resume=True)
     assert f"warning: {newest}: not a whole checkpoint" in listener.text
     assert "goes on after update 15" in listener.text
-    last = "update-00000020.safetensors"
-    assert checkpoint_digests(out)[last] == checkpoint_digests(whole_run)[last]
+    assert checkpoint_digests(out)[LAST] == checkpoint_digests(whole_run)[LAST]
+    assert evaluations_of(out) == evaluations_of(whole_run)
     updates = [line["update"] for line in lines_of(out) if line["kind"] == "train"]
     assert updates == sorted(set(updates))
+
+
+def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_out, whole_run, tmp_path) -> None:
+    out = tmp_path / "train"
+    shutil.copytree(whole_run, out)
+    (out / "training.json").unlink()
+    summary = train(settings(), packed, held_out, out, reporter=QUIET)
+    assert summary.training.evaluation == TrainingResult.read(whole_run / "training.json").evaluation
+    assert lines_of(out) == lines_of(whole_run)
+
+
+LONG = {"warmup_updates": 12, "micro_batch_packs": 4}
+
+
+def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed, held_out, tmp_path) -> None:
+    """During the warm-up the rate does not depend on the number of updates, so the bits must be those of one long run.
+
+    That one measures the speed-up that packing brings, which changes no bit either.
+    """
+    listener, out, measured = Listener(), tmp_path / "short", tmp_path / "long"
+
+    def run(updates: int, reporter: Reporter = listener, **options: bool) -> None:
+        train(settings(**LONG, updates=updates), packed, held_out, out, reporter=reporter, **options)
+
+    run(6)
+    with pytest.raises(StoppedError):
+        run(10, StopAfter(8), resume=True)
+    with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to go on to 15"):
+        run(15)
+    run(15, resume=True)
+    assert "training.updates = 10 is raised to 15: the moments are kept" in listener.text
+    with pytest.raises(InputError, match=r"made with another settings.training.updates: 15 there, 10 requested"):
+        run(10, resume=True)
+    long_run = settings(**LONG, updates=15, measure_speedup=True)
+    summary = train(long_run, packed, held_out, measured, reporter=listener)
+    assert summary.training.realized_speedup > 0
+    assert to_json(summary) == json.loads((measured / "training.json").read_text())
+    assert "train: realized speed-up " in listener.text
+    ends = [read_checkpoint(find_checkpoint(folder)) for folder in (out, measured)]
+    identical(ends[0].variables, ends[1].variables)
+    identical(ends[0].second_moments, ends[1].second_moments)
 
 
 def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
@@ -194,44 +177,30 @@ def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
     for resume in (False, True):
         assert train(settings(), packed, held_out, whole_run, reporter=listener, resume=resume).skipped
     assert listener.text.count("nothing to do") == 2
-    with pytest.raises(InputError, match=r"made with another settings.training.learning_rate: 0.001 there, 0.5 asked for"):
+    with pytest.raises(InputError, match=r"made with another settings.training.learning_rate: 0.001 there, 0.5 requested"):
         train(settings(learning_rate=0.5), packed, held_out, whole_run, reporter=listener, resume=True)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_overwrite_starts_anew(packed, tmp_path) -> None:
-    out = tmp_path / "train"
-    with pytest.raises(StoppedError):
-        train(settings(), packed, None, out, reporter=StopAfter(5))
-    first = train(settings(updates=3), packed, None, out, reporter=Reporter(quiet=True), overwrite=True)
-    assert first.training.updates == 3
-    again = train(settings(updates=3), packed, None, out, reporter=Reporter(quiet=True), overwrite=True)
-    assert not again.skipped
+def test_overwrite_starts_anew_and_the_decay_is_counted_from_where_the_setting_says(packed, whole_run, tmp_path) -> None:
+    """The third of three updates, two of them warm-up, at a third of the peak; usually it would be half."""
+    out = Path(shutil.copytree(whole_run, tmp_path / "train"))
+    short = settings(updates=3, warmup_updates=2, log_every_updates=1, decay_from="start")
+    assert train(short, packed, None, out, reporter=QUIET, overwrite=True).training.updates == 3
+    assert not train(short, packed, None, out, reporter=QUIET, overwrite=True).skipped
     assert list(checkpoint_digests(out)) == ["update-00000003.safetensors"]
+    agree([line["learning_rate"] for line in lines_of(out)], [5e-4, 1e-3, 1e-3 / 3])
+    kept = [json.loads((folder / "settings.json").read_text())["settings"]["training"] for folder in (out, whole_run)]
+    assert [each.get("decay_from") for each in kept] == ["start", None]
     with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
-        train(settings(), packed, None, out, reporter=Reporter(quiet=True), overwrite=True, resume=True)
-
-
-def test_the_decay_is_counted_from_where_the_setting_says(packed, tmp_path) -> None:
-    """The third of three updates, two of them warm-up: half of the peak, or a third. The first two are the same."""
-    steps = {}
-    for decay_from in ("warmup", "start"):
-        out = tmp_path / decay_from
-        run = settings(updates=3, warmup_updates=2, save_every_updates=1, keep_checkpoints=3, decay_from=decay_from)
-        train(run, packed, None, out, reporter=Reporter(quiet=True))
-        before, after = (read_checkpoint(file).variables for file in sorted((out / "checkpoints").iterdir())[1:3])
-        steps[decay_from] = {name: after[name] - value for name, value in before.items()}
-        kept = json.loads((tmp_path / f"{decay_from}/settings.json").read_text())["settings"]["training"]
-        assert kept.get("decay_from") == (None if decay_from == "warmup" else "start")
-    for name, step in steps["warmup"].items():
-        np.testing.assert_allclose(steps["start"][name], step * 2 / 3, rtol=1e-3, atol=1e-7, err_msg=name)
+        train(short, packed, None, out, reporter=QUIET, overwrite=True, resume=True)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed, tmp_path) -> None:
     out = tmp_path / "train"
     wild = settings(learning_rate=1e30, warmup_updates=12, clip_norm=0.0, save_every_updates=1, log_every_updates=1)
     with pytest.raises(FailedError, match=r"update \d+: the (loss|gradient) is not finite .*lower training.learning_rate"):
-        train(wild, packed, None, out, reporter=Reporter(quiet=True))
+        train(wild, packed, None, out, reporter=QUIET)
     assert not (out / "training.json").exists()
     for line in lines_of(out):
         assert line["loss"] < float("inf")
@@ -241,7 +210,7 @@ def test_a_finished_run_on_a_read_only_file_system_is_nothing_to_do(packed, held
     with small_disk(tmp_path / "disk", "64m") as disk:
         shutil.copytree(whole_run, disk / "run")
         make_read_only(disk)
-        assert train(settings(), packed, held_out, disk / "run", reporter=Reporter(quiet=True)).skipped
+        assert train(settings(), packed, held_out, disk / "run", reporter=QUIET).skipped
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path) -> None:
@@ -250,25 +219,14 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     plan = to_json(train(run, packed, held_out, tmp_path / "train", reporter=listener, dry_run=True))
     assert plan["dry_run"] is True
     assert plan["accumulation_steps"] == 2
-    assert plan["sequences_per_update"] == pytest.approx(8 * plan["packing_factor"])
+    agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_realized_speedup_is_measured_and_changes_no_bit(packed, held_out, whole_run, tmp_path) -> None:
-    listener = Listener()
-    out = tmp_path / "train"
-    summary = train(settings(measure_speedup=True), packed, held_out, out, reporter=listener)
-    assert summary.training.realized_speedup > 0
-    assert to_json(summary) == json.loads((out / "training.json").read_text())
-    assert "train: realized speed-up " in listener.text
-    ends = [read_checkpoint(find_checkpoint(folder)).variables for folder in (out, whole_run)]
-    assert all((value == ends[1][name]).all() for name, value in ends[0].items())
-
-
 def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) -> None:
     with pytest.raises(InputError, match="target_masked_lm_accuracy: there is no evaluation data"):
-        train(settings(target_masked_lm_accuracy=0.001), packed, None, tmp_path / "one", reporter=Reporter(quiet=True))
+        train(settings(target_masked_lm_accuracy=0.001), packed, None, tmp_path / "one", reporter=QUIET)
     easy = settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=6)
     listener = Listener()
     summary = train(easy, packed, held_out, tmp_path / "two", reporter=listener)
@@ -303,5 +261,132 @@ def test_bad_data_leaves_nothing_that_looks_finished(tmp_path) -> None:
     shard.write_bytes(content)
     out = tmp_path / "train"
     with pytest.raises(InputError, match=r"packed-00000-00002.tfrecord: record 0 "):
-        train(settings(), folder, None, out, reporter=Reporter(quiet=True))
+        train(settings(), folder, None, out, reporter=QUIET)
     assert not (out / "training.json").exists()
+
+
+# --- stage evaluate: the figures of a checkpoint, packed beside unpacked
+
+
+def test_packed_and_unpacked_figures_are_those_of_the_end_of_training(held_out, whole_run, tmp_path) -> None:
+    unpacked = data.write_unpacked(tmp_path / "unpacked", HELD_OUT)
+    out = tmp_path / "evaluation.json"
+    result = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
+    assert json.loads(out.read_text()) == to_json(result)
+    again = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
+    assert again == EvaluateResult(result.evaluation, skipped=True)
+    assert to_json(again) == {**to_json(result), "skipped": True}
+    packed_alone = evaluate(held_out, whole_run, out=out, reporter=QUIET)
+    assert "unpacked" not in to_json(packed_alone)
+    found = result.evaluation
+    assert found.update == 20
+    assert found.largest_difference < 1e-5
+    for name, value in TrainingResult.read(whole_run / "training.json").evaluation.as_json().items():
+        agree(getattr(found, name), value, 1e-6, scale=1.0)
+        agree(getattr(found.unpacked, name), value, 1e-5, scale=1.0)
+
+
+def test_other_sequences_are_not_the_same_figures_and_no_checkpoint_is_one_line(held_out, whole_run, tmp_path) -> None:
+    other = data.write_unpacked(tmp_path / "unpacked", HELD_OUT[1:])
+    with pytest.raises(FailedError, match="their figures differ by"):
+        evaluate(held_out, whole_run, unpacked=other, out=tmp_path / "evaluation.json", reporter=QUIET)
+    assert not (tmp_path / "evaluation.json").exists()
+    with pytest.raises(InputError, match="no checkpoint there"):
+        evaluate(held_out, tmp_path, reporter=QUIET)
+
+
+# --- with stand-ins for Gaudi's and Horovod's packages: the order of the calls, and taking up runs elsewhere
+
+
+def on_device(device: str, updates: int = 3) -> PipelineSettings:
+    return settings(device=device, updates=updates, warmup_updates=0, log_every_updates=1)
+
+
+class EnoughError(Exception):
+    """What was to be seen has been seen."""
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """What was called of `habana_frameworks`, which has one card."""
+    made: list[str] = []
+    package, module = types.ModuleType("habana_frameworks"), types.ModuleType("habana_frameworks.tensorflow")
+    module.load_habana_module = lambda: made.append("load_habana_module")
+    package.tensorflow = module
+    monkeypatch.setitem(sys.modules, "habana_frameworks", package)
+    monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
+    monkeypatch.setenv("TF_HCCL_MEMORY_ALLOWANCE_MB", "1536")
+    physical = tf.config.list_physical_devices
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["card"] if kind == "HPU" else physical(kind))
+    return made
+
+
+def test_processes_are_connected_then_the_card_is_loaded_then_the_model_is_made(
+    monkeypatch, calls, packed, tmp_path
+) -> None:
+    horovod = types.ModuleType("horovod.tensorflow")
+    horovod.init = lambda: calls.append("hvd.init")
+    horovod.rank, horovod.size, horovod.local_size = (lambda: 0), (lambda: 2), (lambda: 2)
+    horovod.Sum = "sum"
+    horovod.allreduce = lambda values, **_: tf.convert_to_tensor(values)
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    monkeypatch.setattr(HorovodCommunicator, "watched", lambda self, _: nullcontext(self))
+    monkeypatch.setattr(HorovodCommunicator, "sum_array", lambda self, values: np.asarray(values, np.float64))
+
+    def make(self, *_, **options) -> None:
+        calls.append(f"the model, compiled={options['compiled']}, {options['compute_dtype']}")
+        raise EnoughError
+
+    monkeypatch.setattr(BertForPretraining, "__init__", make)
+    with pytest.raises(EnoughError):
+        train(on_device("hpu"), packed, None, tmp_path / "run", reporter=QUIET)
+    assert calls == ["hvd.init", "load_habana_module", "the model, compiled=False, float32"]
+
+
+def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -> None:
+    """What changes on Gaudi is said; what began there, or went through it, stays plain on a CPU."""
+    out, listener = tmp_path / "run", Listener()
+
+    def is_compiled() -> bool:
+        stored = newest_settings(out / "checkpoints")
+        assert stored is not None
+        return stored["compiled_kernels"]
+
+    with pytest.raises(StoppedError):
+        train(on_device("cpu"), packed, None, out, reporter=StopAfter(1))
+    assert (is_compiled(), calls) == (True, [])
+    train(on_device("hpu"), packed, None, out, reporter=listener, resume=True)
+    assert (is_compiled(), calls) == (False, ["load_habana_module"])
+    assert "note: the run began with kernels compiled for a CPU; from here on dropout draws other places" in listener.text
+    train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
+    assert is_compiled() is False
+
+
+# --- on records that are packed as they are read
+
+ON_THE_FLY = settings(updates=8, warmup_updates=2, global_batch_sequences=12, micro_batch_packs=4, log_every_updates=2)
+
+
+def test_a_stopped_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("word\n" * data.VOCABULARY)
+    case = make_case(tmp_path, files=3, sequences_per_file=13, seed=5, ids=data.VOCABULARY)
+    plan = {"data": case.records, "evaluation_data": None, "on_the_fly": case.plan}
+    whole = train(ON_THE_FLY, out=tmp_path / "whole", reporter=QUIET, **plan)
+    assert whole.training.sequences > len(case.sequences)
+    with pytest.raises(StoppedError):
+        train(ON_THE_FLY, out=tmp_path / "stopped", reporter=StopAfter(4), **plan)
+    resumed = train(ON_THE_FLY, out=tmp_path / "stopped", reporter=QUIET, resume=True, **plan)
+    assert resumed.training.sequences == whole.training.sequences
+    last = "update-00000008.safetensors"
+    assert checkpoint_digests(tmp_path / "stopped")[last] == checkpoint_digests(tmp_path / "whole")[last]
+
+
+def test_records_that_are_not_the_plans_are_refused(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=2)
+    (case.records / "part-1").rename(case.records / "other")
+    with pytest.raises(InputError, match="plan"):
+        train(ON_THE_FLY, case.records, None, tmp_path / "out", reporter=QUIET, on_the_fly=case.plan)
+    assert not (tmp_path / "out").exists()

@@ -103,18 +103,13 @@ def test_a_wrong_gradient_is_found(monkeypatch):
         verify_model(checkpoint=None, data=None, reporter=QUIET)
 
 
-def test_data_that_the_model_cannot_take_is_refused(tmp_path, checkpoint):
+def test_what_cannot_be_verified_is_refused(tmp_path, checkpoint):
     data = training_data.write_packed(tmp_path / "data", training_data.make_packs(3), vocabulary=10**6)
-    with pytest.raises(InputError, match="vocab_size"):
-        verify_model(checkpoint=checkpoint, data=data, reporter=QUIET)
-
-
-def test_missing_checkpoint_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no checkpoint there"):
-        verify_model(checkpoint=tmp_path, data=None, reporter=QUIET)
-
-
-def test_weights_without_settings_are_refused(tmp_path):
-    write_checkpoint(tmp_path, Checkpoint(1, {"bert/pooler/dense/bias": np.zeros(3, np.float32)}))
-    with pytest.raises(InputError, match="no model settings"):
-        verify_model(checkpoint=tmp_path, data=None, reporter=QUIET)
+    write_checkpoint(tmp_path / "bare", Checkpoint(1, {"bert/pooler/dense/bias": np.zeros(3, np.float32)}))
+    for model, records, reason in (
+        (checkpoint, data, "vocab_size"),
+        (tmp_path / "data", None, "no checkpoint there"),
+        (tmp_path / "bare", None, "no model settings"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            verify_model(checkpoint=model, data=records, reporter=QUIET)

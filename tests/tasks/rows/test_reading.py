@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config import TaskSettings
+from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.rows.reading import read_rows, windows
 from gaudi_bert.tasks.rows.types import IdsRow, QuestionRow, Row, TaggedRow, TextRow
 
@@ -123,7 +123,7 @@ def test_windows_of_rows() -> None:
 
 BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": "a"', "classification", {}, "row 2: not JSON"),
-    ("x.jsonl", "[1]", "classification", {}, "row 1: [1] is no object"),
+    ("x.jsonl", "[1]", "classification", {}, "row 1: [1] is not an object"),
     ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", {}, "row 1: has no 'text', only 'txt', 'label'"),
     ("x.jsonl", '{"text": "a"}', "classification", {}, "row 1: has no 'label'"),
     ("x.jsonl", '{"text": " ", "label": "b"}', "classification", {}, "row 1: text is empty"),
@@ -142,7 +142,7 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
         '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}',
         "question-answering",
         {},
-        "row 1: the answer 'at' does not stand at 0, 'ca' does",
+        "row 1: the answer 'at' is not at 0, 'ca' is",
     ),
     ("x.json", '{"data": [{}]}', "question-answering", {}, "is not SQuAD's JSON"),
     ("x.json", json.dumps(SQUAD), "classification", {}, "SQuAD's JSON is for question-answering"),
@@ -154,7 +154,7 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.csv", "good,joy\nbad,fear\n", "classification", {}, "without a header line, name all: --columns text,label,id"),
     ("x.csv", 'text,label\n"a,b\n', "classification", {}, "row 2: not CSV"),
     ("x.jsonl", b'{"text": "\xff"}', "classification", {}, "row 1: not UTF-8 at its byte 10"),
-    ("x.xyz", "a", "classification", {}, "its ending says no format"),
+    ("x.xyz", "a", "classification", {}, "unknown ending"),
     ("x.jsonl", "{}", "classification", {"columns": ("text",)}, "--columns is for CSV and TSV"),
     ("x.parquet", "no", "classification", {}, "not a Parquet table"),
 ]
@@ -190,5 +190,5 @@ def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="row 3: label is 2; --labels names 0 to 1"):
         next(found)
     write(labels, "no\nno\n")
-    with pytest.raises(InputError, match="row 2: 'no' stands there twice"):
+    with pytest.raises(InputError, match="row 2: 'no' is listed twice"):
         rows_of(path, "classification", labels=str(labels))

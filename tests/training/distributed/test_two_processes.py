@@ -7,11 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.training.evaluate import evaluate
@@ -20,7 +24,9 @@ from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, wr
 from gaudi_bert.training.distributed.communicator import Communicator
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
+from tests.builders import two_finetunes as finetunes
 from tests.builders import two_processes as script
+from tests.builders.agree import agree, identical
 
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
 
@@ -50,10 +56,16 @@ def records(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(records, tmp_path_factory) -> Path:
+def files(tmp_path_factory) -> Path:
+    """Rows of tasks, and a model to fine-tune."""
+    return finetunes.write_files(tmp_path_factory.mktemp("rows") / "files")
+
+
+@pytest.fixture(scope="module")
+def results(records, files, tmp_path_factory) -> Path:
     """What two processes left (see `builders/two_processes.py`)."""
     out = tmp_path_factory.mktemp("two")
-    done = in_two_processes("two_processes", records, out)
+    done = in_two_processes("two_processes", records, files, out)
     assert done.returncode == 0, done.stdout + done.stderr
     return out
 
@@ -76,7 +88,8 @@ def test_sums_and_broadcasts_are_the_same_in_both(ranks) -> None:
     assert ranks[0]["bits"] == ranks[1]["bits"]
 
 
-@pytest.mark.parametrize("case", ["global-1", "global-3", "lamb", "balanced"])
+@pytest.mark.repeated
+@pytest.mark.parametrize("case", [case for case in script.CASES if case != "local"])
 def test_two_processes_are_one_big_batch(results, case) -> None:
     """The parameters after five updates, however the packs are shared out."""
     arguments = {**script.CASES[case], "micro_batches": 1}
@@ -137,18 +150,15 @@ def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, 
     stored.settings["training"]["threads"] = None  # this process has its threads
     alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=Reporter(quiet=True)))
     together = ranks[0]["evaluated"]
-    assert ranks[1]["evaluated"] is None
-    assert together.keys() == alone.keys()
-    for name, value in alone.items():
-        assert together[name] == pytest.approx(value, abs=1e-9) if isinstance(value, float) else together[name] == value, (
-            name
-        )
+    identical(ranks[1]["evaluated"], together)
+    agree(together, alone, 1e-9, scale=1.0)
 
 
 def test_two_processes_share_three_shards_and_the_target_stops_the_run_for_both(ranks, results) -> None:
     assert ranks[0]["trained"]["reached_target"]
     assert ranks[0]["trained"]["updates"] < 12
-    assert (ranks[0]["trained"]["processes"], ranks[1]["trained"]) == (2, None)
+    assert ranks[0]["trained"]["processes"] == 2
+    identical(ranks[1]["trained"], ranks[0]["trained"])
     update = ranks[0]["trained"]["updates"]
     assert [file.name for file in checkpoint_files(results / "trained" / "checkpoints")] == [
         f"update-{update:08d}.safetensors"
@@ -165,3 +175,74 @@ def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(records, tm
     # Two micro-batches make an update: it sleeps in the second one of update 2.
     assert re.search(r"update 2: no sign of work for 1\d s, and the other processes wait for it", said)
     assert not (tmp_path / "out" / "training.json").exists()
+
+
+# --- fine-tuning and its evaluation
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("task", finetunes.RUNS)
+def test_the_weights_after_five_updates_are_those_of_one_process(task, files, results, tmp_path) -> None:
+    finetunes.fine_tuned(files, task, tmp_path / "one")
+    one, two = tmp_path / "one", results / "tasks" / task
+    alone, together = FineTuning.read(one / "metrics.json"), FineTuning.read(two / "metrics.json")
+    packs = alone.packs * alone.epochs
+    assert (alone.updates, together.updates) == (5, 5)
+    assert packs % 6 != 0, "the last update must be ragged"
+    assert (alone.sequences, alone.packs, alone.evaluated_rows) == (
+        together.sequences,
+        together.packs,
+        together.evaluated_rows,
+    )
+    weights, others = load_file(one / "model.safetensors"), load_file(two / "model.safetensors")
+    assert weights.keys() == others.keys()
+    assert max(float(np.abs(value - others[name]).max()) for name, value in weights.items()) <= 1e-6
+    start = load_file(files / "bert" / "model.safetensors")
+    moved = [np.abs(value - weights[f"bert.{name}"]).max() for name, value in start.items() if f"bert.{name}" in weights]
+    assert max(moved) > 1e-3
+    lines = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (one, two)]
+    for ours, theirs in zip(*lines, strict=True):
+        for name in ("kind", "update", "sequences", "tokens", "evaluated_rows", "evaluated_sequences"):
+            assert ours.get(name) == theirs.get(name)
+        for name in ("loss", "gradient_norm"):
+            agree(ours.get(name, 0), theirs.get(name, 0), 1e-5, scale=1.0)
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("rows", finetunes.EVALUATED_ROWS)
+def test_an_evaluation_by_two_is_that_by_one(rows, files, results) -> None:
+    """One row is one batch: the second process has nothing to do and gives nothing."""
+    model = results / "tasks" / finetunes.EVALUATED_TASK
+    alone = finetunes.as_json(finetunes.evaluated(model, files / f"evaluation-{rows}.jsonl", Communicator()))
+    both = [json.loads((results / "tasks" / f"evaluations-{rank}.json").read_text())[str(rows)] for rank in range(2)]
+    identical(both[1], both[0])
+    assert both[0]["rows"] == alone["rows"] == rows
+    agree(both[0]["logits"], alone["logits"], 1e-6)
+    agree(both[0]["figures"], alone["figures"], 1e-6)
+
+
+@dataclass(frozen=True)
+class OneOfMany(Communicator):
+    """A process that keeps what it gives to the sums."""
+
+    given: list[np.ndarray] = field(default_factory=list, compare=False)
+
+    def sum_array(self, values: Any) -> np.ndarray:
+        self.given.append(np.array(values, np.float64))
+        return self.given[-1]
+
+
+@pytest.mark.parametrize("size", [3, 7])
+def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(size, files, results) -> None:
+    model, path = results / "tasks" / finetunes.EVALUATED_TASK, files / "evaluation-19.jsonl"
+    whole = OneOfMany()
+    expected = finetunes.evaluated(model, path, whole)
+    shares = [OneOfMany(rank, size) for rank in range(size)]
+    for share in shares:
+        finetunes.evaluated(model, path, share)
+    sums, logits = (sum(share.given[number] for share in shares) for number in range(2))
+    agree(sums, whole.given[0], 1e-9)
+    agree(logits, expected.logits)
+    shared = sum((share.given[1] != 0).any(axis=1).astype(int) for share in shares)
+    assert shared.max() == 1, "a token that two processes answered"
+    assert any(not share.given[1].any() for share in shares) == (size > 5)

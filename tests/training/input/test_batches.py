@@ -1,4 +1,4 @@
-"""Records to batches: nothing lost, the same order every time, taken up anywhere; every bad input in one line."""
+"""Records and rows to batches: nothing lost, the same order every time, resumed anywhere; bad input in one line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored
+from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches
-from gaudi_bert.training.input.source import check_fits, open_source
-from gaudi_bert.training.input.value_limits import ValueLimits
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.schema import PackedSchema
+from gaudi_bert.tasks.rows.types import Sequences
+from gaudi_bert.tasks.task import task_named
+from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, evaluation_batches, training_batches
+from gaudi_bert.training.input.source import ShardCache, check_fits, open_source
+from gaudi_bert.training.input.task_data import TaskData, task_batches
 from tests.builders import training_data as data
 from tests.builders.effort import tries
+from tests.builders.packing_case import make_case
+from tests.builders.s3_server import S3Server, quick, upload
 
 CONFIG = BertConfig(
     vocab_size=data.VOCABULARY,
@@ -195,9 +205,9 @@ def write_one(folder: Path, change) -> Path:
 @pytest.mark.parametrize(
     ("feature", "values", "expected"),
     [
-        ("input_ids", np.arange(5), "feature `input_ids` has 5 values, 23 are wanted"),
+        ("input_ids", np.arange(5), "feature `input_ids` has 5 values, 23 are needed"),
         ("segment_ids", None, "feature `segment_ids` is missing"),
-        ("masked_lm_weights", np.zeros(9), "feature `masked_lm_weights` has 9 values, 4 are wanted"),
+        ("masked_lm_weights", np.zeros(9), "feature `masked_lm_weights` has 9 values, 4 are needed"),
         ("input_ids", np.full(data.LENGTH, 99), "input_ids[0] = 99, allowed are 0 .. 60"),
         ("masked_lm_ids", np.full(data.PREDICTIONS, -1), "masked_lm_ids[0] = -1, allowed are 0 .. 60"),
         ("next_sentence_labels", np.array([2]), "next_sentence_labels[0] = 2, allowed are 0 .. 1"),
@@ -229,3 +239,92 @@ def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) ->
     for path in packed.glob("*.tfrecord"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert "no metadata.json" in one_error(tmp_path)
+
+
+# --- shards from a bucket within a bound of local disk: what is read is what lies there, whatever had to go meanwhile
+
+
+def test_records_in_any_order_within_the_bound(s3: S3Server, tmp_path: Path) -> None:
+    case = make_case(tmp_path / "case", files=3, sequences_per_file=17)
+    metadata = read_metadata(case.packed)
+    sizes = {shard.name: shard.bytes for shard in metadata.shards}
+    store, room = quick(s3.endpoint), 2 * max(sizes.values())
+    upload(case.packed, "s3://bucket/cached", Objects(store))
+    names, schema = list(sizes), PackedSchema.of(metadata)
+    local = RecordFiles([case.packed / name for name in names], schema)
+    packs, rng = [shard.packs for shard in metadata.shards], np.random.default_rng(5)
+    with mirrored(Path("s3://bucket/cached"), store) as folder:
+        cache = ShardCache(folder, sizes, room)
+        stored = RecordFiles([folder / name for name in names], schema, packs, cache.bring)
+        for _ in range(23):
+            files = rng.choice(np.flatnonzero(packs), 2).astype(np.int64)
+            records = np.array([rng.integers(metadata.shards[file].packs) for file in files], np.int64)
+            found, wanted = stored.read(files, records), local.read(files, records)
+            assert all((found[name] == wanted[name]).all() for name in wanted)
+            assert sum(path.stat().st_size for path in folder.iterdir()) <= room
+
+
+def test_what_an_epoch_needs_must_fit(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path, {f"{n}": 50 for n in range(4)}, 100)
+    cache.check_room(2)
+    for processes in (1, 3):
+        with pytest.raises(
+            InputError, match=r"a process reads 200 bytes of shards per epoch, store.cache_bytes is 100; raise it"
+        ):
+            cache.check_room(processes)
+
+
+# --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere
+
+LENGTHS = np.random.default_rng(2).integers(2, 12, 53)
+
+
+def make_data(depth: int | str = 4) -> TaskData:
+    offsets = np.concatenate([[0], np.cumsum(LENGTHS)])
+    ids = np.repeat(np.arange(len(LENGTHS)), LENGTHS).astype(np.int32) + 5
+    sequences = Sequences(
+        np.arange(len(LENGTHS)), offsets, ids, np.zeros(len(ids), np.int8), target=np.arange(len(LENGTHS)).astype(np.int32)
+    )
+    return TaskData.planned(Path("x"), "x", (), sequences, max_sequence_length=23, algorithm="optimal", depth=depth)
+
+
+def task():
+    return task_named("classification")(TaskSettings(), [str(number) for number in range(53)])
+
+
+def packs_in(batches) -> list[tuple[int, ...]]:
+    """The targets of each pack, in order; () for an empty one."""
+    return [
+        tuple(targets[weights > 0].tolist())
+        for batch in batches
+        for targets, weights in zip(batch["targets"], batch["target_weights"], strict=True)
+    ]
+
+
+def test_every_epoch_holds_every_sequence_once_in_other_packs() -> None:
+    data = make_data()
+    each = data.packing.packs
+    found = packs_in(islice(task_batches(data, task(), 3, 2, TrainingOrder(7, 0)), -(-2 * each // 3) + 1))
+    first, second, after = found[:each], found[each : 2 * each], found[2 * each :]
+    for epoch in (first, second):
+        assert sorted(number for pack in epoch for number in pack) == list(range(53))
+    assert {tuple(sorted(pack)) for pack in first} != {tuple(sorted(pack)) for pack in second}
+    assert all(pack == () for pack in after)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_share_the_packs_of_one(size: int) -> None:
+    data, batches = make_data(), 5
+    alone = packs_in(islice(task_batches(data, task(), 3 * size, 3, TrainingOrder(7, 0)), batches))
+    shares = [
+        packs_in(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0, rank, size)), batches)) for rank in range(size)
+    ]
+    assert [shares[number % size][number // size] for number in range(len(alone))] == alone
+
+
+def test_a_stream_is_taken_up_after_any_batch() -> None:
+    data = make_data("max")
+    whole = list(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0)), 12))
+    later = list(islice(task_batches(data, task(), 3, 3, TrainingOrder(7, 0, packs_done=21)), 5))
+    for one, other in zip(whole[7:], later, strict=True):
+        assert {name: values.tobytes() for name, values in one.items()} == {name: v.tobytes() for name, v in other.items()}

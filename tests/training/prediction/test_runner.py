@@ -11,10 +11,10 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.packs import Packs
 from gaudi_bert.tasks.rows.types import Sequences
-from gaudi_bert.training.prediction.embedder import Embedder
-from gaudi_bert.training.prediction.runner import PackRunner
-from gaudi_bert.training.prediction.shapes import Part, WindowPlan, plan_window
+from gaudi_bert.training.prediction import Embedder, PackRunner
 from gaudi_bert.training.weights.sources import Weights, read_weights
+from gaudi_bert.training.window_plan import Part, WindowPlan, plan_window
+from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_bert
 
 pytestmark = pytest.mark.slow
@@ -75,14 +75,14 @@ def test_vectors_of_packs(
     plan = plan_window(sequences.lengths, hidden_size=24, one_length=64 if one_shape else None)
     assert plan.gain > 1.5
     found = runner(weights, pooling, one_shape=one_shape, batch_tokens=5 * 64).run(sequences, plan)
-    np.testing.assert_allclose(found, alone[pooling], atol=1e-5, rtol=0)
+    agree(found, alone[pooling], 1e-5, scale=1.0)
 
 
 def test_normalised_vectors_have_length_one(weights: Weights, sequences: Sequences, alone: dict[str, Any]) -> None:
     plan = plan_window(sequences.lengths, hidden_size=24)
     found = runner(weights, "mean", normalize=True).run(sequences, plan)
     expected = alone["mean"] / np.linalg.norm(alone["mean"], axis=1, keepdims=True)
-    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+    agree(found, expected, 1e-5, scale=1.0)
 
 
 def test_answers_of_tokens_come_home(sequences: Sequences) -> None:
@@ -105,7 +105,7 @@ def test_what_was_packed_is_a_matter_of_the_plan_alone(weights: Weights, sequenc
     np.testing.assert_array_equal(one, two)
     packs = Packs(np.arange(61)[::-1].copy(), np.arange(62))
     backwards = WindowPlan((Part(64, 1, packs),), plan.tokens, 61 * 64, 1.0)
-    np.testing.assert_allclose(runner(weights, "mean").run(sequences, backwards), one, atol=1e-5, rtol=0)
+    agree(runner(weights, "mean").run(sequences, backwards), one, 1e-5, scale=1.0)
 
 
 def test_weights_without_an_encoder(weights: Weights) -> None:

@@ -1,8 +1,10 @@
-"""Weights from three kinds of files, to the bit; and the one rule of what fits."""
+"""Weights from three kinds of files, to the bit; the one rule of what fits; folders of models that are served."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +12,25 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
+from gaudi_bert.stages.training.export import export
+from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
+from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
+from gaudi_bert.tasks.rows.types import TextRow
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
-from gaudi_bert.training.weights.google_checkpoint import (
-    find_google_checkpoint,
-    read_google_checkpoint,
+from gaudi_bert.training.weights.sources import (
+    load_weights,
+    read_weights,
     write_google_checkpoint,
 )
-from gaudi_bert.training.weights.sources import load_weights, read_weights
+from gaudi_bert.training.weights.task_models import SentenceFolder, read_sentence_folder
+from tests.builders.agree import agree
+from tests.stages.tasks.test_predict import TEXTS, logits_alone, write_model
 
 SIZES = {
     "vocab_size": 11,
@@ -138,8 +149,7 @@ def test_what_tf1_saver_writes_while_training_is_read_without_the_optimiser(tmp_
         tf.compat.v1.get_variable("global_step", initializer=np.int64(28252), use_resource=False)
         session.run(tf.compat.v1.global_variables_initializer())
         prefix = tf.compat.v1.train.Saver().save(session, str(tmp_path / "model.ckpt"), global_step=28252)
-    assert find_google_checkpoint(tmp_path) == find_google_checkpoint(tmp_path / "model.ckpt-28252.index")
-    for path in (prefix, tmp_path):
+    for path in (prefix, tmp_path, tmp_path / "model.ckpt-28252.index"):
         weights = read_weights(path)
         assert (weights.kind, weights.config) == ("google", None)
         assert_equal(weights.variables, values)
@@ -170,7 +180,7 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
         read_weights(folder)
     (folder / "model.safetensors").write_bytes(content)
     (folder / "config.json").unlink()
-    with pytest.raises(InputError, match=r"no config\.json beside it; copy the whole folder"):
+    with pytest.raises(InputError, match=r"no config\.json next to it; copy the whole folder"):
         read_weights(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"pytorch_model\.bin only; save it with"):
@@ -181,7 +191,7 @@ def test_damage_is_one_line_with_its_remedy(tmp_path) -> None:
         read_weights(google)
     write_google_checkpoint(tmp_path / "other.ckpt", {"dense/kernel": np.zeros(3, np.float32)})
     with pytest.raises(InputError, match="holds no variable below bert/"):
-        read_google_checkpoint(tmp_path / "other.ckpt")
+        read_weights(tmp_path / "other.ckpt")
     write_google_checkpoint(google / "second.ckpt", values_of(model))
     with pytest.raises(InputError, match="holds 2 TF1 checkpoints; name one"):
         read_weights(google)
@@ -195,3 +205,76 @@ def test_our_files_are_told_from_others(tmp_path) -> None:
     assert (is_checkpoint(ours), is_checkpoint(theirs)) == (True, False)
     ours.rename(tmp_path / "renamed.safetensors")
     assert read_weights(tmp_path / "renamed.safetensors").kind == "gaudi-bert"
+
+
+# --- a fine-tuned model as a SavedModel: rows alone and packs get the logits that transformers gives
+
+pytestmark = pytest.mark.slow
+
+
+def test_packs_are_served(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=3)
+    out = tmp_path / "served"
+    sizes = export(tmp_path / "m", out, kind="savedmodel", rows=2, reporter=Reporter(quiet=True)).sizes
+    assert sizes == {"B": 2, "L": 64, "S": 16}
+    assert (out / "assets" / "vocab.txt").is_file()
+    texts = TEXTS[:5]
+    rows = [TextRow(number, text) for number, text in enumerate(texts, 1)]
+    tokenizer = open_tokenizer(tmp_path / "m")
+    sequences = tokenize_rows(rows, tokenizer, task=None, settings=TaskSettings(), max_sequence_length=64)
+    packs = Packs(np.array([4, 1, 0, 3, 2]), np.array([0, 3, 5]))
+    placed = place_packs(sequences, packs, np.arange(2), BatchShape(2, 64, 16))
+    features = {name: tf.constant(value) for name, value in placed.features(sequences).items() if name != "sequence_weights"}
+    signatures = tf.saved_model.load(str(out)).signatures
+    found = np.zeros((5, 3), np.float32)
+    placed.scatter_sequences(signatures["packed"](**features)["logits"].numpy(), found)
+    expected = np.concatenate([logits_alone(model, tmp_path / "m", text).logits.numpy() for text in texts])
+    agree(found, expected, 1e-5, scale=1.0)
+    alone = place_packs(sequences, Packs(np.arange(2), np.arange(3)), np.arange(2), BatchShape(2, 64, 1)).features(sequences)
+    row_inputs = {name: tf.constant(alone[name]) for name in ("input_ids", "input_mask", "segment_ids")}
+    served = signatures["serving_default"](**row_inputs)["logits"].numpy()[:, 0]
+    agree(served, expected[:2], 1e-5, scale=1.0)
+
+
+# --- what folders of sentence-transformers say, in its older and newer forms
+
+
+def write(folder: Path, modules: list[str], pooling: dict[str, Any], transformer: dict[str, Any] | None = None) -> Path:
+    paths = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize", "Dense": "2_Dense"}
+    listed = [
+        {"idx": n, "type": f"sentence_transformers.models.{kind}", "path": paths[kind]} for n, kind in enumerate(modules)
+    ]
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    if transformer is not None:
+        (folder / "sentence_bert_config.json").write_text(json.dumps(transformer), encoding="utf-8")
+    return folder
+
+
+def test_a_folder_like_minilm(tmp_path: Path) -> None:
+    pooling = {"word_embedding_dimension": 384, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    settings = {"max_seq_length": 256, "do_lower_case": False}
+    folder = write(tmp_path / "a", ["Transformer", "Pooling", "Normalize"], pooling, settings)
+    assert read_sentence_folder(folder) == SentenceFolder("mean", True, 256, False)
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean", "max"])
+def test_the_newer_form(tmp_path: Path, mode: str) -> None:
+    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"embedding_dimension": 3, "pooling_mode": mode})
+    found = read_sentence_folder(folder)
+    assert found is not None
+    assert (found.pooling, found.normalize, found.max_sequence_length) == (mode, False, None)
+
+
+def test_what_cannot_be_done(tmp_path: Path) -> None:
+    assert read_sentence_folder(tmp_path) is None
+    mean = {"pooling_mode_mean_tokens": True}
+    with pytest.raises(InputError, match="has a module Dense"):
+        read_sentence_folder(write(tmp_path / "dense", ["Transformer", "Pooling", "Dense"], mean))
+    with pytest.raises(InputError, match="only one of cls, mean and max"):
+        read_sentence_folder(write(tmp_path / "two", ["Transformer", "Pooling"], {**mean, "pooling_mode_max_tokens": True}))
+    with pytest.raises(InputError, match="pools by pooling_mode_lasttoken"):
+        read_sentence_folder(write(tmp_path / "last", ["Transformer", "Pooling"], {"pooling_mode_lasttoken": True}))

@@ -1,0 +1,105 @@
+"""Local copies of objects, for what is read as a whole.
+
+Text, weights and tables are read by libraries that want files, more than once and in any order. They are fetched before,
+into a mirrored bucket, so that they lie to one another as the objects do.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from gaudi_bert.artefacts.histogram_parts import complete_parts, histogram_parts
+from gaudi_bert.artefacts.store.location import in_store, url_of
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, names_in, shown
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.places import StoreSettings
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+@contextmanager
+def mirrored_bucket(place: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+    """The local path that stands for a URL, of which nothing is there yet; a path of this machine as it is."""
+    if not in_store(place):
+        yield Path(place)
+        return
+    bucket, key = _bucket_and_key(place)
+    with mirrored(Path(bucket), store) as folder:
+        yield folder / key
+
+
+def fetch_below(path: Path) -> None:
+    """Fetch an object, all objects below a prefix, or those that a pattern means."""
+    folder, pattern = _split_pattern(path)
+    if not pattern:
+        fetch(path)
+        if path.is_file():
+            return
+    names = [name for name in names_in(folder) if _matches(name, pattern)]
+    if not names:
+        raise InputError(f"{shown(path)}: no objects there, or no such bucket; check the URL")
+    fetch(*(folder / name for name in names))
+
+
+@contextmanager
+def local_copy(place: str | Path, store: StoreSettings | None = None) -> Iterator[Path]:
+    """A file or folder to read: itself, or a copy of the object or of those below a prefix."""
+    with local_copies([place], store) as (path,):
+        yield path or Path(place)
+
+
+@contextmanager
+def local_copies(places: Sequence[str | Path | None], store: StoreSettings | None = None) -> Iterator[list[Path | None]]:
+    """As `local_copy`, of several. What two of them mean has one copy, so that its path is the same."""
+    with ExitStack() as stack:
+        buckets: dict[str, Path] = {}
+
+        def copy(place: str | Path) -> Path:
+            if not in_store(place):
+                return Path(place)
+            bucket, key = _bucket_and_key(place)
+            if bucket not in buckets:
+                buckets[bucket] = stack.enter_context(mirrored(Path(bucket), store))
+            fetch_below(buckets[bucket] / key)
+            return buckets[bucket] / key
+
+        yield [None if place is None else copy(place) for place in places]
+
+
+def _bucket_and_key(place: str | Path) -> tuple[str, str]:
+    scheme, _, rest = url_of(place).partition("://")
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", key
+
+
+def _split_pattern(path: Path) -> tuple[Path, str]:
+    """A path as the folder before the first part with a wildcard, and the rest."""
+    parts = _bucket_and_key(shown(path))[1].split("/")
+    for number, part in enumerate(parts):
+        if _MAGIC.search(part):
+            return path.parents[len(parts) - number - 1], "/".join(parts[number:])
+    return path, ""
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name is meant; what is fetched too much (`*` also passes a slash here) is left out by who reads."""
+    return not pattern or fnmatch.fnmatchcase(name, pattern.replace("**/", "*"))
+
+
+def exists(path: Path, store: StoreSettings | None = None) -> bool:
+    """Whether a file is there, on a disk or in a store."""
+    return Objects(store).info(path) is not None if in_store(path) else path.exists()
+
+
+def found_histograms(histogram: Path, store: StoreSettings | None = None) -> list[Path]:
+    """As `histogram_parts`, on a disk or in a store."""
+    if not in_store(histogram):
+        return histogram_parts(histogram)
+    if exists(histogram, store):
+        return [histogram]
+    return complete_parts(histogram, Objects(store).list(histogram.parent, only_here=True))

@@ -1,0 +1,299 @@
+"""The door to object stores: a local folder that mirrors what lies at a URL.
+
+`mirrored(path)` gives a stage a local folder to work in: the one it was given, or scratch in front of an object store.
+There a file goes up as soon as it is whole (`common.files` tells us), in the order in which files become whole. So the file
+that says that an artefact is finished goes up last, as it is written last on a disk: who finds it finds all that it names.
+Files that grow line by line go up when a stage says `publish`; hidden files stay here.
+What an earlier run left comes down when a stage asks for it. Two writers put equal bytes, so they need no lock.
+
+The functions here take local paths. For a path that is in no mirrored folder they do what is right on a disk, mostly
+nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gaudi_bert.artefacts.store.location import in_store, url_of
+from gaudi_bert.artefacts.store.objects import ObjectInfo, Objects
+from gaudi_bert.common.errors import GaudiBertError
+from gaudi_bert.common.files import explained_os_errors, whole_files_go_to
+from gaudi_bert.config.places import StoreSettings
+
+
+@dataclass(frozen=True)
+class _Mirrored:
+    """A mirrored folder.
+
+    Attributes:
+        listed: what the store said of files when they were listed: they must still be so when they are fetched.
+        same: size and time of the local files that are as the store has them.
+    """
+
+    folder: Path
+    url: str
+    objects: Objects
+    listed: dict[Path, ObjectInfo] = field(default_factory=dict)
+    same: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    def url_of(self, path: Path) -> str:
+        return "/".join((self.url, *path.relative_to(self.folder).parts))
+
+    def is_visible(self, path: Path) -> bool:
+        return not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
+
+    def put_whole(self, path: Path) -> None:
+        if self.is_visible(path):
+            self.put(path)
+
+    def put(self, path: Path) -> None:
+        state = _state(path)
+        self.listed.pop(path, None)
+        self.objects.put(path, self.url_of(path))
+        self.same[path] = state
+
+    def look_up(self, path: Path) -> ObjectInfo | None:
+        info = self.objects.info(self.url_of(path))
+        if info is not None:
+            self.listed[path] = info
+        return info
+
+    def fetch(self, path: Path) -> None:
+        """Fetch what must be there."""
+        self.objects.fetch(self.url_of(path), path, self.listed.get(path))
+        self.same[path] = _state(path)
+
+    def fetch_if_there(self, path: Path) -> None:
+        if path in self.listed or self.look_up(path) is not None:
+            self.fetch(path)
+
+    def remove(self, path: Path) -> None:
+        self.listed.pop(path, None)
+        self.same.pop(path, None)
+        self.objects.remove(self.url_of(path))
+
+    def each(self, do: Callable[[Path], None], paths: Iterable[Path]) -> None:
+        with ThreadPoolExecutor(self.objects.settings.connections) as pool:
+            for _ in pool.map(do, paths):
+                pass
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+_MIRRORED: dict[Path, _Mirrored] = {}
+
+
+def _mirrored_folder_of(path: Path) -> _Mirrored | None:
+    if not _MIRRORED:
+        return None
+    return next((_MIRRORED[folder] for folder in (path, *path.parents) if folder in _MIRRORED), None)
+
+
+@contextmanager
+def mirrored(path: Path, store: StoreSettings | None = None) -> Iterator[Path]:
+    """The local folder to work in for the folder `path`: itself; or empty scratch, for a URL, which errors then name."""
+    if not in_store(path):
+        yield path
+        return
+    objects, url = Objects(store), url_of(path)
+    with scratch_folder(objects.settings.scratch) as scratch:
+        # A path with an ending is taken for a file, and this is a folder, whatever its name.
+        folder = scratch / Path(url).name.replace(".", "_")
+        folder.mkdir()
+        mirror = _Mirrored(folder, url, objects)
+        _MIRRORED[folder] = mirror
+        try:
+            with _named_as_url(folder, url), whole_files_go_to(mirror.put_whole, folder):
+                yield folder
+        finally:
+            del _MIRRORED[folder]
+
+
+@contextmanager
+def _named_as_url(folder: Path, url: str) -> Iterator[None]:
+    """Name objects by their URLs in errors that name their local copies."""
+    try:
+        yield
+    except GaudiBertError as error:
+        message = str(error).replace(str(folder), url)
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
+
+
+def is_mirrored(path: Path) -> bool:
+    """Whether `path` is in a mirrored folder."""
+    return _mirrored_folder_of(path) is not None
+
+
+def shown(path: Path) -> str:
+    """How messages name a local path: by its URL, where it has one."""
+    mirror = _mirrored_folder_of(path)
+    return str(path) if mirror is None else mirror.url_of(path)
+
+
+def fetch(*paths: Path) -> None:
+    """Bring down those of `paths` that the store has and that are not here yet."""
+    mirror = _mirrored_folder_of(paths[0]) if paths else None
+    if mirror is not None:
+        mirror.each(mirror.fetch_if_there, [path for path in paths if not path.exists()])
+
+
+def publish(*paths: Path) -> None:
+    """Put files that grow, and the visible files of folders that hold some, one of `paths` after the other.
+
+    Files that the store has as they are, because they went up when they became whole, are left out.
+    """
+    for path in paths:
+        mirror = _mirrored_folder_of(path)
+        if mirror is not None:
+            files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+            changed = [file for file in files if mirror.is_visible(file) and mirror.same.get(file) != _state(file)]
+            mirror.each(mirror.put, changed)
+
+
+def release(*paths: Path) -> None:
+    """Remove local copies of files that are in the store and are not read here again."""
+    for path in paths:
+        if is_mirrored(path):
+            path.unlink(missing_ok=True)
+
+
+def remove(*paths: Path) -> None:
+    """Remove files and folders; of a mirrored folder, also the objects."""
+    for path in paths:
+        mirror = _mirrored_folder_of(path)
+        if mirror is not None:
+            mirror.remove(path)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def names_in(folder: Path) -> list[str]:
+    """What is in a folder, sorted: names of its files and folders; in a store, of all objects below it, relative to it."""
+    mirror = _mirrored_folder_of(folder)
+    if mirror is None:
+        return sorted(path.name for path in folder.iterdir())
+    return list(mirror.objects.list(mirror.url_of(folder)))
+
+
+def files_in(folder: Path) -> dict[str, ObjectInfo]:
+    """The visible files in a folder, by name. Those of a store must not change between this and their being fetched."""
+    mirror = _mirrored_folder_of(folder)
+    if mirror is None:
+        visible = (path for path in folder.iterdir() if not path.name.startswith(".") and path.is_file())
+        return {path.name: ObjectInfo(path.stat().st_size, "") for path in visible}
+    found = mirror.objects.list(mirror.url_of(folder), only_here=True)
+    files = {name: info for name, info in found.items() if not name.startswith(".")}
+    mirror.listed.update({folder / name: info for name, info in files.items()})
+    return files
+
+
+def last_change(path: Path) -> float:
+    """When a file was last changed, in seconds since 1970; infinite where a store does not say it, or was not asked."""
+    mirror = _mirrored_folder_of(path)
+    if mirror is None:
+        return path.stat().st_ctime
+    info = mirror.listed.get(path)
+    return math.inf if info is None or info.modified is None else info.modified
+
+
+# --- files fetched in the order in which they are read, the next ones while the present are worked on
+
+
+@contextmanager
+def read_ahead(batches: Sequence[Sequence[Path]], ahead: int = 1) -> Iterator[ReadAhead]:
+    """Files of one folder to be read batch by batch, and once; a store's are fetched `ahead` batches before their turn."""
+    mirror = next((_mirrored_folder_of(path) for batch in batches for path in batch), None)
+    if mirror is None:
+        yield ReadAhead()
+        return
+    with ThreadPoolExecutor(mirror.objects.settings.connections, thread_name_prefix="read-ahead") as pool:
+        try:
+            yield _FetchAhead(mirror, batches, ahead, pool)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class ReadAhead:
+    """Batches of files, each of them there while it is used; here those that are there anyway."""
+
+    @contextmanager
+    def batch(self, number: int) -> Iterator[None]:
+        """The files of batch `number` are there inside the block; each is asked for once, in order or nearly so."""
+        yield
+
+
+class _FetchAhead(ReadAhead):
+    """Batches of files of a store, which are removed here when they have been used."""
+
+    def __init__(self, mirror: _Mirrored, batches: Sequence[Sequence[Path]], ahead: int, pool: ThreadPoolExecutor) -> None:
+        self._mirror, self._batches, self._ahead, self._pool = mirror, batches, ahead, pool
+        self._lock = threading.Lock()
+        self._fetches: list[list[Future[None]]] = []
+
+    @contextmanager
+    def batch(self, number: int) -> Iterator[None]:
+        with self._lock:
+            for batch in self._batches[len(self._fetches) : number + 1 + self._ahead]:
+                self._fetches.append([self._pool.submit(self._mirror.fetch, path) for path in batch])
+        try:
+            for fetched in self._fetches[number]:
+                fetched.result()
+            yield
+        finally:
+            release(*self._batches[number])
+
+
+# --- scratch: removed when the command ends; a kernel lock dies with its process, so that the next command also removes what
+# a killed one left behind
+
+_PREFIX = "gaudi-bert-scratch-"
+
+
+@contextmanager
+def scratch_folder(parent: str | None) -> Iterator[Path]:
+    """An empty folder below `parent` (None: where the system keeps temporary files)."""
+    place = Path(parent or tempfile.gettempdir())
+    with explained_os_errors(place, "make scratch"):
+        place.mkdir(parents=True, exist_ok=True)
+        _remove_what_was_left(place)
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_what_was_left(place: Path) -> None:
+    """Remove the scratch of processes that are gone: nobody holds its lock."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except OSError:
+            continue  # another user's, or another process just removed it
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,253 @@
+"""Commands that tell what packing would give, before anything is written: estimate, compare; and the tables they print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gaudi_bert.cli import arguments, output
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter, count_of, human_bytes, human_seconds
+
+_Picture = Annotated[Path | None, typer.Option(help="Also draw a chart, as PNG or SVG.")]
+
+
+def estimate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="TFRecords, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
+            show_default=False,
+        ),
+    ],
+    depths: Annotated[
+        str | None, typer.Option(help="Depths to compare.", show_default="1,2,3,4,8,max; with --task 3,6,12,max")
+    ] = None,
+    algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
+    picture: _Picture = None,
+    details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
+    task: Annotated[str | None, typer.Option(help="SOURCE holds rows of this task: classification, ...")] = None,
+    model: Annotated[Path | None, typer.Option(help="With --task: a folder with the tokenizer.")] = None,
+    row_lengths: Annotated[str, typer.Option(help="With --task: row lengths to compare, in tokens.")] = "128,256,384,512",
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="With --task: names of the columns of a table without a header.")
+    ] = None,
+    set_: arguments.Set = None,
+    json: arguments.Json = False,
+) -> None:
+    """Show what packing would give at each depth and with each algorithm; nothing is written."""
+    from gaudi_bert.stages.estimate import estimate as run
+
+    if task is not None:
+        _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
+        return
+    requested = (depths or "1,2,3,4,8,max").split(",")
+    result = run(source, depths=requested, algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
+    output.print_result(result, json, describe_details if details else describe_estimate)
+
+
+def _estimate_task(
+    source: str,
+    task: str,
+    model: Path | None,
+    row_lengths: str,
+    depths: str,
+    columns: str | None,
+    set_: list[str] | None,
+    json: bool,
+) -> None:
+    from gaudi_bert.stages.estimate import estimate_task, parse_depth
+
+    if model is None:
+        raise InputError("--task needs --model DIR, a folder with the tokenizer")
+    if not all(length.strip().isdigit() and int(length) >= 3 for length in row_lengths.split(",")):
+        raise InputError(f"--row-lengths {row_lengths}: write whole numbers from 3, with commas between")
+    result = estimate_task(
+        source,
+        model,
+        arguments.task_settings(set_, columns, name=task),
+        row_lengths=[int(length) for length in row_lengths.split(",")],
+        depths=[parse_depth(depth) for depth in depths.split(",")],
+        reporter=Reporter(),
+    )
+    output.print_result(result, json, describe_task_estimate)
+
+
+def compare(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="LENGTHS",
+            help="Lengths (.npy, .txt, FILE.parquet:COLUMN), a histogram.json, a shipped one, or TFRecords.",
+            show_default=False,
+        ),
+    ],
+    max_sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Slots per pack; default: the longest length.", show_default=False)
+    ] = None,
+    depth: arguments.Depth = None,
+    picture: _Picture = None,
+    json: arguments.Json = False,
+) -> None:
+    """Compare our packing with that of TRL, seqpacker, NeMo, axolotl and grain, and with the proven bound."""
+    from gaudi_bert.stages.compare import compare as run
+
+    result = run(source, max_sequence_length=max_sequence_length, depth=depth or "max", picture=picture, reporter=Reporter())
+    output.print_result(result, json, _describe_comparison)
+
+
+# --- the tables of `estimate`
+
+_LABEL_WIDTH = 26
+
+
+def describe_estimate(result: Mapping[str, Any]) -> list[str]:
+    """The lines for a first look: efficiency and distance from the proven bound at each depth, and the best packing."""
+    rows = [row for row in result["rows"] if row["gap"] is not None]
+    depths = sorted({row["depth"] for row in rows}, key=lambda depth: (depth == "max", depth))
+    lines = [*_headline(result), ""]
+    if rows:
+        bounds = [max(row["lower_bound"] for row in rows if row["depth"] == depth) for depth in depths]
+        lines += [
+            "Share of slots that hold tokens, by the most sequences that a pack may hold:",
+            _cells("", [f"{depth:,}" if depth != "max" else "max" for depth in depths]),
+            *_table(rows, depths, lambda row: f"{100 * row['efficiency']:.2f} %"),
+            "",
+            "Packs above the proven minimum:",
+            *_table(rows, depths, lambda row: f"{row['gap']:,}"),
+            _cells("proven minimum", [f"{bound:,}" for bound in bounds]),
+            "",
+            _conclusion(result, rows),
+        ]
+    lines += [
+        f"{row['algorithm']}: padded to the longest of a batch, {100 * row['efficiency']:.2f} % of the slots hold tokens"
+        for row in result["rows"]
+        if row["gap"] is None
+    ]
+    return lines
+
+
+def describe_details(result: Mapping[str, Any]) -> list[str]:
+    """Every row with its time and memory, packs of other lengths, and packing compared with un-padding."""
+    lines = [*_headline(result), "", *_all_rows(result)]
+    lines += ["", "packs of another length (LPFHP; slots and attention relative to one sequence per row):"]
+    lines += [
+        f"  {row['max_sequence_length']:>6}: {row['packs']:>12,} packs, efficiency {100 * row['efficiency']:.2f} %,"
+        f" {row['fewer_slots']:.3f} x fewer slots, attention x {row['attention_cost']:.3f}"
+        for row in result["length_scan"]
+    ]
+    lines += ["", "speed-up by number of accelerators: un-padding (paper E) / ideal un-padding of these data / packing:"]
+    lines += [
+        f"  {row['accelerators']:>6}: {row['unpadding']:.3f} / {row['ideal_unpadding']:.3f} / {row['packing']:.3f}"
+        for row in result["unpadding"]["rows"]
+    ]
+    return lines
+
+
+def describe_task_estimate(result: Mapping[str, Any]) -> list[str]:
+    """Packs, and sequences in each, by the length of a row and by depth."""
+    rows = result["rows"]
+    depths = list(dict.fromkeys(row["depth"] for row in rows))
+    lines = [
+        f"{result['source']}: {count_of(result['sequences'], 'sequence')} ({result['task']}), {result['mean_length']:.2f} "
+        f"tokens on average, the longest {result['longest']:,}",
+        "",
+        "Packs (sequences in each), by tokens of a row and the most sequences that a pack may hold:",
+        f"  {'row':>6} {'cut':>8}" + "".join(f"{depth:>20}" for depth in depths),
+    ]
+    for length in dict.fromkeys(row["max_sequence_length"] for row in rows):
+        own = [row for row in rows if row["max_sequence_length"] == length]
+        cells = [f"{row['packs']:,} ({row['packing_factor']:.3f})" for row in own]
+        lines.append(f"  {length:>6} {own[0]['cut']:>8,}" + "".join(f"{cell:>20}" for cell in cells))
+    above = [row for row in rows if row["gap"]]
+    lines += ["", "Not proven to be the fewest possible:" if above else "No packing needs fewer: each is proven optimal."]
+    lines += [
+        f"  rows of {row['max_sequence_length']}, depth {row['depth']}: the proven minimum is {row['lower_bound']:,}"
+        for row in above
+    ]
+    return lines
+
+
+def _headline(result: Mapping[str, Any]) -> list[str]:
+    share, least = result["tokens"] / (result["sequences"] * result["max_sequence_length"]), result["token_bound"]
+    return [
+        f"{result['source']}: {count_of(result['sequences'], 'sequence')} of up to {result['max_sequence_length']:,} tokens",
+        f"One per row, {100 * share:.2f} % of the slots hold tokens; the tokens alone need {count_of(least, 'pack')}.",
+    ]
+
+
+def _cells(label: str, cells: list[str]) -> str:
+    width = max(11, *(len(cell) + 2 for cell in cells))
+    return f"  {label:<{_LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
+
+
+def _table(rows: list[Any], depths: list[Any], cell: Callable[[Any], str]) -> list[str]:
+    """One line per algorithm, one column per depth."""
+    lines = []
+    for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
+        own = {row["depth"]: cell(row) for row in rows if row["algorithm"] == algorithm}
+        lines.append(_cells(algorithm, [own.get(depth, "") for depth in depths]).rstrip())
+    return lines
+
+
+def _conclusion(result: Mapping[str, Any], rows: list[Any]) -> str:
+    """The fewest packs, at the smallest depth that gives them."""
+    best = min(rows, key=lambda row: (row["packs"], row["depth"] == "max", row["depth"]))
+    depth = "unlimited depth" if best["depth"] == "max" else f"depth {best['depth']}"
+    proven = "no packing needs fewer" if best["gap"] == 0 else f"the proven minimum is {best['lower_bound']:,}"
+    return (
+        f"{count_of(best['packs'], 'pack')} of {depth} ({best['algorithm']}) replace {count_of(result['sequences'], 'row')},"
+        f" {best['packing_factor']:.3f} times fewer; {proven}."
+    )
+
+
+def _all_rows(result: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{'algorithm':<10} {'depth':>5} {'packs':>13} {'above bound':>12} {'efficiency':>11} {'factor':>7}"
+        f" {'strategies':>10} {'time':>9} {'memory':>9}"
+    ]
+    for row in result["rows"]:
+        above = "-" if row["gap"] is None else f"{row['gap']:,}"
+        strategies = "-" if row["strategies_used"] is None else f"{row['strategies_used']:,}"
+        memory = "-" if row["memory_bytes"] is None else human_bytes(row["memory_bytes"])
+        note = f"  ({row['algorithm_used']})" if row["algorithm_used"] != row["algorithm"] else ""
+        lines.append(
+            f"{row['algorithm']:<10} {row['depth']!s:>5} {row['packs']:>13,} {above:>12}"
+            f" {100 * row['efficiency']:>9.3f} % {row['packing_factor']:>7.4f} {strategies:>10}"
+            f" {_short_time(row['seconds']):>9} {memory:>9}{note}"
+        )
+    return lines
+
+
+def _short_time(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)
+
+
+# --- the table of `compare`
+
+_MADE_BY = {"gaudi-bert": "", "package": "the installed package", "stand-in": "stand-in"}
+
+
+def _describe_comparison(result: Mapping[str, Any]) -> list[str]:
+    """What was packed, one row per packer, and what the last column means."""
+    depth = "any number of sequences" if result["depth"] is None else f"at most {count_of(result['depth'], 'sequence')}"
+    sequences, tokens = count_of(result["sequences"], "sequence"), count_of(result["tokens"], "token")
+    lines = [
+        f"{result['source']}: {sequences}, {tokens}, {result['order']}",
+        f"Packs of {result['max_sequence_length']:,} slots and {depth}; any packing needs {result['lower_bound']:,}.",
+        "",
+        f"  {'packer':<27}{'packs':>13}{'efficiency':>12}{'above the bound':>26}{'seconds':>10}",
+    ]
+    for row in result["rows"]:
+        above = f"{row['gap']:,}" + (f" ({100 * row['gap_share']:.3g} %)" if row["gap"] else "")
+        name = f"{row['tool']} {row['algorithm']}"
+        lines.append(
+            f"  {name:<27}{row['packs']:>13,}{100 * row['efficiency']:>10.3f} %{above:>26}{row['seconds']:>10.3f}"
+            f"  {_MADE_BY[row['made_by']]}".rstrip()
+        )
+    if any(row["made_by"] == "stand-in" for row in result["rows"]):
+        lines += ["", "stand-in: the same heuristic with that tool's default settings, written anew and compiled here."]
+    return lines

@@ -1,0 +1,320 @@
+"""Settings of what a pipeline does: prepare and pack data, train a model, fine-tune it for a task, predict."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from gaudi_bert.config.values import FREE, Algorithm, Bytes, Depth, Settings
+
+# --- data
+
+
+class PrepareSettings(Settings):
+    """Plain text to unpacked examples, or where the unpacked examples already are."""
+
+    text: str | tuple[str, ...] | None = Field(
+        "python-docs", description="files, folders or globs; or `python-docs`, `python-docstrings`"
+    )
+    records: str | None = Field(None, description="unpacked TFRecords that exist already: nothing is prepared")
+    evaluation_records: str | None = Field(None, description="held-out unpacked TFRecords that exist already")
+    vocab: str | None = Field(None, description="a vocab.txt; without it one of `train_vocab` tokens is trained")
+    train_vocab: int = Field(8192, ge=64, le=1_000_000, description="tokens of the vocabulary trained from the text")
+    lower_case: bool = Field(True, description="lower-case and strip accents, as uncased BERT does")
+    max_sequence_length: int = Field(128, ge=8, le=8192)
+    max_predictions: int = Field(20, ge=1, le=8192, description="most masked positions per sequence")
+    duplicates: int = Field(
+        5, ge=1, le=1000, description="how often each document is used, each time with other masks and pairs"
+    )
+    short_sequence_probability: float = Field(0.1, ge=0, le=1)
+    masked_lm_probability: float = Field(0.15, gt=0, lt=1)
+    whole_word_masking: bool = False
+    evaluation_fraction: float = Field(0.1, ge=0, lt=1, description="share of documents held out before duplication")
+    shards: int = Field(8, ge=1, le=100_000, description="files of training examples")
+    seed: int = 12345
+
+
+class PackingSettings(Settings):
+    """How sequences are packed into rows."""
+
+    algorithm: Algorithm = "nnls"
+    depth: Depth = Field(3, description="most sequences per pack, at most 1,024; or `max` for no limit")
+    leftovers: Literal["best-fit", "complement"] = Field(
+        "best-fit", description="nnls only: sequences that are left over are packed by best fit, or padded as published"
+    )
+    masked_slots: int | None = Field(
+        None, ge=1, description="Q, masked positions per pack; default: max_predictions + depth"
+    )
+    group_sequences: int = Field(
+        500_000, ge=1, description="most sequences per group of files; each group is packed on its own"
+    )
+    group_bytes: Bytes = Field(2**30, description="most bytes per group of files")
+    shard_multiple: int = Field(32, ge=1, le=4096, description="the number of shards of a group is a multiple of this")
+    shard_bytes: Bytes = Field(128 * 10**6, description="most bytes per shard")
+    seed: int = 12345
+
+
+class TableSettings(Settings):
+    """How the rows of a table are packed. Only the command line sets this; no pipeline file has it."""
+
+    max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
+    algorithm: Algorithm = "lpfhp"
+    depth: Depth = "max"
+    too_long: Literal["error", "truncate", "split", "drop"] = "error"
+    index_only: bool = False
+    keep_together: str | None = None
+    columns: tuple[str, ...] | None = None
+    group_sequences: int = Field(500_000, ge=1)
+    group_bytes: Bytes = Field(2**30, ge=2**20)
+    shard_multiple: int = Field(32, ge=1, le=4096)
+    shard_bytes: Bytes = Field(128 * 10**6)
+    seed: int = 12345
+
+
+# --- model and training
+
+
+class ModelSettings(Settings):
+    """BERT's size, named as in Hugging Face's config.json."""
+
+    vocab_size: int | None = Field(
+        None, ge=1, description="default: the data's vocabulary, or BERT's 30522 if it is unknown"
+    )
+    hidden_size: int = Field(128, ge=1)
+    num_hidden_layers: int = Field(2, ge=1)
+    num_attention_heads: int = Field(2, ge=1)
+    intermediate_size: int = Field(512, ge=1)
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    max_position_embeddings: int | None = Field(None, ge=1, description="default: the data's max_sequence_length")
+    type_vocab_size: int = Field(2, ge=1)
+    initializer_range: float = Field(0.02, gt=0)
+    layer_norm_eps: float = Field(1e-12, gt=0)
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelSettings:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}; "
+                "choose a number of heads that divides it"
+            )
+        return self
+
+
+class LoopSettings(Settings):
+    """What pretraining and fine-tuning have in common."""
+
+    device: Annotated[Literal["auto", "cpu", "hpu"], FREE] = "auto"
+    optimizer: Literal["adamw", "lamb"] = "adamw"
+    learning_rate: float = Field(1.0e-3, gt=0)
+    micro_batch_packs: int = Field(16, ge=1, description="packs of one forward and backward pass on one worker")
+    decay_power: float = Field(1.0, gt=0, description="polynomial decay to 0: 1 is linear, 0.5 the predecessor's for LAMB")
+    decay_from: Literal["warmup", "start"] = Field(
+        "warmup",
+        description="the decay is counted from the end of the warm-up, without a step there; or from the first update, as "
+        "published for LAMB: the rate falls where the warm-up ends",
+    )
+    weight_decay: float = Field(0.01, ge=0, description="decoupled; never of biases and layer norms")
+    layer_adaptation: Literal["all", "decayed"] = Field(
+        "all", description="lamb only: scale the update of all variables (as published), or of the decayed ones (MLPerf)"
+    )
+    beta_1: float = Field(0.9, ge=0, lt=1)
+    beta_2: float = Field(0.999, ge=0, lt=1)
+    epsilon: float = Field(1e-6, gt=0)
+    clip_norm: float = Field(1.0, ge=0, description="largest global gradient norm, after accumulation; 0: no clipping")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    keep_checkpoints: Annotated[int, FREE] = Field(2, ge=1)
+    log_every_updates: Annotated[int, FREE] = Field(50, ge=1)
+    threads: Annotated[int | None, FREE] = Field(
+        None, ge=1, description="CPU threads of one operation; default: one per core"
+    )
+    fusion_bytes: Annotated[Bytes, FREE] = Field(
+        64 * 2**20, description="several workers: gradients are sent in merged buffers of at most this size"
+    )
+    stall_seconds: Annotated[float, FREE] = Field(
+        300,
+        ge=1,
+        description="several workers: the run ends, and names the worker, when one shows no sign of work for this long "
+        "(three times as long while it builds its graph or saves)",
+    )
+    metrics_port: Annotated[int | None, FREE] = Field(
+        None,
+        ge=1024,
+        le=65_535,
+        description="rank 0 serves its newest figures to Prometheus here, at /metrics; default: off",
+    )
+    watch_port: Annotated[int, FREE] = Field(
+        0, ge=0, le=65_535, description="several workers: the port where rank 0 listens to the others; 0: any"
+    )
+    seed: int = 12345
+
+
+class TrainingSettings(LoopSettings):
+    """How the model is trained."""
+
+    global_batch_sequences: int = Field(128, ge=1, description="sequences (not packs) of one update, over all workers")
+    updates: int = Field(1500, ge=1)
+    warmup_updates: int = Field(100, ge=0)
+    loss: Literal["token", "sequence"] = Field("token", description="masked-LM mean over tokens, or over sequences' means")
+    loss_normalization: Literal["global", "balanced", "local"] = Field(
+        "global",
+        description="losses are divided by what the whole update holds (any workers and micro-batches: one big batch), "
+        "by what a batch holds on average, or by what each micro-batch holds (the predecessor's)",
+    )
+    packing_correction: Literal["batch", "betas"] = Field(
+        "batch",
+        description="batch: fewer packs per update, so that it still has global_batch_sequences; betas: as many packs as "
+        "there would be sequences unpacked, both betas to the power of the packing factor, and fewer updates",
+    )
+    target_masked_lm_accuracy: float | None = Field(
+        None, gt=0, le=1, description="stop when an evaluation reaches it (MLPerf: 0.72)"
+    )
+    init_checkpoint: str | None = Field(
+        None, description="weights to start from: a checkpoint of ours, a Hugging Face folder, or a TF1 checkpoint"
+    )
+    save_every_updates: Annotated[int, FREE] = Field(500, ge=1)
+    evaluate_every_updates: Annotated[int, FREE] = Field(500, ge=1)
+    evaluate_packs: Annotated[int | None, FREE] = Field(
+        None, ge=1, description="packs of one evaluation during training; default: all"
+    )
+    measure_speedup: Annotated[bool, FREE] = Field(
+        False, description="first measure the speed-up over unpacked rows, which takes two more graphs"
+    )
+    shuffle_packs: int = Field(4096, ge=1, description="packs of a file are shuffled in windows of this many while reading")
+
+
+class FineTuneSettings(LoopSettings):
+    """What a model is trained on for a task, and how. Keys mean the same as in `training`.
+
+    `micro_batch_packs` is the most that a micro-batch holds.
+    """
+
+    data: str | None = Field(
+        None,
+        description="stage finetune: labelled rows to learn from, or `python-docstrings`; without it there is no such stage",
+    )
+    evaluation_data: str | None = Field(
+        None, description="stage finetune: held-out rows of the same kind, or `python-docstrings`: the part that is held out"
+    )
+    init_checkpoint: str | None = Field(
+        None,
+        description="stage finetune: weights to start from: a Hugging Face folder, a TF1 checkpoint, or a run of ours; "
+        "default: the weights that this pipeline pretrains; with given weights, there are no stages before `finetune`",
+    )
+    vocab: str | None = Field(
+        None, description="stage finetune: a folder with the tokenizer; default: where the weights are"
+    )
+    max_sequence_length: int = Field(128, ge=8, le=8192, description="positions of a pack, and most tokens of a sequence")
+    depth: Depth = Field(6, description="most sequences per pack, at most 1,024; or `max` for no limit")
+    algorithm: Algorithm = "optimal"
+    evaluation_depth: Depth = Field("max", description="the same for evaluations")
+    learning_rate: float = Field(5.0e-5, gt=0)
+    epochs: int = Field(3, ge=1, description="how often each sequence is seen")
+    batch_sequences: int = Field(32, ge=1, description="sequences (not packs) of one update, over all workers")
+    warmup_share: float = Field(0.1, ge=0, le=1, description="share of the updates for which the learning rate rises")
+    best_metric: str | None = Field(
+        None, description="the metric whose best checkpoint is kept; default: accuracy, f1_micro, pearson, f1 or loss"
+    )
+    evaluate_every_updates: int | None = Field(None, ge=1, description="default: after each epoch")
+    save_every_updates: Annotated[int | None, FREE] = Field(None, ge=1, description="default: after each epoch")
+
+
+class GaudiSettings(Settings):
+    """The Gaudi runtime's variables, set before its module is loaded; variables of the environment win."""
+
+    bfloat16_list: str | None = Field(
+        None, description="TF_BF16_CONVERSION, for precision bfloat16: a JSON list of operations to convert; default: ours"
+    )
+    recipe_cache: str | None = Field(
+        None, description="TF_RECIPE_CACHE_PATH: a folder on a local disk that keeps compiled graphs from run to run"
+    )
+    initial_workspace_MB: int | None = Field(
+        None, ge=1, description="HABANA_INITIAL_WORKSPACE_SIZE_MB: device memory set aside for the graph when it starts"
+    )
+    cluster_size: int | None = Field(
+        None,
+        ge=1,
+        description="TF_PRELIMINARY_CLUSTER_SIZE: operations compiled together; 1000 for BERT-base",
+    )
+    hccl_memory_MB: int = Field(
+        1536, ge=0, description="TF_HCCL_MEMORY_ALLOWANCE_MB: device memory kept for communication between cards"
+    )
+    cpu_fallback: bool = Field(
+        True, description="false: TF_CPU_RUNTIME_FALLBACK=forbid, an operation that the card cannot run is an error"
+    )
+
+
+class MlperfSettings(Settings):
+    """The log of an MLPerf submission; needs the package mlperf-logging."""
+
+    log: bool = Field(False, description="write train/mlperf.log")
+    organization: str = Field("unnamed", min_length=1, description="who submits")
+    platform: str = Field("unnamed", min_length=1, description="the machine")
+    division: Literal["closed", "open"] = "closed"
+
+
+# --- tasks
+
+TaskName = Literal[
+    "classification",
+    "multi-label",
+    "regression",
+    "token-classification",
+    "question-answering",
+    "masked-language-modelling",
+    "causal-language-modelling",
+]
+TASK_NAMES: tuple[str, ...] = get_args(TaskName)
+
+RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
+_ROW_FORMATS: tuple[str, ...] = get_args(RowFormat)
+
+TooLong = Literal["error", "truncate", "window"]
+
+
+class TaskSettings(Settings):
+    """A downstream task and how its data is read."""
+
+    name: TaskName | None = Field(None, description="the task")
+    text: str = Field("text", description="column (or key of a JSON line) of the text")
+    text_pair: str = Field("text_pair", description="column of the second text of a pair, if there is one")
+    label: str = Field("label", description="column of the label: a name, several names, or a number")
+    tokens: str = Field("tokens", description="column of the words, for token classification")
+    tags: str = Field("tags", description="column of the tag of each word")
+    id: str = Field("id", description="column of a name of the row; ignored")
+    columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")
+    labels: str | None = Field(None, description="a file with one label name per line; the data hold line numbers")
+    format: RowFormat | None = Field(None, description="of the data; default: by the ending of the file")
+    too_long: TooLong = Field(
+        "error", description="rows with too many tokens: refuse them, cut them, or use windows (token classification)"
+    )
+    stride: int | None = Field(
+        None,
+        ge=0,
+        le=8192,
+        description="tokens that neighbouring windows of one row share; default: 128, or half of a window of less than 256",
+    )
+    n_best: int = Field(1, ge=1, le=1000, description="question answering: answers printed for each question")
+    max_answer_tokens: int = Field(30, ge=1, le=8192, description="question answering: the longest answer")
+    null_score_threshold: float | None = Field(
+        None,
+        description="question answering: no answer where its score is better by more than this; default: 0 if the training "
+        "data has questions without an answer, otherwise there is always one",
+    )
+    masked_lm_probability: float = Field(0.15, gt=0, lt=1, description="masked language modelling: share of masked tokens")
+
+
+class PredictSettings(Settings):
+    """What the fine-tuned model of a pipeline predicts."""
+
+    data: str | None = Field(
+        None,
+        description="rows to answer, or `python-docstrings`: its held-out part; without it, there is no such stage",
+    )
+    max_sequence_length: int | None = Field(
+        None, ge=3, le=8192, description="most tokens per row; default: as the model was trained"
+    )
+    precision: Literal["float32", "bfloat16"] = "float32"

@@ -1,0 +1,341 @@
+"""From fractions of packs to whole packs: round the solution down, dive, search the last packs.
+
+The whole part of every usage is fixed. What remains is a few hundred sequences, for which the same program, with the same
+basis, is still optimal; from there some of the largest fractions are fixed to one more pack and the program is solved again
+with what is left to cover (diving, as in Sadykov et al. 2019). While fixed packs plus the rest's objective stay within the
+target, the known strategies are enough; when they do not, column generation supplies strategies for the rest. After every
+step the rest is searched exhaustively, within a limit of nodes, for packs that meet the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gaudi_bert.common.arrays import FloatArray, IntArray
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.packing.exact.linear_program import LinearProgram, generate_columns
+from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs
+from gaudi_bert.packing.result import Work
+
+WHOLE = 1e-6
+"""A usage this close below a whole number is taken for it."""
+
+SMALLEST_SHARE = 0.01
+"""A step that loses the target is taken back and tried again with a third of the share, down to this."""
+
+
+@dataclass(frozen=True)
+class DiveSettings:
+    """How a dive goes.
+
+    Attributes:
+        share: part of the sum of all fractions that is rounded up in one step.
+        threshold: fractions below this are only rounded up if there is no larger one.
+        search_nodes: effort of the search of each rest.
+        max_steps: programs that are solved at most.
+    """
+
+    share: float = 0.15
+    threshold: float = 0.5
+    search_nodes: int = 50_000
+    max_steps: int = 1000
+
+
+class _Path:
+    """The packs that are fixed so far, and every state on the way."""
+
+    def __init__(self, lengths: IntArray, counts: IntArray) -> None:
+        self.lengths = lengths
+        self.left = counts.copy()  # may be negative: free slots, which shorter sequences may use
+        self.packs = 0
+        self.fixed: list[tuple[Strategy, int]] = []
+        self.states: list[tuple[int, int, IntArray]] = []  # length of `fixed`, packs, left
+
+    def fix(self, strategy: Strategy, count: int) -> None:
+        self.fixed.append((strategy, count))
+        self.packs += count
+        np.subtract.at(self.left, np.searchsorted(self.lengths, strategy), count)
+
+    def remember(self) -> None:
+        self.states.append((len(self.fixed), self.packs, self.left.copy()))
+
+    def undo(self) -> None:
+        """Go back to the last state."""
+        number, self.packs, self.left = self.states.pop()
+        del self.fixed[number:]
+
+    def waiting(self, left: IntArray) -> IntArray:
+        """Sequences that find no free slot of their length or more: int64 [rows]."""
+        balance = np.cumsum(left[::-1])
+        unplaced = np.maximum.accumulate(np.maximum(balance, 0))
+        return np.diff(unplaced, prepend=0)[::-1]
+
+    def mixture(self, rest: Mixture) -> Mixture:
+        result = dict(rest)
+        for strategy, count in self.fixed:
+            add_packs(result, strategy, count)
+        return result
+
+
+def dive(linear_program: LinearProgram, target: int, settings: DiveSettings) -> tuple[Mixture, IntArray]:
+    """Whole packs for the program's sequences, in `target` packs if the dive goes well.
+
+    Args:
+        linear_program: with its relaxation; the demand of its master is what was left by the last dive afterwards.
+        target: number of packs that would be optimal.
+        settings: step sizes and effort.
+
+    Returns:
+        The packs (slots may hold shorter sequences, see `fill_slots`) and the sequences that they do not hold:
+        int64 [rows].
+    """
+    master = linear_program.master
+    path = _Path(linear_program.lengths, linear_program.demand)
+    master.set_demand(linear_program.demand.astype(np.float64))
+    master.solve(dual=True)
+    usage = master.usage()
+    share = settings.share
+    for _ in range(settings.max_steps):
+        if share <= SMALLEST_SHARE or (linear_program.work.exhausted and path.fixed):
+            break
+        steps = _round(usage, share, settings.threshold)
+        path.remember()
+        for column in np.flatnonzero(steps).tolist():
+            path.fix(master.strategies[column], int(steps[column]))
+        rest = search_packs(
+            linear_program.lengths,
+            path.waiting(path.left),
+            linear_program.prices,
+            linear_program.max_length,
+            linear_program.depth,
+            target - path.packs,
+            settings.search_nodes,
+            linear_program.work,
+        )
+        if rest is not None:
+            return path.mixture(rest), np.zeros_like(linear_program.demand)
+        if steps.any() and _resolve(linear_program, path, target):
+            usage, share = master.usage(), settings.share
+        else:
+            path.undo()
+            share /= 3
+    return path.mixture({}), path.waiting(path.left)
+
+
+def _resolve(linear_program: LinearProgram, path: _Path, target: int) -> bool:
+    """Solve for what is left; False if it provably needs more packs than the target leaves."""
+    demand = path.left.astype(np.float64)
+    linear_program.master.set_demand(demand)
+    allowed = target - path.packs + WHOLE
+    if linear_program.master.solve(dual=True) <= allowed:
+        return True
+    rest = generate_columns(linear_program.master, linear_program.pricer, demand, linear_program.relaxation, enough=allowed)
+    return rest.objective <= allowed
+
+
+def _round(usage: FloatArray, share: float, threshold: float) -> IntArray:
+    """Packs to fix now: the whole parts if there are many, else also the largest fractions. int64 [strategies]."""
+    steps: FloatArray = np.floor(usage + WHOLE)
+    fractions = usage - steps
+    if steps.sum() <= 1000:
+        number = max(1, int(share * np.sum(fractions)))
+        chosen = np.argsort(-fractions, kind="stable")[:number]
+        chosen = chosen[(fractions[chosen] >= threshold) | ((np.arange(len(chosen)) == 0) & ~steps.any())]
+        steps[chosen] += 1
+    return steps.astype(np.int64)
+
+
+# --- the last few packs by exhaustive search: do these sequences fit into that many packs?
+#
+# Diving loses its slack in the last handful of packs, where fractions of packs no longer guide. There the question is
+# small enough to be searched. The prices of the linear program prune: every pack is worth at most 1, so what the packs fall
+# short of 1 together may not exceed (packs - worth of all sequences). Each pack starts with the longest sequence that is
+# left and is filled in order of falling length; a branch dies when even the best completion of the pack leaves too little
+# worth. (Branch and bound on the dual prices, as Belov and Scheithauer 2006 use them; equal sequences are one type, so no
+# two branches are alike.)
+
+ROUNDING = 1e-9
+
+MOST_TABLE_OPERATIONS = 1e9
+"""A rest with more lengths than this allows is too large to be searched with success."""
+
+OPERATIONS_PER_NODE = 100
+
+MAX_LEVELS = 12
+"""With more sequences to come than this their number is not counted when the best completion is looked up."""
+
+ATTEMPTS = ((1.0, 1e9), (1.0, 8.0), (0.75, 8.0), (0.6, 4.0), (0.5, 8.0), (0.4, 4.0), (0.3, 4.0))
+"""(longest second sequence as a share of the room, how freely the slack is spent); the first leaves nothing out."""
+
+
+class _Rest(NamedTuple):
+    """What is to be packed; T types, the longest first."""
+
+    lengths: IntArray  # int64 [T]
+    counts: IntArray  # int64 [T], sequences of each
+    prices: FloatArray  # float64 [T]
+    best: FloatArray  # float64 [k, t], see `_completions`
+    packs: int  # at most so many
+    depth: int  # most sequences in a pack
+    deepest: int  # most sequences that a pack can hold at these lengths
+    slack: float  # what all packs may fall short of the worth 1 together
+
+
+def search_packs(
+    lengths: IntArray,
+    counts: IntArray,
+    prices: FloatArray,
+    max_length: int,
+    depth: int,
+    packs: int,
+    max_nodes: int,
+    work: Work,
+) -> Mixture | None:
+    """Packs for all the sequences, or None if there are none or `max_nodes` branches did not find them.
+
+    Args:
+        lengths: int64 [types], ascending.
+        counts: int64 [types], sequences of each.
+        prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
+        max_length: tokens in a pack.
+        depth: most sequences in a pack.
+        packs: packs to be used at most.
+        max_nodes: branches of each attempt at most.
+        work: what the search may do in all.
+    """
+    order = np.flatnonzero(counts)[::-1]
+    lengths, counts, prices = (
+        lengths[order].astype(np.int64),
+        counts[order].astype(np.int64),
+        prices[order].astype(np.float64),
+    )
+    sequences = int(counts.sum())
+    slack = packs - float(prices @ counts)
+    if sequences == 0:
+        return {}
+    if slack < -ROUNDING or sequences > packs * depth or int(lengths @ counts) > packs * max_length:
+        return None
+    deepest = min(depth, max_length // int(lengths[-1]), sequences)
+    levels = min(deepest, MAX_LEVELS)
+    table_operations = 2.0 * levels * max_length * len(lengths)
+    if table_operations > min(work.left, MOST_TABLE_OPERATIONS):
+        return None
+    work.spend(table_operations)
+    best = _completions(lengths, prices, max_length, levels, levels < deepest)
+    ends = np.zeros(0, dtype=np.int64)
+    rest = _Rest(lengths, counts, prices, best, packs, depth, deepest, slack)
+    for attempt in ATTEMPTS:
+        if work.exhausted:
+            break
+        work.spend(OPERATIONS_PER_NODE * max_nodes)
+        chosen, ends = _search(rest, attempt, max_nodes)
+        if len(ends):
+            break
+    if not len(ends):
+        return None
+    mixture: Mixture = {}
+    start = 0
+    for end in ends.tolist():
+        add_packs(mixture, tuple(sorted(lengths[chosen[start:end]].tolist())), 1)
+        start = end
+    return mixture
+
+
+@kernel
+def _completions(lengths: IntArray, prices: FloatArray, max_length: int, levels: int, without_limit: bool) -> FloatArray:
+    """Best worth of at most k further sequences in a room of t tokens: float64 [k, t]; the last row may stand
+    for any number.
+    """
+    best = np.zeros((levels + 1, max_length + 1))
+    for slots in range(1, levels + 1):
+        before = best[slots] if without_limit and slots == levels else best[slots - 1]
+        for room in range(1, max_length + 1):
+            value = best[slots - 1, room]
+            for kind in range(lengths.size):
+                if lengths[kind] <= room:
+                    value = max(value, prices[kind] + before[room - lengths[kind]])
+            best[slots, room] = value
+    return best
+
+
+@kernel
+def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[IntArray, IntArray]:
+    """Depth-first search. Returns the types in the order of packing and where each pack ends; both empty if
+    nothing was found.
+
+    The path is a stack of placed sequences; `opening[p]` is the stack height at which pack p starts. `kind` is
+    the type to try next at the current height. `slack_left[p]` and `free_left[p]` are the worth and the
+    sequences that packs p, p + 1, ... may fall short of 1 and of the depth. With many packs to go a pack may
+    use only a share of them, the attempt's second number over the packs to go.
+    """
+    second_share, reserve = attempt
+    lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
+    counts = rest.counts.copy()
+    max_length, kinds, total = rest.best.shape[1] - 1, lengths.size, int(np.sum(counts))
+    stack, opening = np.zeros(total + 1, dtype=np.int64), np.zeros(packs + 2, dtype=np.int64)
+    slack_left, free_left = np.zeros(packs + 2), np.zeros(packs + 2, dtype=np.int64)
+    slack_left[0], free_left[0] = rest.slack, packs * depth - total
+    height, pack, room, worth, kind = 0, 0, max_length, 0.0, 0
+    for _ in range(max_nodes):
+        share = min(1.0, reserve / (packs - pack))
+        enough = 1.0 - slack_left[pack] * share - ROUNDING
+        used = height - opening[pack]
+        kind, fits = _next_fitting(rest, counts, kind, used, room, enough - worth)
+        if fits:
+            stack[height] = kind
+            height += 1
+            counts[kind] -= 1
+            room -= lengths[kind]
+            worth += prices[kind]
+            if height == total:
+                return stack[:total], np.append(opening[1 : pack + 1], total)
+            if used == 0:
+                kind = _shorter_than(lengths, kind, second_share * room)
+        elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_left[pack] * share):
+            slack_left[pack + 1] = slack_left[pack] - max(0.0, 1.0 - worth)
+            free_left[pack + 1] = free_left[pack] - (depth - used)
+            pack += 1
+            opening[pack] = height
+            room, worth, kind = max_length, 0.0, 0
+        else:
+            if used == 0:  # nothing can open this pack: go back into the one before, whose first sequence is not a choice
+                if pack == 0:
+                    break
+                pack -= 1
+                held = stack[opening[pack] : height]
+                room, worth = max_length - np.sum(lengths[held]), np.sum(prices[held])
+            height -= 1
+            kind = stack[height]
+            counts[kind] += 1
+            room += lengths[kind]
+            worth -= prices[kind]
+            kind = kinds if height == opening[pack] else kind + 1
+    return stack[:0], opening[:0]
+
+
+@kernel
+def _next_fitting(rest: _Rest, counts: IntArray, kind: int, used: int, room: int, missing: float) -> tuple[int, bool]:
+    """The first type from `kind` on that fits a pack of `used` sequences and leaves it able to be worth `missing` more,
+    and whether there is one. The longest sequence that is left has to open a pack.
+    """
+    levels, slots = rest.best.shape[0] - 1, rest.deepest - used
+    while slots > 0 and kind < rest.lengths.size:
+        if counts[kind] > 0:
+            left = room - rest.lengths[kind]
+            if left >= 0 and rest.prices[kind] + rest.best[min(slots - 1, levels), left] >= missing:
+                return kind, True
+            if used == 0:
+                break
+        kind += 1
+    return kind, False
+
+
+@kernel
+def _shorter_than(lengths: IntArray, kind: int, longest: float) -> int:
+    """The first type from `kind` on of at most `longest` tokens, or the last type."""
+    while kind < lengths.size - 1 and lengths[kind] > longest:
+        kind += 1
+    return kind

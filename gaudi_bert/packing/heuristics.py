@@ -1,0 +1,377 @@
+"""The heuristics on a histogram: SPFHP, LPFHP and best fit, FFD, GREEDY, SORT, and no packing at all.
+
+SPFHP, LPFHP and FFD never look at single sequences: they move whole counts of equal packs, so their cost depends on the
+maximum length and not on the size of the data. Counts are int64 [L], the sequences of length 1 .. L; a depth is the most
+sequences per pack, from 1, and L or more means no limit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+import numpy as np
+
+from gaudi_bert.common.arrays import Int32Array, IntArray, permutation
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, sorted_mixture
+
+
+def pack_none(counts: IntArray, depth: int = 1) -> Mixture:
+    """No packing: one pack per sequence, whatever the depth. The baseline of every comparison."""
+    return {(length,): int(counts[length - 1]) for length in (np.flatnonzero(counts) + 1).tolist()}
+
+
+# --- SPFHP, LPFHP, best fit
+
+
+class OpenPacks:
+    """Packs that still have room, by how much room they have, and the mixture of those that are closed.
+
+    For every remaining room there is a stack of (count, pack), used last in, first out: that order is part of the published
+    algorithms, and any other gives other numbers. The rooms in use are sorted, so that the largest room, or the smallest
+    that fits, is found by bisection.
+
+    Args:
+        depth: most sequences per pack; a pack that has them is closed, and so is a full one.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._closed: Mixture = {}
+        self._stacks: dict[int, list[tuple[int, Strategy]]] = {}
+        self._rooms: list[int] = []
+
+    def put(self, pack: Strategy, count: int, room: int) -> None:
+        """Add `count` packs that have `room` tokens left."""
+        if room == 0 or len(pack) == self.depth:
+            add_packs(self._closed, pack, count)
+            return
+        stack = self._stacks.get(room)
+        if stack is None:
+            self._stacks[room] = [(count, pack)]
+            insort(self._rooms, room)
+        else:
+            stack.append((count, pack))
+
+    def most_room(self) -> int | None:
+        """The largest room of any open pack."""
+        return self._rooms[-1] if self._rooms else None
+
+    def least_room(self, length: int) -> int | None:
+        """The smallest room that holds `length` tokens."""
+        position = bisect_left(self._rooms, length)
+        return self._rooms[position] if position < len(self._rooms) else None
+
+    def top(self, room: int) -> tuple[int, Strategy]:
+        """The (count, pack) put last among those with this room."""
+        return self._stacks[room][-1]
+
+    def take(self, room: int, count: int) -> None:
+        """Remove `count` of the packs at the top of the stack of this room."""
+        stack = self._stacks[room]
+        available, pack = stack.pop()
+        if count < available:
+            stack.append((available - count, pack))
+        elif not stack:
+            del self._stacks[room]
+            del self._rooms[bisect_left(self._rooms, room)]
+
+    def close(self) -> Mixture:
+        """The mixture of all packs, open or closed."""
+        for stack in self._stacks.values():
+            for count, pack in stack:
+                add_packs(self._closed, pack, count)
+        self._stacks, self._rooms = {}, []
+        return self._closed
+
+
+def pack_shortest_first(counts: IntArray, depth: int) -> Mixture:
+    """SPFHP, shortest-pack-first histogram-packing (paper 3.1.1, F.2 and G.2): worst fit on the histogram.
+
+    From the longest length to the shortest, sequences go to the open packs with the most room, as many at once as that stack
+    of equal packs can take; where nothing fits, the rest opens new packs. Near-instant, but it uses up the room of the
+    emptiest packs first, and it is not monotone in depth: more depth can mean more packs.
+    """
+    packs = OpenPacks(depth)
+    for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
+        waiting = int(counts[length - 1])
+        while waiting:
+            room = packs.most_room()
+            if room is None or room < length:
+                packs.put((length,), waiting, len(counts) - length)
+                break
+            available, pack = packs.top(room)
+            moved = min(available, waiting)
+            packs.take(room, moved)
+            packs.put((*pack, length), moved, room - length)
+            waiting -= moved
+    return packs.close()
+
+
+def pack_longest_first(counts: IntArray, depth: int, packs: OpenPacks | None = None) -> Mixture:
+    """LPFHP, longest-pack-first histogram-packing (paper R): best fit on the histogram, with counts split.
+
+    As SPFHP, but sequences go to the open packs with the least room that still fits, and a pack takes as many copies of the
+    length at once as it can hold: two sequences of 256 make the full pack (256, 256) instead of two packs that wait for
+    others. At depth 2 this is optimal on all published histograms; without a limit of depth it comes within 0.03 % of the
+    bound. `packs` with room are filled first.
+    """
+    packs = OpenPacks(depth) if packs is None else packs
+    for length in (np.flatnonzero(counts)[::-1] + 1).tolist():
+        waiting = fill_open_packs(packs, length, int(counts[length - 1]))
+        while waiting:
+            copies = min(len(counts) // length, depth, waiting)
+            opened = waiting // copies
+            packs.put((length,) * copies, opened, len(counts) - copies * length)
+            waiting -= opened * copies
+    return packs.close()
+
+
+def fill_open_packs(packs: OpenPacks, length: int, waiting: int) -> int:
+    """Put sequences of `length` into open packs, tightest first; returns how many are left."""
+    while waiting:
+        room = packs.least_room(length)
+        if room is None:
+            break
+        available, pack = packs.top(room)
+        copies = min(room // length, packs.depth - len(pack), waiting)
+        moved = min(available, waiting // copies)
+        packs.take(room, moved)
+        packs.put(pack + (length,) * copies, moved, room - copies * length)
+        waiting -= moved * copies
+    return waiting
+
+
+def best_fit_into(mixture: Mixture, counts: IntArray, depth: int) -> Mixture:
+    """Best fit decreasing for what another algorithm has left over: add the sequences of `counts` to the packs of `mixture`.
+
+    Each sequence, longest first, goes to the pack with the least room that still holds it, or into a new one. That is LPFHP
+    on packs that exist already, so it costs the same for one sequence as for a million.
+    """
+    packs = OpenPacks(depth)
+    for strategy, count in sorted_mixture(mixture).items():
+        packs.put(strategy, count, len(counts) - sum(strategy))
+    return sorted_mixture(pack_longest_first(counts, depth, packs))
+
+
+# --- FFD, first-fit decreasing: the classical heuristic that the paper compares its own with (4.1, F.2)
+#
+# Packs that were treated alike so far are kept as one run (count, room, sequences left), in order of opening; a length
+# changes a run as a whole, and splits at most one. So the result is that of the sequence-by-sequence algorithm, which took
+# the paper 87 to 120 s.
+
+END = -1
+HEAD = 0
+
+
+class _Runs(NamedTuple):
+    """Runs of equal packs, a linked list in order of opening, in arrays int64 [R]; run 0 is the head and holds none."""
+
+    packs: IntArray  # how many
+    room: IntArray  # tokens left in each
+    depth_left: IntArray  # sequences that each may still take
+    addition: IntArray  # what was added last; END for nothing
+    following: IntArray  # the next run; END for none
+
+
+class _Additions(NamedTuple):
+    """What packs hold: `copies` sequences of `length` on top of the addition `below`; arrays int64 [A]."""
+
+    below: IntArray
+    length: IntArray
+    copies: IntArray
+
+
+def pack_first_fit(counts: IntArray, depth: int) -> Mixture:
+    """FFD: from longest to shortest, each sequence goes into the first pack, in order of opening, that has room."""
+    # A length adds at most two runs by splitting and opens at most two.
+    size = 4 * np.count_nonzero(counts) + 1
+    runs = _Runs(*(np.zeros(size, dtype=np.int64) for _ in _Runs._fields))
+    used_runs, additions = _first_fit(np.ascontiguousarray(counts), depth, runs)
+    mixture: Mixture = {}
+    for run in range(HEAD + 1, used_runs):
+        add_packs(mixture, _lengths(additions, int(runs.addition[run])), int(runs.packs[run]))
+    return mixture
+
+
+def _lengths(additions: _Additions, top: int) -> Strategy:
+    lengths: list[int] = []
+    while top != END:
+        lengths += [int(additions.length[top])] * int(additions.copies[top])
+        top = int(additions.below[top])
+    return tuple(lengths)
+
+
+@kernel
+def _append(runs: _Runs, used: IntArray, before: int, count: int, room: int, depth_left: int, addition: int) -> int:
+    """Insert a run after `before`; returns its index."""
+    run: int = used[0]
+    used[0] += 1
+    runs.packs[run], runs.room[run], runs.depth_left[run], runs.addition[run] = count, room, depth_left, addition
+    runs.following[run] = runs.following[before]
+    runs.following[before] = run
+    return run
+
+
+@kernel
+def _split(runs: _Runs, used: IntArray, run: int, staying: int) -> None:
+    """Leave `staying` packs in `run` and move the others to a run of their own behind it."""
+    moved = runs.packs[run] - staying
+    if moved > 0:
+        _append(runs, used, run, moved, runs.room[run], runs.depth_left[run], runs.addition[run])
+        runs.packs[run] = staying
+
+
+@kernel
+def _put(runs: _Runs, additions: _Additions, used: IntArray, run: int, length: int, copies: int) -> None:
+    """Add `copies` sequences of `length` to each pack of `run`."""
+    top = used[1]
+    used[1] += 1
+    additions.below[top], additions.length[top], additions.copies[top] = runs.addition[run], length, copies
+    runs.addition[run] = top
+    runs.room[run] -= copies * length
+    runs.depth_left[run] -= copies
+
+
+@kernel
+def _with_space(additions: _Additions, needed: int) -> _Additions:
+    """The same additions in arrays of at least `needed` entries."""
+    size = len(additions.below)
+    if needed <= size:
+        return additions
+    larger = _Additions(np.zeros(2 * needed, np.int64), np.zeros(2 * needed, np.int64), np.zeros(2 * needed, np.int64))
+    larger.below[:size] = additions.below
+    larger.length[:size] = additions.length
+    larger.copies[:size] = additions.copies
+    return larger
+
+
+@kernel
+def _first_fit(counts: IntArray, depth: int, runs: _Runs) -> tuple[int, _Additions]:
+    """Fill `runs`; returns how many are used, and the additions that say what they hold."""
+    capacity = len(counts)
+    additions = _Additions(np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64))
+    used = np.array([1, 0])  # runs, additions
+    runs.following[HEAD] = END
+    for length in range(capacity, 0, -1):
+        waiting = counts[length - 1]
+        if waiting > 0:
+            additions = _with_space(additions, used[1] + used[0] + 4)
+        before = HEAD
+        while waiting > 0 and runs.following[before] != END:
+            before = runs.following[before]
+            copies = min(runs.room[before] // length, runs.depth_left[before], waiting)
+            if copies > 0:
+                filled = min(waiting // copies, runs.packs[before])
+                _split(runs, used, before, filled)
+                _put(runs, additions, used, before, length, copies)
+                waiting -= filled * copies
+        while waiting > 0:  # `before` is the last run
+            copies = min(capacity // length, depth, waiting)
+            opened = waiting // copies
+            before = _append(runs, used, before, opened, capacity, depth, END)
+            _put(runs, additions, used, before, length, copies)
+            waiting -= opened * copies
+    return used[0], additions
+
+
+# --- GREEDY, the packing of T5 (paper H): next fit
+#
+# The order is that of the data set's shuffle, so the histogram is turned back into a shuffled list (seeded). Where attention
+# is not masked between sequences, separator tokens are put between two of them; they take room and carry nothing.
+
+MOST_SEQUENCES = 200_000_000  # a list of sequences is needed, so this one algorithm is bounded by memory
+
+
+def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> int:
+    """Number of packs of GREEDY, without the mixture: nearly every pack is a strategy of its own.
+
+    Args:
+        counts: int64 [L].
+        depth: most sequences per pack; L for no limit, as in T5.
+        seed: of the shuffle.
+        separators: tokens between two sequences of a pack.
+    """
+    lengths = shuffled_lengths(counts, seed)
+    return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
+
+
+def pack_greedily(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> Mixture:
+    """GREEDY: sequences as they come, each into the present pack or, if it does not fit, into a new one: "just concatenate".
+
+    This leaves a fifth of the slots empty. Arguments as `count_greedy_packs`.
+    """
+    lengths = shuffled_lengths(counts, seed)
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    packs = int(_next_fit(lengths, len(counts), depth, separators, starts))
+    starts[packs] = len(lengths)
+    return _strategies(lengths, starts[: packs + 1])
+
+
+def shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
+    """int32 [sequences], the length of each sequence in shuffled order."""
+    sequences = int(counts.sum())
+    if sequences > MOST_SEQUENCES:
+        raise InputError(
+            f"greedy packs sequence by sequence and takes at most {MOST_SEQUENCES:,} of them, not {sequences:,};"
+            " choose an algorithm that works on the histogram, such as nnls"
+        )
+    lengths = np.repeat(np.arange(1, len(counts) + 1, dtype=np.int32), counts)
+    return lengths[permutation(sequences, seed, "greedy")]
+
+
+@kernel
+def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, starts: IntArray) -> int:
+    """Number of packs; the index of each pack's first sequence goes to `starts`, unless that is empty."""
+    packs = 0
+    held = depth
+    room = 0
+    for index in range(len(lengths)):
+        needed = lengths[index] + separators
+        if held == depth or needed > room:
+            if len(starts):
+                starts[packs] = index
+            packs += 1
+            held = 0
+            room = capacity
+            needed = lengths[index]
+        room -= needed
+        held += 1
+    return packs
+
+
+def _strategies(lengths: Int32Array, starts: IntArray) -> Mixture:
+    """Count equal packs, one number of sequences at a time."""
+    sizes = np.diff(starts)
+    mixture: Mixture = {}
+    for size in np.unique(sizes).tolist():
+        first = starts[:-1][sizes == size]
+        members = np.sort(lengths[first[:, None] + np.arange(size)], axis=1)
+        strategies, counts = np.unique(members, axis=0, return_counts=True)
+        mixture.update(zip(map(tuple, strategies.tolist()), counts.tolist(), strict=True))
+    return sorted_mixture(mixture)
+
+
+# --- SORT, sorted batching (paper 1 and table 1)
+
+
+def count_sorted_tokens(counts: IntArray, batch_sequences: int) -> int:
+    """Tokens, padding included, of sorted batching: sequences sorted by length, cut into batches, padded to the longest.
+
+    Almost no padding, but every batch has another shape, so a compiler for static shapes (Gaudi) meets a new graph at every
+    length, and batches are no longer random samples. For estimates only: there is nothing to write. The last batch may be
+    smaller than `batch_sequences`.
+    """
+    lengths = np.arange(len(counts), 0, -1)
+    ends = np.cumsum(counts[::-1])
+    starts = ends - counts[::-1]
+    # Batch k begins at sorted position k * batch_sequences, and its first sequence is its longest.
+    begun = -(-ends // batch_sequences) - -(-starts // batch_sequences)
+    sequences = int(ends[-1]) if len(ends) else 0
+    padded_tokens = int(begun @ lengths) * batch_sequences
+    if sequences % batch_sequences:
+        last_length = int(lengths[np.flatnonzero(begun)[-1]])
+        padded_tokens -= (batch_sequences - sequences % batch_sequences) * last_length
+    return padded_tokens

@@ -1,1 +1,0 @@
-"""Packing by rules of thumb on the histogram: fast, without a proof."""

@@ -1,0 +1,358 @@
+"""Long packs, with thousands of lengths: plan on a coarse grid, deal the sequences into its slots, swap what does not fit.
+
+With thousands of lengths the linear program itself is the cost. So the lengths are split among some hundred bins (a coarse
+grid), and that problem is solved; its prices, interpolated to the real lengths, prove a bound that is nearly as good as its
+own. Its plan says which bins share a pack, and has as many slots as there are sequences. The shortest sequence gets the
+shortest slot, and so on; among the slots of one bin, the pack that is fullest so far gets the shortest sequence, so that
+errors cancel while packs fill up. What then sticks out of a pack goes by swaps: a sequence of the pack against one that is
+shorter by just the excess, in a pack that has this much room. Swaps change no number of sequences, so no limit of depth is
+touched, and they waste nothing: excess and room fall by the same amount. With thousands of lengths there are nearly always
+such pairs, down to the last token, which is why packs come out exactly full (the multi-way partitioning by differences of
+Karmarkar and Karp, 1982, with exchanges as a finish). Where swaps end before all packs fit, an empty pack is opened; its
+empty slots are swapped like sequences of length 0. Packs that are still not near the bound are matched anew (`halves`).
+
+Of more sequences than can be dealt one by one, a part is planned (`pack_thinned`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from gaudi_bert.common.arrays import FloatArray, IntArray, random_words
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.packing.heuristics import best_fit_into
+from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, fill_slots, flatten_packs, mixture_of_packs
+from gaudi_bert.packing.result import Work
+
+# --- every constant of long packs, and its reason (figures: `benchmarks/packing.py --parts limits`)
+
+MANY_LENGTHS = 2500  # with more different lengths the linear program of all of them is too slow: they go through a grid
+FEW_LENGTHS = 600  # so few lengths are solved as they are, however long the packs; in between, a grid comes first
+BINS = 512  # of a grid: its program takes a second, and its prices prove a bound within a pack or two
+GRIDS = ((BINS, 0), (BINS, 1), (BINS, 4), (2 * BINS, 1))  # bins and how often the slack, until packs are near the bound
+SLACK_SHARE, SLACK_PACKS = 3e-5, 0.3  # a sequence's slack: of the mean length, or of a pack for all of them; the larger
+NEAR = 10_000  # within one pack in so many of the bound a plan is good enough to be matched or searched for the last pack
+LAST_PACK_SHARE = 0.1  # of the work, to find out whether the last pack can be saved
+MATCHING_WORK = 2e9  # for matching in the end, besides the limit of work: two seconds, mostly for the last pack or two
+
+MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a slot of its own
+THINNED = 500_000  # of more sequences so many are planned: what that wastes is a fiftieth of a thousandth of the packs
+
+MOST_EMPTY, LEAST_EMPTY = 32, 2  # empty slots of an empty and of a full pack: a sequence may move without a swap
+SPARE_SHARE, LEAST_SPARE = 0.0002, 8  # empty packs that may be opened where swaps end
+MOST_ROUNDS = 1000  # of swaps: a guard, they end earlier
+PROBES, PROBES_OF_A_LENGTH = 3000, 32  # sequences of fitting length that are looked at for one swap
+WIDEST = 200  # tokens by which such a swap may take more than the excess
+ROOMY = 400  # packs with the most room that are looked at one by one
+FAILURES = 100  # packs in a row that find no swap: the round ends
+FEW_FITTED = 0.01  # after a round in which a smaller share lost its excess, excess is passed along among packs
+STALLED = 3  # such rounds before an empty pack is opened
+OPERATIONS_PER_PACK, OPERATIONS_PER_TRIAL = 20, 50_000  # of a round, for each pack and for each that is tried
+
+
+class _Dealt(NamedTuple):
+    """Which sequence is in which slot; N sequences by rising length, P packs, slots in the order of their packs."""
+
+    lengths: IntArray  # int64 [N]; 0 once it is given up
+    pack: IntArray  # int64 [N], the pack of each sequence
+    slot: IntArray  # int64 [N], the slot of each sequence
+    sequence: IntArray  # int64 [N], the sequence in each slot
+    first_slot: IntArray  # int64 [P + 1], where the slots of each pack begin
+    first_sequence: IntArray  # int64 [L + 2], where the sequences of each length begin
+    excess: IntArray  # int64 [P], tokens over the end of the pack; negative: room
+    pointer: IntArray  # int64 [L + 2], the next sequence of each length to look at, from its first
+
+
+def deal_into_slots(
+    coarse: Mapping[Strategy, int], counts: IntArray, bins: int, depth: int, work: Work
+) -> tuple[Mixture, IntArray]:
+    """Packs of real lengths.
+
+    Args:
+        coarse: strategies of bins, with exactly as many slots as `counts` has sequences; larger bins hold longer sequences.
+        counts: int64 [L], sequences of length 1 .. L; they are dealt out one by one.
+        bins: number of bins that fill a pack.
+        depth: most sequences in a pack.
+        work: what the swaps may do.
+
+    Returns:
+        The packs, each of at most L tokens and `depth` sequences, and the sequences that do not fit into them: int64 [L].
+    """
+    max_length = len(counts)
+    spare = max(LEAST_SPARE, int(SPARE_SHARE * sum(coarse.values())))
+    slot_bins, first_slot = flatten_packs(_with_empty_slots(coarse, bins, depth, spare))
+    empty = len(slot_bins) - int(counts.sum())
+    lengths = np.concatenate((np.zeros(empty, dtype=np.int64), np.repeat(np.arange(1, max_length + 1), counts)))
+    dealt = _Dealt(
+        lengths=lengths,
+        pack=np.zeros(len(lengths), dtype=np.int64),
+        slot=np.zeros(len(lengths), dtype=np.int64),
+        sequence=np.zeros(len(lengths), dtype=np.int64),
+        first_slot=first_slot,
+        first_sequence=empty + np.concatenate(([0, 0], np.cumsum(counts))),
+        excess=np.full(len(first_slot) - 1, -max_length),
+        pointer=np.zeros(max_length + 2, dtype=np.int64),
+    )
+    _deal(dealt, slot_bins, np.repeat(np.arange(len(first_slot) - 1), np.diff(first_slot)), max_length / bins)
+    _swap_until_all_fit(dealt, spare, work)
+    given_up = _give_up(dealt)
+    packs = mixture_of_packs(dealt.lengths[dealt.sequence], dealt.first_slot)
+    return packs, np.bincount(given_up, minlength=max_length + 1)[1:].astype(np.int64)
+
+
+def _with_empty_slots(coarse: Mapping[Strategy, int], bins: int, depth: int, spare: int) -> Mixture:
+    """Strategies with as many bins of 0 as there is room for, and as depth allows; the empty packs come first."""
+    result = {(0,) * min(depth, MOST_EMPTY): spare}
+    for strategy, count in coarse.items():
+        empty = min(depth - len(strategy), max(LEAST_EMPTY, MOST_EMPTY * (bins - sum(strategy)) // bins))
+        add_packs(result, (0,) * empty + strategy, count)
+    return result
+
+
+def _deal(dealt: _Dealt, bins: IntArray, packs: IntArray, bin_tokens: float) -> None:
+    """Give every slot its sequence, the largest bins first; equal bins of one pack one after the other."""
+    number = len(bins)
+    position = np.arange(number) - dealt.first_slot[packs]
+    same = np.concatenate(([False], (bins[1:] == bins[:-1]) & (position[1:] > 0)))
+    copy = np.arange(number) - np.maximum.accumulate(np.where(same, 0, np.arange(number)))
+    slots = np.lexsort((copy, bins))
+    new = np.diff(bins[slots], prepend=-1) != 0
+    group = np.cumsum(new | (np.diff(copy[slots], prepend=-1) != 0))
+    # The sequences of a bin are drawn for its groups at random, and lie by length in each.
+    shuffled = np.lexsort((random_words(number, 0, "slots"), np.cumsum(new)))
+    sequences = shuffled[np.lexsort((shuffled, group))]
+    ends = np.append(np.flatnonzero(np.diff(group)) + 1, number)
+    _deal_groups(dealt, packs, bin_tokens * bins, slots, sequences, ends)
+
+
+@kernel
+def _deal_groups(
+    dealt: _Dealt, packs: IntArray, planned: FloatArray, slots: IntArray, sequences: IntArray, ends: IntArray
+) -> None:
+    """Slots of one bin and sequences for them lie between two `ends`; the fullest pack gets the shortest."""
+    error = dealt.excess.astype(np.float64)  # what the excess will be if what is to come is as planned
+    for slot in range(packs.size):
+        error[packs[slot]] += planned[slot]
+    for group in range(ends.size - 1, -1, -1):
+        start = ends[group - 1] if group > 0 else 0
+        members = slots[start : ends[group]]
+        order = np.argsort(-error[packs[members]], kind="mergesort")
+        for position in range(members.size):
+            slot, sequence = members[order[position]], sequences[start + position]
+            pack = packs[slot]
+            dealt.sequence[slot], dealt.slot[sequence], dealt.pack[sequence] = sequence, slot, pack
+            dealt.excess[pack] += dealt.lengths[sequence]
+            error[pack] += dealt.lengths[sequence] - planned[slot]
+
+
+def _swap_until_all_fit(dealt: _Dealt, spare: int, work: Work) -> None:
+    """Swap until no pack has an excess, or nothing helps. The first `spare` packs are empty, and closed at first."""
+    room = dealt.excess[:spare].copy()
+    dealt.excess[:spare] = 0
+    opened = stalled = 0
+    for _ in range(MOST_ROUNDS):
+        over = np.flatnonzero(dealt.excess > 0)
+        if len(over) == 0 or work.exhausted:
+            break
+        over = over[np.argsort(-_shortest_enough(dealt, over), kind="stable")]
+        roomy = np.argpartition(dealt.excess, min(ROOMY, len(dealt.excess) - 1))[:ROOMY]
+        roomy = roomy[np.argsort(dealt.excess[roomy], kind="stable")]
+        tried, fitted = _swap_all(dealt, over, roomy)
+        work.spend(OPERATIONS_PER_PACK * len(dealt.excess) + OPERATIONS_PER_TRIAL * tried)
+        if fitted > FEW_FITTED * tried:
+            continue
+        stalled += 1
+        if stalled % STALLED:
+            _pass_along(dealt, over)
+        elif opened < spare:
+            dealt.excess[opened] = room[opened]
+            opened += 1
+        else:
+            break
+
+
+@kernel
+def _shortest_enough(dealt: _Dealt, packs: IntArray) -> IntArray:
+    """The shortest sequence of each pack that is longer than its excess: int64 [packs]. In falling order of these, the room
+    that one pack gets by giving up its sequence may take that of the next.
+    """
+    result = np.full(packs.size, dealt.first_sequence.size)
+    for number, pack in enumerate(packs):
+        for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
+            length = dealt.lengths[dealt.sequence[slot]]
+            if dealt.excess[pack] <= length < result[number]:
+                result[number] = length
+    return result
+
+
+@kernel
+def _swap_all(dealt: _Dealt, packs: IntArray, roomy: IntArray) -> tuple[int, int]:
+    """Try to take away the excess of each of `packs`; returns how many were tried and how many lost it."""
+    tried = fitted = failures = 0
+    for pack in packs:
+        while dealt.excess[pack] > 0 and (_swap_by_length(dealt, pack) or _swap_by_room(dealt, pack, roomy)):
+            pass
+        tried += 1
+        failures += 1
+        if dealt.excess[pack] <= 0:
+            if dealt.excess[pack] < -WIDEST:  # it gave up a sequence, and may take one that is a little shorter
+                roomy[roomy.size - 1 - fitted % (1 + roomy.size // 2)] = pack
+            fitted += 1
+            failures = 0
+        if failures == FAILURES:
+            break
+    return tried, fitted
+
+
+@kernel
+def _pass_along(dealt: _Dealt, packs: IntArray) -> None:
+    """Swap the excess of each of `packs` into another that has none, where it may find room in a later round."""
+    for pack in packs:
+        if dealt.excess[pack] > 0:
+            _swap_for(dealt, pack, dealt.excess[pack], dealt.excess[pack])
+
+
+@kernel
+def _swap_by_length(dealt: _Dealt, pack: int) -> bool:
+    """Swap away the excess of a pack, against a sequence that is just as much shorter, or a little more."""
+    probes = 0
+    for taken in range(dealt.excess[pack], dealt.excess[pack] + WIDEST):
+        looked_at = _swap_for(dealt, pack, taken, 0)
+        if looked_at < 0:
+            return True
+        probes += looked_at
+        if probes > PROBES:
+            break
+    return False
+
+
+@kernel
+def _swap_for(dealt: _Dealt, pack: int, taken: int, allowed: int) -> int:
+    """Swap a sequence of the pack against one that is shorter by `taken`, in a pack that has an excess of at most `allowed`
+    then; -1 if there is one, else how many were looked at.
+    """
+    probes = 0
+    for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
+        sequence = dealt.sequence[slot]
+        shorter = dealt.lengths[sequence] - taken
+        if shorter < 1:
+            continue
+        first = dealt.first_sequence[shorter]
+        equal = dealt.first_sequence[shorter + 1] - first
+        for _ in range(min(equal, PROBES_OF_A_LENGTH)):
+            probes += 1
+            dealt.pointer[shorter] = (dealt.pointer[shorter] + 1) % equal
+            other = first + dealt.pointer[shorter]
+            if (
+                dealt.excess[dealt.pack[other]] + taken <= allowed
+                and dealt.lengths[other] == shorter
+                and dealt.pack[other] != pack
+            ):
+                _exchange(dealt, sequence, other, taken)
+                return -1
+    return probes
+
+
+@kernel
+def _swap_by_room(dealt: _Dealt, pack: int, roomy: IntArray) -> bool:
+    """Swap away the excess of a pack, or as much of it as is possible, with one of the packs that have the most room."""
+    excess = dealt.excess[pack]
+    best, longer, shorter = 0, 0, 0
+    for other in roomy:
+        room = -dealt.excess[other]
+        if room <= 0:
+            continue
+        for slot in range(dealt.first_slot[pack], dealt.first_slot[pack + 1]):
+            one = dealt.sequence[slot]
+            for position in range(dealt.first_slot[other], dealt.first_slot[other + 1]):
+                two = dealt.sequence[position]
+                taken = dealt.lengths[one] - dealt.lengths[two]
+                if 0 < taken <= room and (best < taken <= excess or best < excess < taken or excess <= taken < best):
+                    best, longer, shorter = taken, one, two
+        if best == excess:
+            break
+    if best > 0:
+        _exchange(dealt, longer, shorter, best)
+    return best > 0
+
+
+@kernel
+def _exchange(dealt: _Dealt, longer: int, shorter: int, difference: int) -> None:
+    """Two sequences change positions."""
+    one, two = dealt.pack[longer], dealt.pack[shorter]
+    dealt.excess[one] -= difference
+    dealt.excess[two] += difference
+    dealt.pack[longer], dealt.pack[shorter] = two, one
+    slot = dealt.slot[longer]
+    dealt.slot[longer] = dealt.slot[shorter]
+    dealt.slot[shorter] = slot
+    dealt.sequence[dealt.slot[longer]], dealt.sequence[slot] = longer, shorter
+
+
+def _give_up(dealt: _Dealt) -> IntArray:
+    """Take out of the packs what they still hold too much; returns the lengths, int64."""
+    result: list[int] = []
+    for pack in np.flatnonzero(dealt.excess > 0).tolist():
+        held = dealt.sequence[dealt.first_slot[pack] : dealt.first_slot[pack + 1]]
+        while dealt.excess[pack] > 0:
+            lengths = dealt.lengths[held]
+            enough = lengths >= min(int(dealt.excess[pack]), int(lengths.max()))
+            gone = int(held[np.flatnonzero(enough)[np.argmin(lengths[enough])]])
+            result.append(int(dealt.lengths[gone]))
+            dealt.excess[pack] -= dealt.lengths[gone]
+            dealt.lengths[gone] = 0
+    return np.array(result, dtype=np.int64)
+
+
+# --- plans on coarse grids
+
+
+def split_counts(counts: IntArray, bins: int, slack: float = 0.0) -> IntArray:
+    """Sequences in each bin, int64 [bins], where a length between two bins is split among both.
+
+    Bin c stands for c * L / bins tokens. Number and tokens of all sequences stay as they are, to within one bin, except that
+    sequences shorter than one bin lie in the first. With `slack` each sequence counts as so many tokens more, which leaves
+    room to whoever fills the bins with real lengths.
+    """
+    max_length = len(counts)
+    result = [0] * (bins + 2)
+    carried = 0.0
+    for length in (np.flatnonzero(counts) + 1).tolist():
+        count, (lower, above) = int(counts[length - 1]), divmod(length * bins, max_length)
+        if lower == 0:
+            result[1] += count
+            continue
+        share = count * (above + slack * bins) / max_length + carried
+        raised = min(count, max(0, round(share)))
+        carried = share - raised
+        result[lower] += count - raised
+        result[lower + 1] += raised
+    result[bins] += result[bins + 1]  # what was carried may raise the longest sequences
+    return np.array(result[1 : bins + 1], dtype=np.int64)
+
+
+def interpolated_prices(prices: IntArray, max_length: int) -> IntArray:
+    """Prices of the lengths 1 .. L from those of equal bins, int64 [bins] to int64 [L], never falling with length."""
+    bins = len(prices)
+    positions = np.arange(1, max_length + 1) * bins / max_length
+    fine = np.interp(positions, np.arange(bins + 1), np.concatenate(([0.0], prices)))
+    result: IntArray = np.maximum.accumulate(np.floor(fine)).astype(np.int64)
+    return result
+
+
+def pack_thinned(counts: IntArray, depth: int, pack: Callable[[IntArray], Mixture], planned: int = THINNED) -> Mixture:
+    """Pack more sequences than can be dealt out: `pack` packs every n-th of them by length, and each of its packs is used n
+    times.
+
+    The slot of a sequence then takes this one and the n - 1 that are next shorter, so that it wastes next to nothing where
+    there are many of them. The fewer than n longest ones that remain are packed by best fit.
+    """
+    every = -(-int(counts.sum()) // planned)
+    longest = int(counts.sum()) % every
+    rest = np.diff(np.minimum(np.cumsum(counts[::-1]), longest), prepend=0)[::-1]
+    whole = np.cumsum(counts - rest) // every
+    slots = {strategy: every * count for strategy, count in pack(np.diff(whole, prepend=0)).items()}
+    return best_fit_into(fill_slots(slots, counts - rest), rest, depth)

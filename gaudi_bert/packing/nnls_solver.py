@@ -1,0 +1,451 @@
+"""Weighted non-negative least squares over all strategies of a depth, without ever listing the strategies.
+
+The packing problem of the paper (section 3.1.2, F.4.3): find usages x >= 0 of the strategies that add up to
+exactly the maximum sequence length such that  || w (A x - b) ||  is least, where b are the counts per length
+and column p of A holds the lengths of strategy p. Solved by the active-set method of Lawson and Hanson (1974,
+chapter 23), using the structure of A:
+
+- the gradient of a column is the sum of its lengths' prices w^2 (b - A x), so the best column is a max-plus
+  knapsack (`pricing`) and the matrix, whose columns number s^2 / 12 at depth 3 and explode beyond, is never
+  built;
+- a product of two columns needs their few lengths only;
+- the normal equations of the passive columns are kept as a Cholesky factor that is updated and downdated;
+- several columns with disjoint lengths enter in one round, which saves rounds.
+
+Objective and residual are unique; x is not, because columns are linearly dependent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from gaudi_bert.common.compiled import kernel
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.pricing import MINUS_INFINITY, completion_values, power_chain, unwind
+from gaudi_bert.packing.result import Work
+
+LONGEST_WHOLE = 4096
+"""Packs of more tokens are not solved length by length: the factor has that many rows and columns."""
+
+GRADIENT_TOLERANCE = 1e-12
+"""A column may enter if its gradient exceeds this share of the largest w^2 b."""
+
+OPERATIONS_PER_PRODUCT = 0.2
+"""Of a max-plus product, for each pair of totals."""
+
+STALLED_ROUNDS = 20
+"""Rounds without any gain after which only rounding errors can be left."""
+
+DEEPER = 1
+"""Sequences by which packs may be deeper than the mean; deeper ones are hardly ever needed, and cost time."""
+
+
+@dataclass(frozen=True)
+class _NnlsSolution:
+    """What `solve_nnls` returns.
+
+    Attributes:
+        strategies: the passive columns, each a tuple of ascending lengths that add up to the maximum sequence length.
+        usage: float64 [strategies], how often each is used, > 0.
+        residual: float64 [L], counts - A x per length (index 0 is length 1).
+        objective: the weighted residual norm.
+        rounds: pricing rounds that were needed.
+    """
+
+    strategies: list[tuple[int, ...]]
+    usage: FloatArray
+    residual: FloatArray
+    objective: float
+    rounds: int
+
+
+class _ActiveSet(NamedTuple):
+    """The passive columns and their factor; K columns of at most W distinct lengths fit."""
+
+    lengths: IntArray  # int64 [K, W]
+    copies: FloatArray  # float64 [K, W], how often the column holds each of its lengths
+    distinct: IntArray  # int64 [K], entries of a row that are in use
+    usage: FloatArray  # float64 [K], x
+    solution: FloatArray  # float64 [K], the unconstrained optimum of the passive columns
+    factor: FloatArray  # float64 [K, K]
+    projected: FloatArray  # float64 [K]
+    scratch: FloatArray  # float64 [K]
+    operations: FloatArray  # float64 [1], what was done so far
+
+
+def solve_nnls(
+    target: AnyArray,
+    weights: FloatArray,
+    depth: int,
+    *,
+    additions: int = 2,
+    max_rounds: int | None = None,
+    work: Work | None = None,
+) -> _NnlsSolution:
+    """Solve  min || weights (A x - target) ||, x >= 0,  over all strategies of at most `depth` lengths that
+    fill L slots exactly.
+
+    Args:
+        target: counts per length, [L] (index 0 is length 1), any numeric dtype.
+        weights: float64 [L], positive residual weights.
+        depth: most sequences in a pack, >= 1; L or more means no limit.
+        additions: columns that may enter in one round; more of them save pricing and cost exchanges.
+        max_rounds: stop after so many rounds, short of the optimum; None for no limit.
+        work: what may be done before it stops short of the optimum; None for no limit.
+    """
+    max_length = len(target)
+    if max_length > LONGEST_WHOLE:
+        raise InputError(
+            f"least squares takes packs of at most {LONGEST_WHOLE} tokens, not {max_length}; use nnls or optimal"
+        )
+    work = Work() if work is None else work
+    depth = max(1, min(depth, max_length))
+    scale = max(float(np.max(target, initial=0)), 1.0)
+    counts = np.concatenate(([0.0], np.asarray(target, dtype=np.float64) / scale))
+    squared_weights = np.concatenate(([0.0], np.asarray(weights, dtype=np.float64) ** 2))
+    state = _empty_set(max_length, depth)
+    chain = power_chain(depth - 1, max_length)
+    most_rounds = np.iinfo(np.int64).max if max_rounds is None else max_rounds
+    size, rounds, residual = _run(counts, squared_weights, chain, state, additions, most_rounds, max(work.left, 0.0))
+    work.spend(float(state.operations[0]))
+    strategies = [_strategy(state, column) for column in range(size)]
+    objective = scale * float(np.sqrt(np.sum(squared_weights * residual**2)))
+    return _NnlsSolution(strategies, state.usage[:size] * scale, residual[1:] * scale, objective, int(rounds))
+
+
+def useful_depth(counts: IntArray, packs: float, depth: int) -> int:
+    """The depth to solve for, at most `depth`, where `counts` are known to need at least so many packs."""
+    return min(depth, int(np.ceil(counts.sum() / max(packs, 1))) + DEEPER)
+
+
+def _empty_set(max_length: int, depth: int) -> _ActiveSet:
+    capacity = max_length + 8
+    width = min(depth, int(np.sqrt(2 * max_length)) + 2)
+    return _ActiveSet(
+        lengths=np.zeros((capacity, width), dtype=np.int64),
+        copies=np.zeros((capacity, width)),
+        distinct=np.zeros(capacity, dtype=np.int64),
+        usage=np.zeros(capacity),
+        solution=np.zeros(capacity),
+        factor=np.zeros((capacity, capacity)),
+        projected=np.zeros(capacity),
+        scratch=np.zeros(capacity),
+        operations=np.zeros(1),
+    )
+
+
+def _strategy(state: _ActiveSet, column: int) -> tuple[int, ...]:
+    distinct = state.distinct[column]
+    items = np.repeat(state.lengths[column, :distinct], state.copies[column, :distinct].astype(np.int64))
+    return tuple(np.sort(items).tolist())
+
+
+@kernel
+def _run(
+    counts: FloatArray,
+    squared_weights: FloatArray,
+    chain: IntArray,
+    state: _ActiveSet,
+    additions: int,
+    max_rounds: int,
+    most_operations: float,
+) -> tuple[int, int, FloatArray]:
+    """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds, residual [L + 1])."""
+    top = counts.size - 1
+    table = np.zeros((chain.shape[0] + 1, top + 1))
+    values = np.zeros(top + 1)
+    threshold = GRADIENT_TOLERANCE * np.max(squared_weights * counts)
+    residual = counts.copy()
+    size, rounds, stalled = 0, 0, 0
+    objective = np.sum(squared_weights * residual * residual)
+    while stalled < STALLED_ROUNDS and rounds < max_rounds and state.operations[0] < most_operations:
+        rounds += 1
+        state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
+        prices = squared_weights * residual
+        completion = completion_values(chain, prices, table)
+        for length in range(1, top + 1):
+            values[length] = prices[length] + completion[top - length]
+        entered = _enter_columns(values, threshold, chain, table, counts, squared_weights, state, size, additions)
+        if entered == size:
+            break
+        size = _restore_feasibility(state, entered)
+        _update_residual(counts, state, size, residual)
+        improved = np.sum(squared_weights * residual * residual)
+        stalled = 0 if improved < objective * (1.0 - 1e-15) else stalled + 1
+        objective = min(objective, improved)
+    return size, rounds, residual
+
+
+@kernel
+def _enter_columns(
+    values: FloatArray,
+    threshold: float,
+    chain: IntArray,
+    table: FloatArray,
+    counts: FloatArray,
+    squared_weights: FloatArray,
+    state: _ActiveSet,
+    size: int,
+    additions: int,
+) -> int:
+    """Append the best columns with disjoint lengths, dearest first; returns the new number of columns."""
+    limit = min(size + additions, state.usage.size - 1)
+    taken = np.zeros(values.size, dtype=np.bool_)
+    values[0] = MINUS_INFINITY
+    while size < limit:
+        anchor = int(np.argmax(values))
+        if values[anchor] <= threshold:
+            break
+        values[anchor] = MINUS_INFINITY
+        if _choose(anchor, chain, table, taken, state, size) and _append(counts, squared_weights, state, size):
+            size += 1
+    return size
+
+
+@kernel
+def _choose(anchor: int, chain: IntArray, table: FloatArray, taken: BoolArray, state: _ActiveSet, column: int) -> bool:
+    """Write the best strategy that holds `anchor` as `column`, unless one of its lengths is taken; then its
+    lengths are.
+    """
+    top = table.shape[1] - 1
+    items = np.empty(top + 2, dtype=np.int64)
+    items[0] = anchor
+    size = unwind(chain, table, top - anchor, items, 1)
+    for item in items[:size]:
+        if taken[item]:
+            return False
+    distinct = 0
+    for item in items[:size]:
+        entry = 0
+        while entry < distinct and state.lengths[column, entry] != item:
+            entry += 1
+        if entry == distinct:
+            state.lengths[column, entry] = item
+            state.copies[column, entry] = 0.0
+            distinct += 1
+        state.copies[column, entry] += 1.0
+        taken[item] = True
+    state.distinct[column] = distinct
+    state.usage[column] = 0.0
+    return True
+
+
+@kernel
+def _append(counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int) -> bool:
+    """Extend the factor by the column written behind the `size` passive ones; False if it depends on them."""
+    weighted = np.zeros(squared_weights.size)
+    diagonal, moment = 0.0, 0.0
+    for entry in range(state.distinct[size]):
+        length, copies = state.lengths[size, entry], state.copies[size, entry]
+        weighted[length] = squared_weights[length] * copies
+        diagonal += copies * weighted[length]
+        moment += weighted[length] * counts[length]
+    state.operations[0] += 0.5 * size * size
+    for other in range(size):
+        product = 0.0
+        for entry in range(state.distinct[other]):
+            product += state.copies[other, entry] * weighted[state.lengths[other, entry]]
+        state.scratch[other] = product
+    return append_column(state.factor, size, state.scratch, diagonal, state.projected, moment)
+
+
+@kernel
+def _move(state: _ActiveSet, source: int, target: int) -> None:
+    """Copy a column's lengths and usage to another position."""
+    distinct = state.distinct[source]
+    state.distinct[target] = distinct
+    state.usage[target] = state.usage[source]
+    state.solution[target] = state.solution[source]
+    for entry in range(distinct):
+        state.lengths[target, entry] = state.lengths[source, entry]
+        state.copies[target, entry] = state.copies[source, entry]
+
+
+@kernel
+def _restore_feasibility(state: _ActiveSet, size: int) -> int:
+    """Lawson and Hanson's inner loop: step towards the unconstrained optimum, dropping columns that reach zero."""
+    usage, solution = state.usage, state.solution
+    while size > 0:
+        state.operations[0] += 0.5 * size * size
+        solve_factor(state.factor, size, state.projected, solution)
+        step, blocking = 1.0, -1
+        for column in range(size):
+            if solution[column] <= 0.0:
+                reach = usage[column] / (usage[column] - solution[column]) if usage[column] > 0.0 else 0.0
+                if blocking < 0 or reach < step:
+                    step, blocking = reach, column
+        if blocking < 0:
+            usage[:size] = solution[:size]
+            return size
+        for column in range(size):
+            usage[column] += step * (solution[column] - usage[column])
+        usage[blocking] = 0.0
+        for column in range(size - 1, -1, -1):
+            if solution[column] <= 0.0 and usage[column] <= 1e-15:
+                _drop(state, size, column)
+                size -= 1
+    return size
+
+
+@kernel
+def _drop(state: _ActiveSet, size: int, gone: int) -> None:
+    state.operations[0] += 1.5 * (size - gone) * (size - gone)
+    remove_column(state.factor, size, gone, state.projected, state.scratch)
+    for column in range(gone, size - 1):
+        _move(state, column + 1, column)
+
+
+@kernel
+def _update_residual(counts: FloatArray, state: _ActiveSet, size: int, residual: FloatArray) -> None:
+    """residual = counts - A x from scratch, so that no error builds up."""
+    residual[:] = counts
+    for column in range(size):
+        for entry in range(state.distinct[column]):
+            residual[state.lengths[column, entry]] -= state.copies[column, entry] * state.usage[column]
+
+
+# --- an upper triangular factor R with R^T R = G that follows as columns enter and leave the active set
+#
+# Appending a column costs one forward substitution; removing one shifts the later columns and restores the triangle with
+# Givens rotations (Golub and Van Loan, Matrix Computations, section 6.5). All loops run along rows of R, which are
+# contiguous. The right-hand side is kept as `projected` = R^-T g, so that the solution of G x = g is always one back
+# substitution away. Innermost loops are kernels of their own on slices: the compiler then sees plain arrays, and vectorises
+# three times better.
+
+SMALLEST_PIVOT = 1e-11
+"""A column is called dependent when less than this share of its squared norm is new."""
+
+
+@kernel
+def append_column(
+    factor: FloatArray, size: int, products: FloatArray, diagonal: float, projected: FloatArray, moment: float
+) -> bool:
+    """Extend the factor by one column; False (and no change) if the column depends on those that are there.
+
+    Args:
+        factor: float64 [capacity, capacity], the leading [size, size] block is in use.
+        size: number of columns in the factor.
+        products: float64 [>= size], the new column's products with the columns there; overwritten.
+        diagonal: the new column's product with itself.
+        projected: float64 [capacity], R^-T g; gets its entry `size`.
+        moment: the new column's entry of g.
+    """
+    _substitute_forward(factor, size, products)
+    new_share = diagonal
+    remainder = moment
+    for row in range(size):
+        new_share -= products[row] * products[row]
+        remainder -= products[row] * projected[row]
+    if new_share < SMALLEST_PIVOT * diagonal:
+        return False
+    for row in range(size):
+        factor[row, size] = products[row]
+    factor[size, size] = np.sqrt(new_share)
+    projected[size] = remainder / factor[size, size]
+    return True
+
+
+@kernel
+def _substitute_forward(factor: FloatArray, size: int, values: FloatArray) -> None:
+    """values[:size] = R^-T values[:size], four rows of R at a time, to read and write `values` less often."""
+    whole = size - size % 4
+    for row in range(0, whole, 4):
+        first, second, third, fourth = factor[row], factor[row + 1], factor[row + 2], factor[row + 3]
+        one = values[row] / first[row]
+        two = (values[row + 1] - one * first[row + 1]) / second[row + 1]
+        three = (values[row + 2] - one * first[row + 2] - two * second[row + 2]) / third[row + 2]
+        four = values[row + 3] - one * first[row + 3] - two * second[row + 3] - three * third[row + 3]
+        four /= fourth[row + 3]
+        values[row], values[row + 1], values[row + 2], values[row + 3] = one, two, three, four
+        rest = slice(row + 4, size)
+        _subtract_rows(values[rest], first[rest], second[rest], third[rest], fourth[rest], (one, two, three, four))
+    for row in range(whole, size):
+        values[row] /= factor[row, row]
+        for column in range(row + 1, size):
+            values[column] -= values[row] * factor[row, column]
+
+
+@kernel
+def _subtract_rows(
+    values: FloatArray,
+    first: FloatArray,
+    second: FloatArray,
+    third: FloatArray,
+    fourth: FloatArray,
+    factors: tuple[float, float, float, float],
+) -> None:
+    one, two, three, four = factors
+    for column in range(values.size):
+        values[column] -= one * first[column] + two * second[column] + three * third[column] + four * fourth[column]
+
+
+@kernel
+def remove_column(factor: FloatArray, size: int, gone: int, projected: FloatArray, carried: FloatArray) -> None:
+    """Take column `gone` out of the leading [size, size] block; `carried` is scratch, float64 [>= size]."""
+    for row in range(gone):
+        _shift_left(factor[row, gone:size])
+    last = size - 1
+    for column in range(gone, last):
+        carried[column] = factor[gone, column + 1]
+    carried_projection = projected[gone]
+    for row in range(gone, last):
+        pivot = factor[row + 1, row + 1]
+        scale = 1.0 / np.sqrt(carried[row] * carried[row] + pivot * pivot)
+        cosine, sine = carried[row] * scale, pivot * scale
+        _rotate(factor[row, row:last], carried[row:last], factor[row + 1, row + 1 : size], cosine, sine)
+        lower_projection = projected[row + 1]
+        projected[row] = cosine * carried_projection + sine * lower_projection
+        carried_projection = cosine * lower_projection - sine * carried_projection
+
+
+@kernel
+def _shift_left(values: FloatArray) -> None:
+    for column in range(values.size - 1):
+        values[column] = values[column + 1]
+
+
+@kernel
+def _rotate(result: FloatArray, carried: FloatArray, lower: FloatArray, cosine: float, sine: float) -> None:
+    """result, carried = (cosine carried + sine lower), (cosine lower - sine carried)."""
+    for column in range(result.size):
+        upper, below = carried[column], lower[column]
+        result[column] = cosine * upper + sine * below
+        carried[column] = cosine * below - sine * upper
+
+
+@kernel
+def solve_factor(factor: FloatArray, size: int, projected: FloatArray, solution: FloatArray) -> None:
+    """Back substitution: solution[:size] = R^-1 projected[:size], four rows of R at a time."""
+    whole = size - size % 4
+    for row in range(size - 1, whole - 1, -1):
+        total = 0.0
+        for column in range(row + 1, size):
+            total += factor[row, column] * solution[column]
+        solution[row] = (projected[row] - total) / factor[row, row]
+    for row in range(whole - 4, -1, -4):
+        first, second, third, fourth = factor[row], factor[row + 1], factor[row + 2], factor[row + 3]
+        rest = slice(row + 4, size)
+        one, two, three, four = _multiply_rows(first[rest], second[rest], third[rest], fourth[rest], solution[rest])
+        four = (projected[row + 3] - four) / fourth[row + 3]
+        three = (projected[row + 2] - three - third[row + 3] * four) / third[row + 2]
+        two = (projected[row + 1] - two - second[row + 3] * four - second[row + 2] * three) / second[row + 1]
+        one = (projected[row] - one - first[row + 3] * four - first[row + 2] * three - first[row + 1] * two) / first[row]
+        solution[row], solution[row + 1], solution[row + 2], solution[row + 3] = one, two, three, four
+
+
+@kernel
+def _multiply_rows(
+    first: FloatArray, second: FloatArray, third: FloatArray, fourth: FloatArray, values: FloatArray
+) -> tuple[float, float, float, float]:
+    one = two = three = four = 0.0
+    for column in range(values.size):
+        value = values[column]
+        one += first[column] * value
+        two += second[column] * value
+        three += third[column] * value
+        four += fourth[column] * value
+    return one, two, three, four

@@ -1,1 +1,0 @@
-"""From groups in memory to packed shards."""

@@ -1,0 +1,86 @@
+"""What `gaudi-bert doctor` says of one thing, and its check of an object store.
+
+Asking and checking are apart: `ask_*` collects what commands, files and the API answer, and the checks are functions of
+those answers alone, so that they are tested on recorded ones.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from gaudi_bert.artefacts.store.location import url_of
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.errors import GaudiBertError
+from gaudi_bert.config.pipeline import PipelineSettings
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The outcome of one check.
+
+    `warning` may do, `mend` has to be fixed; the remedy is empty where all is well.
+    """
+
+    check: str
+    verdict: Literal["ok", "warning", "mend"]
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        verdict = "fix" if self.verdict == "mend" else self.verdict  # --json keeps its word
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return f"{verdict:<7}  {self.check}: {self.found}{remedy}"
+
+    def as_json(self) -> dict[str, str]:
+        """The outcome for machines."""
+        return asdict(self)
+
+
+def passed(check: str, found: str) -> CheckResult:
+    """All is well."""
+    return CheckResult(check, "ok", found)
+
+
+def warning(check: str, found: str, remedy: str) -> CheckResult:
+    """It may do."""
+    return CheckResult(check, "warning", found, remedy)
+
+
+def failed(check: str, found: str, remedy: str) -> CheckResult:
+    """It will not do."""
+    return CheckResult(check, "mend", found, remedy)
+
+
+# --- an object store
+
+
+def examine_store(url: str, settings: PipelineSettings) -> CheckResult:
+    """Whether one object below `url` can be written, read, listed and removed; nothing is left there."""
+    folder = url_of(url)
+    name, content = f"gaudi-bert-doctor-{os.urandom(8).hex()}", os.urandom(64)
+    # Once or twice, not for as long as a stage would wait.
+    objects = Objects(settings.store.model_copy(update={"attempts": min(settings.store.attempts, 3)}))
+    done: list[str] = []
+    try:
+        objects.write(f"{folder}/{name}", content)
+        done.append("write")
+        if objects.read(f"{folder}/{name}") != content:
+            return failed(
+                "store", f"{folder}: an object was read back as another", "use a store that keeps what it is given"
+            )
+        done.append("read")
+        if name not in objects.list(folder, only_here=True):
+            return failed("store", f"{folder}: an object that was written is not listed", "use a store that lists at once")
+        done.append("list")
+        objects.remove(f"{folder}/{name}")
+    except GaudiBertError as error:
+        if done:
+            with suppress(GaudiBertError):
+                objects.remove(f"{folder}/{name}")
+        refusal, _, remedy = str(error).rpartition("; ")
+        can = f" (it can {', '.join(done)})" if done else ""
+        return failed("store", f"{refusal}{can}", remedy)
+    return passed("store", f"{folder}: write, read, list and remove")

@@ -1,0 +1,351 @@
+"""What is wrong with the objects of a run on a cluster, and what to do about it: from what the API server answers.
+
+Of pods: why one does not start, or failed. Of Jobs and MPIJobs: what became of one, why it has no pods, what it waits for in
+its queue. Of volume claims: why one is not bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL
+from gaudi_bert.runners.launch import MPIRUN_FOOTER, failed_rank, rank_pieces
+from gaudi_bert.runners.stage_table import STAGES
+
+# The JSON of the API server as plain dictionaries, so that recorded answers can be tested.
+Answer = Mapping[str, Any]
+
+# The end of the log of a container of a pod.
+ReadLog = Callable[[Answer, str], str]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong.
+
+    `hopeless`: waiting or trying again cannot help. `started`: the pod's containers ran. `only_slow`: every pod is like
+    this for a while, only its length is a problem. `disrupted`: the cluster took the pod away, so the same work may be
+    submitted again.
+    """
+
+    reason: str
+    remedy: str
+    hopeless: bool = False
+    started: bool = True
+    only_slow: bool = False
+    disrupted: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.remedy}"
+
+
+def _one_line(text: str) -> str:
+    """`text` without line breaks and double spaces."""
+    return " ".join(text.split())
+
+
+# --- pods
+
+_BAD_INPUT = 2
+_STOPPED = 75
+_KILLED = 137
+# Of training pods, and of the workers of an MPIJob.
+_TRAINING_CONTAINERS = ("worker", *(name for name, stage in STAGES.items() if stage.trains))
+
+# What is requested and lacking, as the scheduler writes it, and the remedy.
+_SCARCE = {
+    "Insufficient habana.ai/gaudi": (
+        "wait until cards are free, lower resources.cards or resources.workers, and see `gaudi-bert doctor --cluster`"
+    ),
+    "Insufficient hugepages-2Mi": "reserve huge pages on the nodes (vm.nr_hugepages), or lower resources.hugepages_2Mi",
+    "Insufficient vpc.amazonaws.com/efa": "use nodes with EFA and its device plugin, or set kubernetes.efa to 0",
+    "Insufficient memory": "lower resources.data.memory or resources.training.memory, or add nodes",
+    "Insufficient cpu": "lower resources.data.cpu or resources.training.cpu, or add nodes",
+    "PersistentVolumeClaim": "see whether the claim is bound: kubernetes.storage_class and kubernetes.access_mode must suit",
+    "persistentvolumeclaim": "see whether the claim exists and is bound: kubernetes.work_claim, kubernetes.data_claim",
+    "untolerated taint": "set kubernetes.data_pods.tolerations or kubernetes.training_pods.tolerations, or remove the taint",
+    "didn't match Pod's node": "correct kubernetes.node_selector, or what kubernetes.data_pods and training_pods select",
+    "Insufficient ephemeral-storage": "lower kubernetes.scratch, or free the nodes' disks",
+}
+_IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+# What a registry says where trying again cannot help.
+_NO_SUCH_IMAGE = re.compile(r"not found|manifest unknown|denied|unauthorized|no such|invalid", re.IGNORECASE)
+# ... and what a node says that did not reach the registry, which may pass.
+_NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.IGNORECASE)
+_DESCRIBE = "see `kubectl describe pod`"
+_SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
+
+
+def pod_problem(pod: Answer, read_log: ReadLog = lambda pod, container: "") -> Problem | None:
+    """What is wrong with `pod`; None for a pod that waits its turn, runs or has succeeded.
+
+    `read_log` gives the end of the log of one of its containers, which tells why a rank failed.
+    """
+    status = pod.get("status", {})
+    if status.get("phase") == "Succeeded":
+        return None
+    evicted = _eviction(pod)
+    if evicted is not None:
+        return evicted
+    for container in _container_statuses(status):
+        problem = _container_problem(pod, container, read_log)
+        if problem is not None:
+            return problem
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+            message = _one_line(condition.get("message", ""))
+            remedies = [remedy for sign, remedy in _SCARCE.items() if sign in message]
+            return Problem(f"pod {_name(pod)} is Unschedulable: {message}", "; ".join(remedies) or _DESCRIBE, started=False)
+    if status.get("phase") == "Failed":
+        return Problem(f"pod {_name(pod)} failed: {_one_line(status.get('message', 'no reason given'))}", "run it again")
+    return _slow_start(pod)
+
+
+def _slow_start(pod: Answer) -> Problem | None:
+    """A pod that has its node, but none of whose containers runs yet: volumes and images are being brought."""
+    status = pod.get("status", {})
+    states = [container.get("state") or {} for container in _container_statuses(status)]
+    if status.get("phase") != "Pending" or any("running" in state for state in states):
+        return None
+    reasons = {state["waiting"].get("reason", "") for state in states if "waiting" in state}
+    shown = ", ".join(sorted(filter(None, reasons))) or "not scheduled"
+    return Problem(f"pod {_name(pod)} does not start ({shown})", _DESCRIBE, started=False, only_slow=True)
+
+
+def worst_problem(pods: Sequence[Answer], read_log: ReadLog = lambda pod, container: "") -> Problem | None:
+    """The problem to report of several pods': a hopeless one first, then one of a pod that ran, the newest first."""
+    newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
+    problems = [problem for pod in newest_first if (problem := pod_problem(pod, read_log)) is not None]
+    return min(problems, key=lambda problem: (not problem.hopeless, problem.only_slow, not problem.started), default=None)
+
+
+def _container_problem(pod: Answer, status: Answer, read_log: ReadLog) -> Problem | None:
+    state = status.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    where = f"pod {_name(pod)}, container {status['name']}"
+    if waiting.get("reason") in _IMAGE_REASONS:
+        message = _one_line(waiting.get("message", ""))
+        remedy = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
+        if _NO_REGISTRY.search(message):
+            remedy = "the node did not reach the registry: check images.registry and the node's network and DNS"
+        named_wrongly = waiting["reason"] in ("InvalidImageName", "ErrImageNeverPull")
+        hopeless = named_wrongly or bool(_NO_SUCH_IMAGE.search(message) and not _NO_REGISTRY.search(message))
+        reason = f"{where}: {waiting['reason']}: image {status['image']}: {message}"
+        return Problem(reason, remedy, hopeless, started=False)
+    if waiting.get("reason") in _SETUP_REASONS and not (status.get("lastState") or {}).get("terminated"):
+        message = _one_line(waiting.get("message", ""))
+        return Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
+    if not ended and waiting.get("reason") == "CrashLoopBackOff":
+        ended = status["lastState"]["terminated"]
+    if not ended or ended.get("exitCode") == 0:
+        return None
+    return _exit_problem(where, pod, status, ended, read_log)
+
+
+def _exit_problem(where: str, pod: Answer, status: Answer, ended: Answer, read_log: ReadLog) -> Problem:
+    code = ended.get("exitCode")
+    reason = _reason(ended.get("message") or "", lambda: read_log(pod, status["name"]))
+    because = f": {reason}" if reason else ""
+    if ended.get("reason") == "OOMKilled":
+        limit = _memory_limit(pod, status["name"])
+        part = "training" if status["name"] in _TRAINING_CONTAINERS else "data"
+        remedy = f"raise resources.{part}.memory_limit (or memory, on cards)"
+        return Problem(f"{where}: OOMKilled: it needed more memory than its limit of {limit}", remedy)
+    if code == _BAD_INPUT:
+        return Problem(
+            f"{where}: exit code {code}{because}", "correct the pipeline file or the data, then run it again", True
+        )
+    if code == _STOPPED:
+        return Problem(f"{where}: stopped on request (exit code {code})", "run it again: it goes on where it stopped")
+    if code == _KILLED:
+        return Problem(f"{where}: killed (exit code {code}){because}", "run it again: finished parts are not done again")
+    return Problem(f"{where}: exit code {code}{because}", "see `gaudi-bert k8s logs`, then run it again")
+
+
+def _eviction(pod: Answer) -> Problem | None:
+    """A pod that the cluster took away."""
+    status = pod.get("status", {})
+    remedy = "run it again: it goes on where it stopped"
+    if status.get("reason") in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):
+        message = _one_line(status.get("message", ""))
+        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", remedy, disrupted=True)
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "DisruptionTarget" and condition.get("status") == "True":
+            message = _one_line(condition.get("message", ""))
+            reason = f"pod {_name(pod)} was taken away ({condition.get('reason')}): {message}"
+            return Problem(reason, remedy, disrupted=True)
+    return None
+
+
+def _container_statuses(status: Answer) -> Iterator[Answer]:
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _memory_limit(pod: Answer, name: str) -> str:
+    spec = pod.get("spec", {})
+    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+        if container["name"] == name:
+            return (container.get("resources") or {}).get("limits", {}).get("memory", "unknown")
+    return "unknown"
+
+
+def _reason(message: str, read_log: Callable[[], str]) -> str:
+    """Why a container ended, from the message that it left, which is the end of its log.
+
+    What mpirun writes last hides the error of the rank that failed. So that is looked for above it: in the log, or in what
+    the message has of it where the log cannot be read.
+    """
+    if MPIRUN_FOOTER.search(message):
+        reason = failed_rank(read_log()) or failed_rank(message)
+        if reason is not None:
+            return reason
+        message = MPIRUN_FOOTER.sub("", message)
+    lines = ["".join(text for _, text in rank_pieces(line)).strip() for line in message.splitlines()]
+    return " | ".join([line for line in lines if line][-3:])
+
+
+def _name(item: Answer) -> str:
+    return item["metadata"]["name"]
+
+
+# --- Jobs, MPIJobs and volume claims
+
+# Why pods are not even made, as the warnings of their Job or MPIJob have it, whether that can pass, and the remedy.
+_REFUSALS = (
+    (
+        re.compile(r"violates PodSecurity"),
+        True,
+        "this namespace's pod security forbids such pods: see `gaudi-bert doctor --cluster` for the level that they need, "
+        "or choose another kubernetes.namespace",
+    ),
+    (
+        re.compile(r"exceeded quota"),
+        False,
+        "wait until the quota has room, lower resources.data or resources.training, or ask for a larger quota",
+    ),
+    (
+        re.compile(r"admission webhook .* denied the request"),
+        True,
+        "the cluster's own rules refuse such pods: correct what the message names",
+    ),
+    (
+        re.compile(r"(maximum|minimum) \S+ usage per (Container|Pod) is"),
+        True,
+        "the namespace's LimitRange refuses such pods: change resources.data or resources.training to what it allows",
+    ),
+)
+
+
+def job_outcome(item: Answer) -> str | None:
+    """`complete`, `failed: <reason>`, or None while a Job or an MPIJob goes on."""
+    for condition in item.get("status", {}).get("conditions") or ():
+        if condition.get("status") != "True":
+            continue
+        if condition["type"] in ("Complete", "Succeeded"):
+            return "complete"
+        if condition["type"] == "Failed":
+            return f"failed: {condition.get('reason', 'unknown')}: {_one_line(condition.get('message', ''))}"
+    return None
+
+
+def no_pods_problem(item: Answer, events: Sequence[Answer]) -> Problem:
+    """A Job or MPIJob for which no pod has been made yet; `events` is what the cluster noted about it, oldest first."""
+    title = f"{item['kind']} {item['metadata']['name']}"
+    refusal = last_warning(events)
+    for pattern, hopeless, remedy in _REFUSALS:
+        if pattern.search(refusal):
+            return Problem(f"{title} gets no pods: {refusal}", remedy, hopeless, started=False)
+    remedy = "see that the MPI operator runs" if item["kind"] == "MPIJob" else "see `kubectl describe job`"
+    return Problem(f"{title} has no pods", remedy, started=False, only_slow=True)
+
+
+def last_warning(events: Sequence[Answer]) -> str:
+    """The newest warning that the cluster noted, or an empty text."""
+    warnings = [_one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
+    return warnings[-1] if warnings else ""
+
+
+def claim_problem(claim: Answer, events: Sequence[Answer]) -> Problem | None:
+    """Why a PersistentVolumeClaim is not bound; None where it is."""
+    phase = claim.get("status", {}).get("phase")
+    if phase == "Bound":
+        return None
+    warning = last_warning(events)
+    storage_class = claim["spec"].get("storageClassName") or "the default class"
+    modes = ", ".join(claim["spec"].get("accessModes") or ())
+    reason = f"volume claim {claim['metadata']['name']} is {phase or 'Pending'}, not Bound ({storage_class}, {modes})"
+    reason += f": {warning}" if warning else ""
+    remedy = "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
+    return Problem(reason, remedy, started=False)
+
+
+# --- Jobs and MPIJobs that wait for a queue: suspended until they are admitted, and again when others come first
+#
+# Kueue suspends whatever carries the label of one of its queues, without being asked, and makes a Workload for it, whose
+# conditions say what it waits for (kueue.sigs.k8s.io, "Troubleshooting Jobs"). An MPIJob has one Workload with launcher and
+# workers, so that it is admitted as one; its pods carry no label of their own. Where Workloads may not be read, the Job's
+# own condition is all that is known.
+
+
+def is_suspended(item: Answer) -> bool:
+    """Whether a Job or an MPIJob is held back, so that it has no pods, or loses those that it has."""
+    spec = item.get("spec", {})
+    return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
+
+
+def describe_suspension(item: Answer, workloads: Sequence[Answer]) -> str:
+    """What a suspended Job or MPIJob waits for, in one line; `workloads` is what its queue keeps about it."""
+    title = f"{item['kind']} {item['metadata']['name']}"
+    queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
+    reason = _queue_reason(workloads) or "; ".join(_own_reasons(item))
+    if queue is None:
+        because = f": {reason}" if reason else ""
+        return f"{title} is suspended{because}; it goes on when a queue of the cluster, or `kubectl edit`, resumes it"
+    return f"{title} waits for its queue {queue}: {reason or 'not looked at yet'}"
+
+
+def _queue_reason(workloads: Sequence[Answer]) -> str:
+    """Why the newest of `workloads` is not admitted; empty where none says why."""
+    if not workloads:
+        return ""
+    newest = max(workloads, key=lambda workload: str(workload["metadata"].get("creationTimestamp") or ""))
+    return "; ".join(dict.fromkeys(_reasons(newest)))
+
+
+def _reasons(workload: Answer) -> Iterator[str]:
+    status = workload.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+    if workload.get("spec", {}).get("active") is False:
+        yield "it was deactivated, and waits until its Workload is made active again"
+    if _is(conditions, "Evicted", "True"):
+        yield _message_of(conditions["Evicted"])
+    if _is(conditions, "QuotaReserved", "True"):
+        for check in status.get("admissionChecks") or ():
+            if check.get("state") != "Ready":
+                message = _one_line(check.get("message") or "") or check.get("state", "Pending")
+                yield f"admission check {check['name']}: {message}"
+        return
+    for kind in ("QuotaReserved", "Admitted"):
+        if _is(conditions, kind, "False"):
+            yield _message_of(conditions[kind])
+            if conditions[kind].get("reason") == "Inadmissible":
+                yield "see `kubectl get localqueues`, and correct kubernetes.queue"
+            return
+
+
+def _own_reasons(item: Answer) -> Iterator[str]:
+    for condition in (item.get("status") or {}).get("conditions") or ():
+        if condition["type"] == "Suspended" and condition.get("status") == "True":
+            yield _message_of(condition)
+
+
+def _is(conditions: Answer, kind: str, status: str) -> bool:
+    return kind in conditions and conditions[kind].get("status") == status
+
+
+def _message_of(condition: Answer) -> str:
+    return _one_line(condition.get("message") or "") or str(condition.get("reason", condition["type"]))

@@ -1,0 +1,328 @@
+"""Starts the training processes of a pipeline, which find each other by Horovod, and passes on the request to stop.
+
+One process without cards needs no launcher. With cards or on several hosts, `mpirun` starts the processes
+(`training_command`). On the CPUs of one machine this process starts them, and they meet through Gloo: a small HTTP server
+keeps their addresses, and each gets its number in the environment, as `horovodrun --gloo` does it. `horovodrun` itself is
+not used: it kills all processes five seconds after a signal, before a checkpoint may be whole, and turns every exit code
+into 1 and a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from types import FrameType
+from typing import Any
+
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.common.launch import handled_signals
+from gaudi_bert.config.pipeline import PipelineSettings
+
+# --- mpirun: one process per card, inside the one worker, or by ssh on several
+#
+# Processes started by ssh inherit nothing from their container, so every variable that they need is named (`-x`), and the
+# ssh options are given whole, because what is given replaces what the MPI operator would set.
+
+ROOT_SSH_PORT = 22
+# With the node's own network, port 22 is the node's.
+EFA_SSH_PORT = 3022
+# An sshd that is not root may listen here, and the key of its MPIJob is not where root's is looked for.
+USER_SSH_PORT = 2222
+SSH_KEY = "/etc/gaudi-bert-ssh/id_rsa"
+# When a rank is lost, mpirun waits so long before it terminates the others, and again before it kills them.
+_LOST_RANK_SECONDS = 4
+# mpirun's launcher: a run that is asked to stop has the time that it needs to save.
+_STOPPING = ("-m", "gaudi_bert.runners.stop_ranks")
+# What the vendor's image sets and its libraries read.
+_VENDOR_VARIABLES = (
+    *("PYTHONPATH", "LD_LIBRARY_PATH", "GC_KERNEL_PATH", "HABANA_LOGS"),
+    *("HABANA_PLUGINS_LIB_PATH", "HABANA_SCAL_BIN_PATH", "TF_MODULES_RELEASE_BUILD"),
+)
+
+
+def training_command(
+    settings: PipelineSettings,
+    stage_command: list[str],
+    *,
+    over_ssh: bool,
+    variables: tuple[str, ...] = (),
+    ssh_port: int = ROOT_SSH_PORT,
+    ssh_key: str | None = None,
+    python: str = "python3",
+) -> list[str]:
+    """`stage_command`, started once for each training process.
+
+    With `over_ssh`, the processes are on other hosts than `mpirun` and get `variables` from the launcher; ssh takes a key
+    by itself where `ssh_key` is None. `python` is the interpreter that has this package where the command is run.
+    """
+    resources = settings.resources
+    processes = resources.workers * resources.processes_per_worker
+    if processes == 1 and not over_ssh:
+        return stage_command
+    program = f"{resources.mpi_prefix}/bin/mpirun" if resources.mpi_prefix else "mpirun"
+    command = [python, *_STOPPING, program, "--allow-run-as-root", "--tag-output", "-np", str(processes)]
+    command += ["--mca", "odls_base_sigkill_timeout", str(_LOST_RANK_SECONDS)]
+    if resources.cores_per_process:
+        command += ["--bind-to", "core", "--map-by", f"socket:PE={resources.cores_per_process}"]
+    else:
+        command += ["--bind-to", "none"]
+    if over_ssh:
+        interface = settings.kubernetes.network_interface
+        ssh = f"-p {ssh_port} -o ConnectionAttempts=10 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        ssh += f" -i {ssh_key}" if ssh_key is not None else ""
+        command += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
+        command += ["--mca", "plm_rsh_args", ssh]
+        for name in ("PATH", *(_VENDOR_VARIABLES if resources.cards else ()), *variables):
+            command += ["-x", name]
+    else:
+        # Otherwise mpirun allows no more processes than the machine has cores.
+        command += ["--host", f"localhost:{processes}"]
+    return [*command, *stage_command]
+
+
+# `--tag-output` puts job and rank before all that a process writes at once, so in the middle of a line, too.
+_TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")
+# What mpirun writes last where a rank has failed.
+MPIRUN_FOOTER = re.compile(
+    r"-{60,}\n(?:Primary job +terminated|\S+ detected that one or more processes|\S+ noticed that process)[\s\S]*?-{60,}\n?"
+)
+_ENDED_FIRST = re.compile(r"^ *Process name: \[\[\d+,\d+\],(\d+)\]", re.MULTILINE)
+_SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited\s+on\s+(signal \d+(?: \([^)]*\))?)")
+_ERROR_LINE = re.compile(r"error: |[\w.]*(?:Error|Exception|Interrupt)\b")
+
+
+def rank_pieces(line: str) -> list[tuple[int | None, str]]:
+    """A line of mpirun's output as what each process wrote of it, with its rank; None for what carries no tag."""
+    before, *tagged = _TAG.split(line)
+    pieces: list[tuple[int | None, str]] = [(None, before)] if before or not tagged else []
+    return pieces + [(int(rank), text) for rank, text in zip(tagged[::2], tagged[1::2], strict=True)]
+
+
+def failed_rank(output: str) -> str | None:
+    """Why the rank failed that ended a run under mpirun: its error line, which stands above mpirun's own last words.
+
+    `output` is the end of what mpirun wrote; None where that names no rank, or holds nothing of the rank.
+    """
+    killed = _SIGNALLED.search(output)
+    if killed is not None:
+        return f"rank {killed[1]} on {killed[2]} was ended by {killed[3]}"
+    first = _ENDED_FIRST.search(output)
+    if first is None:
+        return None
+    written = ""
+    for line in output.splitlines():
+        for rank, text in rank_pieces(line):
+            written += text if rank == int(first[1]) else ""
+        # The line ends for the process that wrote last.
+        written += "\n" if rank == int(first[1]) else ""
+    lines = [line.strip() for line in written.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR_LINE.match(line)] or lines
+    return f"rank {first[1]}: {errors[-1]}" if errors else None
+
+
+# --- Horovod's own launch, through Gloo
+
+
+def horovod_environment(
+    rank: int, size: int, *, per_host: int, host: str, interface: str, rendezvous: tuple[str, int]
+) -> dict[str, str]:
+    """What Horovod reads of the variables that `horovodrun` sets.
+
+    `interface` is the network by which the processes reach each other, `rendezvous` the address of the `RendezvousServer`.
+    """
+    values = {
+        "HOROVOD_RANK": rank,
+        "HOROVOD_SIZE": size,
+        "HOROVOD_LOCAL_RANK": rank % per_host,
+        "HOROVOD_LOCAL_SIZE": per_host,
+        "HOROVOD_CROSS_RANK": rank // per_host,
+        "HOROVOD_CROSS_SIZE": size // per_host,
+        "HOROVOD_HOSTNAME": host,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous[0],
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous[1],
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+RENDEZVOUS_READY = "rendezvous: ready"
+# An address takes a few hundred bytes.
+LARGEST_VALUE_BYTES = 1 << 20
+
+
+class RendezvousServer(ThreadingHTTPServer):
+    """A store of keys and values over HTTP: where Gloo's processes leave their addresses for one another.
+
+    PUT writes a value, GET reads it (404 until it exists), DELETE says that a process is done. That is the whole protocol.
+    In containers it runs in one of its own, on a network that only the training containers share:
+
+        python3 -m gaudi_bert.runners.launch PORT
+    """
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(address, _RendezvousHandler)
+        self.values: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+
+
+class _RendezvousHandler(BaseHTTPRequestHandler):
+    server: RendezvousServer
+
+    def do_PUT(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= length <= LARGEST_VALUE_BYTES:
+            self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return
+        value = self.rfile.read(length)
+        with self.server.lock:
+            self.server.values[self.path] = value
+        self._answer(HTTPStatus.OK)
+
+    def do_GET(self) -> None:
+        with self.server.lock:
+            value = self.server.values.get(self.path)
+        if value is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+        else:
+            self._answer(HTTPStatus.OK, value)
+
+    def do_DELETE(self) -> None:
+        # The values stay, since other processes may still read them.
+        self._answer(HTTPStatus.OK)
+
+    def _answer(self, status: HTTPStatus, value: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(value)))
+        self.end_headers()
+        self.wfile.write(value)
+
+    def log_message(self, format: str, *values: Any) -> None:
+        """Say nothing about each request."""
+
+
+# --- processes on this machine
+
+# Long enough for the watchdog of the others to name who failed, and to end them.
+GRACE_SECONDS = 10.0
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a process ended: its exit code (negative: the signal), and whether it was killed here, after others had failed."""
+
+    process_id: int
+    code: int
+    killed_by_us: bool
+
+
+def run_training_processes(settings: PipelineSettings, stage: str, command: Sequence[str]) -> None:
+    """Run `command` once for each training process of the pipeline, on this machine; their standard error is ours.
+
+    `stage` is for messages: `train` or `finetune`. The standard output of `command` is dropped.
+    """
+    processes = settings.resources.workers * settings.resources.processes_per_worker
+    if settings.resources.cards:
+        command = training_command(settings, list(command), over_ssh=False, python=sys.executable)
+        _check_ends(stage, _run_all([command], [dict(os.environ)]), ["mpirun"])
+        return
+    if find_spec("horovod") is None:
+        raise InputError(
+            f"resources.workers: {processes} processes need Horovod, which is not installed; "
+            "run `make setup-horovod`, or set resources.workers to 1"
+        )
+    with RendezvousServer(("127.0.0.1", 0)) as server:
+        threading.Thread(target=server.serve_forever, name="rendezvous", daemon=True).start()
+        address = ("127.0.0.1", server.server_address[1])
+        own = [
+            horovod_environment(rank, processes, per_host=processes, host="localhost", interface="lo", rendezvous=address)
+            for rank in range(processes)
+        ]
+        ends = _run_all([command] * processes, [os.environ | variables for variables in own])
+        server.shutdown()
+    _check_ends(stage, ends, [f"rank {rank} of {processes}" for rank in range(processes)])
+
+
+def _check_ends(stage: str, ends: Sequence[_End], names: Sequence[str]) -> None:
+    """Raise the error that processes ended with; `names` are theirs."""
+    code = next((end.code for end in ends if end.code > 0), 0)
+    if code == StoppedError.exit_code:
+        raise StoppedError(f"{stage}: stopped on request; the same command goes on")
+    # A process that is killed can say nothing, so this one does.
+    killed = [
+        f"{name} (process {end.process_id}) was killed by {signal.Signals(-end.code).name}"
+        for name, end in zip(names, ends, strict=True)
+        if end.code < 0 and not end.killed_by_us
+    ]
+    if code:
+        kind = InputError if code == InputError.exit_code else FailedError
+        raise kind(
+            "; ".join([f"{stage}: one of {len(ends)} processes ended with exit code {code}; it says why above", *killed])
+        )
+    if killed:
+        raise FailedError(
+            f"{stage}: {'; '.join(killed)}; where nobody did it, memory was short (see dmesg); "
+            "the same command goes on from the last checkpoint"
+        )
+    if any(end.code for end in ends):
+        raise FailedError(f"{stage}: a process did not end after the others had, and was killed; the same command goes on")
+
+
+def _run_all(commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> list[_End]:
+    """Run all until they end. After a failure, the others have `GRACE_SECONDS` to say what they know."""
+    running: list[subprocess.Popen[bytes]] = []
+    with _forwarded_signals(running):
+        for command, environment in zip(commands, environments, strict=True):
+            running.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
+        deadline, killed = float("inf"), set()
+        while None in (codes := [process.poll() for process in running]):
+            if deadline == float("inf") and any(codes):
+                deadline = time.monotonic() + GRACE_SECONDS
+            if time.monotonic() > deadline:
+                killed |= {process.pid for process in running if process.poll() is None}
+                for process in running:
+                    process.kill()
+            time.sleep(POLL_SECONDS)
+    return [_End(process.pid, process.wait(), process.pid in killed) for process in running]
+
+
+@contextmanager
+def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """While the context lasts, SIGTERM and Ctrl-C go to `processes`, which save and stop; this process waits for them."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        print("stopping: the training processes save and end", file=sys.stderr)  # noqa: T201
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    with handled_signals((signal.SIGTERM, signal.SIGINT), forward):
+        yield
+
+
+def _serve_rendezvous(port: int) -> None:
+    """Serve until SIGTERM."""
+    with handled_signals((signal.SIGTERM,), lambda number, frame: sys.exit(0)):
+        server = RendezvousServer(("", port))
+        sys.stdout.write(RENDEZVOUS_READY + "\n")
+        sys.stdout.flush()
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    _serve_rendezvous(int(sys.argv[1]))

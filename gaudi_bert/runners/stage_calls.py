@@ -1,0 +1,272 @@
+"""How each stage of a pipeline is called in this process: with its settings, and its files in the work folder.
+
+A stage is imported when it is called, because the data image has no TensorFlow. Every stage decides for itself whether its
+artefact exists already.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gaudi_bert.artefacts.histogram_parts import histogram_part
+from gaudi_bert.artefacts.store.copies import found_histograms, local_copy
+from gaudi_bert.artefacts.store.location import in_store, place_below
+from gaudi_bert.artefacts.training import FineTuning, TrainingResult
+from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import BUILT_IN_ROWS
+from gaudi_bert.common.files import write_text
+from gaudi_bert.common.launch import find_launch
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.runners.launch import run_training_processes
+
+# What a stage returns: its typed result, or one for each split (`train`, `evaluation`).
+StageResult = object
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """One run of a pipeline in this process.
+
+    Relative paths in the pipeline file start at `pipeline_folder`. `shard` is (K, N): part K of N of a stage that many
+    machines share; `finish` puts together what all shards wrote. `workers` are processes or threads; None for one per core.
+    """
+
+    settings: PipelineSettings
+    work: Path
+    pipeline_folder: Path
+    reporter: Reporter
+    overwrite: bool = False
+    shard: tuple[int, int] | None = None
+    finish: bool = False
+    workers: int | None = None
+
+    @property
+    def folder(self) -> WorkFolder:
+        """The work folder of this pipeline."""
+        return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
+
+    def _common(self) -> dict[str, Any]:
+        """The arguments that most stages take."""
+        return {"reporter": self.reporter, "overwrite": self.overwrite, "store": self.settings.store}
+
+    def _file(self, key: str, text: str) -> Path:
+        """The file or folder that the setting `key` names."""
+        path = place_below(self.pipeline_folder, text)
+        if not in_store(path) and not path.exists():
+            raise InputError(f"{key} = {path}: no such file or folder; check the path")
+        return path
+
+    def _rows(self, key: str, text: str, split: str) -> Path:
+        """The rows that the setting `key` names: a file, or those that Python carries."""
+        return self.folder.rows(split) if text in BUILT_IN_ROWS else self._file(key, text)
+
+    def _each_split(self, make: Callable[[SplitPaths], object]) -> StageResult:
+        return {name: make(self.folder.split(name)) for name in self.folder.splits}
+
+    # --- data
+
+    def prepare(self) -> StageResult:
+        """Text to examples; nothing where the pipeline names its own records."""
+        from gaudi_bert.stages.data.prepare import prepare
+
+        if self.folder.records is not None:
+            self.reporter.say(f"prepare: nothing to do, the pipeline names its own records: {self.folder.records}")
+            return {"records": str(self.settings.prepare.records)}
+        return prepare(
+            self.settings.prepare,
+            self.folder.examples,
+            pipeline_folder=self.pipeline_folder,
+            shard=self.shard,
+            workers=self.workers,
+            **self._common(),
+        )
+
+    def histogram(self) -> StageResult:
+        """Examples to counts."""
+        from gaudi_bert.stages.data.histogram import histogram, histogram_shard
+
+        def make(paths: SplitPaths) -> object:
+            shard, out = self.shard, paths.histogram
+            if shard is not None:
+                shard = histogram_shard(paths.records, shard, self.settings.store)
+                if shard is None:
+                    self.reporter.say(f"{paths.records}: nothing to do, there are fewer files than shards")
+                    return {"files": 0}
+                out = histogram_part(out, shard)
+            return histogram(paths.records, out, shard=shard, workers=self.workers, **self._common())
+
+        return self._each_split(make)
+
+    def plan(self) -> StageResult:
+        """Counts to a plan."""
+        from gaudi_bert.stages.data.plan import plan
+
+        def make(paths: SplitPaths) -> object:
+            histograms = found_histograms(paths.histogram, self.settings.store)
+            return plan(histograms, paths.plan, self.settings.packing, **self._common())
+
+        return self._each_split(make)
+
+    def write(self) -> StageResult:
+        """Examples to packs."""
+        from gaudi_bert.stages.data.write import write, write_shard
+
+        def make(paths: SplitPaths) -> object:
+            files = (paths.records, paths.plan, paths.packed)
+            if self.shard is not None:
+                return write_shard(*files, self.shard, workers=self.workers, **self._common())
+            return write(*files, finish=self.finish, workers=self.workers, **self._common())
+
+        return self._each_split(make)
+
+    def verify(self) -> StageResult:
+        """Proof that every example is in the packs once."""
+        from gaudi_bert.stages.data.verify import verify
+
+        return self._each_split(lambda paths: verify(paths.records, paths.packed, workers=self.workers, **self._common()))
+
+    # --- training and tasks
+
+    def train(self) -> StageResult:
+        """Packs to checkpoints."""
+        from gaudi_bert.stages.training.model_results import TrainResult
+
+        folder = self.folder
+        data = folder.split("train").packed
+        evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
+        if _starts_processes(self.settings):
+            files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train}
+            _run_processes(self.settings, "train", files, ["--overwrite" if self.overwrite else "--resume"])
+            with local_copy(folder.training_result, self.settings.store) as path:
+                return TrainResult(TrainingResult.read(path))
+
+        # TensorFlow, which a process that only starts others does not load.
+        from gaudi_bert.stages.training.train import train
+
+        return train(
+            self.settings,
+            data=data,
+            evaluation_data=evaluation_data,
+            out=folder.train,
+            reporter=self.reporter,
+            resume=not self.overwrite,
+            overwrite=self.overwrite,
+        )
+
+    def evaluate(self) -> StageResult:
+        """Checkpoints to metrics, packed and unpacked."""
+        from gaudi_bert.stages.training.evaluate import evaluate
+
+        folder = self.folder
+        if not folder.has_evaluation:
+            self.reporter.say("evaluate: nothing to do, the pipeline holds no evaluation data out")
+            return {}
+        return evaluate(
+            data=folder.split("evaluation").packed,
+            checkpoint=folder.train,
+            unpacked=folder.split("evaluation").records,
+            out=folder.evaluation_result,
+            reporter=self.reporter,
+            store=self.settings.store,
+        )
+
+    def finetune(self) -> StageResult:
+        """Rows of a task and weights to a model of the task."""
+        from gaudi_bert.stages.training.model_results import FineTuneResult
+
+        self._make_built_in_rows()
+        folder, settings = self.folder, self._with_label_file()
+        data, evaluation_data, model, vocabulary = self._finetuning_files()
+        if _starts_processes(settings):
+            files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
+            files |= {"--out": folder.finetune}
+            _run_processes(settings, "finetune", files, ["--overwrite"] if self.overwrite else [])
+            return FineTuneResult(FineTuning.read(folder.finetuning_result))
+
+        from gaudi_bert.stages.tasks.finetune import finetune
+        from gaudi_bert.stages.training.model_results import FineTuneInput
+
+        inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
+        return finetune(settings, inputs, folder.finetune, reporter=self.reporter, overwrite=self.overwrite)
+
+    def _make_built_in_rows(self) -> None:
+        """Write the rows that Python carries, where the pipeline names any of them."""
+        names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
+        if any(name in BUILT_IN_ROWS for name in names):
+            from gaudi_bert.stages.tasks.task_rows import make_built_in_rows
+
+            train, evaluation = self.folder.rows("train"), self.folder.rows("evaluation")
+            make_built_in_rows(train, evaluation, reporter=self.reporter, overwrite=self.overwrite)
+
+    def _with_label_file(self) -> PipelineSettings:
+        """The settings, with the file of label names as it is seen from this process."""
+        task = self.settings.task
+        if task.labels is None:
+            return self.settings
+        task = task.model_copy(update={"labels": str(self._file("task.labels", task.labels))})
+        return self.settings.model_copy(update={"task": task})
+
+    def _finetuning_files(self) -> tuple[Path, Path | None, Path, Path | None]:
+        """What `finetune` reads: rows, rows to evaluate on, weights, and the folder of the vocabulary."""
+        finetune, folder = self.settings.finetune, self.folder
+        data = self._rows("finetune.data", str(finetune.data), "train")
+        evaluation_data = None
+        if finetune.evaluation_data is not None:
+            evaluation_data = self._rows("finetune.evaluation_data", finetune.evaluation_data, "evaluation")
+        vocabulary = None if finetune.vocab is None else self._file("finetune.vocab", finetune.vocab)
+        if finetune.init_checkpoint is None:
+            # The vocabulary of this pipeline's examples lies beside them, whether it made them or was given them.
+            own = folder.examples if folder.records is None else folder.records.parent
+            return data, evaluation_data, folder.train, vocabulary or own
+        # A URL; or a folder, a file, a TF1 checkpoint's prefix, from where the command was started, as `train` has it.
+        model = Path(finetune.init_checkpoint)
+        if not in_store(model) and not model.exists() and not any(model.parent.glob(f"{model.name}.*")):
+            raise InputError(f"finetune.init_checkpoint = {model}: no such file or folder; check the path")
+        return data, evaluation_data, model, vocabulary
+
+    def predict(self) -> StageResult:
+        """Rows and a model of the task to answers."""
+        from gaudi_bert.stages.tasks.predict import PredictOptions, predict
+
+        settings = self.settings.predict
+        return predict(
+            self.folder.finetune,
+            str(self._rows("predict.data", str(settings.data), "evaluation")),
+            str(self.folder.predictions),
+            PredictOptions(settings.max_sequence_length, settings.precision),
+            {},
+            **self._common(),
+        )
+
+    def report(self) -> StageResult:
+        """A page about what the work folder holds."""
+        from gaudi_bert.stages.report import report
+
+        return report(self.folder.root, reporter=self.reporter, store=self.settings.store)
+
+
+def _starts_processes(settings: PipelineSettings) -> bool:
+    """Whether this process has to start those that train, because no launcher did."""
+    return settings.resources.workers * settings.resources.processes_per_worker > 1 and find_launch() is None
+
+
+def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, Path | None], flags: Sequence[str]) -> None:
+    """Do a stage in several processes on this machine, each of them the command of the same name.
+
+    `files` are options and their paths, without those that are None.
+    """
+    options = [text for option, path in files.items() if path is not None for text in (option, str(path))]
+    with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
+        pipeline = Path(folder) / f"{settings.name}.yaml"
+        write_text(pipeline, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+        command = [sys.executable, "-m", "gaudi_bert", stage, "--pipeline", str(pipeline), *options, *flags]
+        run_training_processes(settings, stage, command)

@@ -1,0 +1,30 @@
+"""Copies of a packed folder for other trainers: Parquet, and the metadata file of the predecessor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.records.packed_folder import write_predecessor_metadata
+from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.stages.results import CopiesResult
+
+
+def packed_copies(
+    packed: Path, plan: Path, *, parquet: bool, predecessor_metadata: bool, reporter: Reporter
+) -> CopiesResult:
+    """Write the packs of a finished folder as Parquet too, or the metadata file that the predecessor's trainer reads.
+
+    Args:
+        parquet: write one Parquet file per shard, in `<packed>/parquet/`.
+        predecessor_metadata: write `<packed>_metadata.json` beside the folder.
+    """
+    written: dict[str, str] = {}
+    if parquet:
+        result = write_packed_parquet(packed, reporter=reporter)
+        written["parquet"] = result["folder"]
+        reporter.say(f"{result['folder']}: {result['packs']:,} packs in {result['files']} Parquet files")
+    if predecessor_metadata:
+        written["predecessor_metadata"] = str(write_predecessor_metadata(packed, plan))
+        reporter.say(f"{written['predecessor_metadata']}: the metadata for the predecessor's trainer")
+    return CopiesResult(**written)

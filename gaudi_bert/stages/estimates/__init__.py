@@ -1,1 +1,0 @@
-"""What packing will give, before anything is packed."""

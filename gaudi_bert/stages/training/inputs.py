@@ -1,0 +1,96 @@
+"""What training and its kin read from an object store: packed shards as they are needed, all else copied before."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gaudi_bert.artefacts.packed import METADATA_NAME
+from gaudi_bert.artefacts.store.copies import fetch_below, local_copies, mirrored_bucket
+from gaudi_bert.artefacts.store.location import in_store
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.records.files import open_inputs
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup, planned_groups
+from gaudi_bert.records.schema import PackedSchema
+from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES
+from gaudi_bert.training.input.source import DataSource, ShardCache, open_source, open_stored_source
+
+
+@contextmanager
+def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[DataSource]:
+    """A packed folder, or unpacked records, wherever they lie; as `open_source`."""
+    if not in_store(path):
+        yield open_source(path)
+        return
+    settings = store or StoreSettings()
+    with mirrored(Path(path), settings) as folder:
+        fetch(folder / METADATA_NAME)
+        if (folder / METADATA_NAME).exists():
+            metadata = read_metadata(folder)
+            sizes = {shard.name: shard.bytes for shard in metadata.shards}
+            yield open_stored_source(folder, metadata, ShardCache(folder, sizes, settings.cache_bytes))
+            return
+    with open_inputs(path, Objects(settings)) as inputs:
+        fetch(*inputs.paths)
+        yield open_source(inputs.folder)
+
+
+@contextmanager
+def local_weights(path: Path | str, store: StoreSettings | None = None) -> Iterator[Path]:
+    """Weights to read: the newest checkpoint of a run, a checkpoint, or another tool's folder or file, copied if need be."""
+    with mirrored_bucket(path, store) as weights:
+        if in_store(path):
+            _fetch_weights(weights)
+        yield weights
+
+
+def _fetch_weights(path: Path) -> None:
+    fetch(path)
+    if path.is_file():
+        fetch(*(path.parent / name for name in ("config.json", "bert_config.json", "vocab.txt")))
+        _fetch_what_export_looks_for(path.parent.parent)
+        return
+    for folder in (path, path / "checkpoints"):
+        newest = max(fnmatch.filter(files_in(folder), CHECKPOINT_NAMES), default=None)
+        if newest is not None:
+            fetch(folder / newest)
+            _fetch_what_export_looks_for(folder.parent)
+            return
+    fetch_below(path)
+
+
+def _fetch_what_export_looks_for(run: Path) -> None:
+    """The settings of a run, and the vocabulary of the examples beside it; above a bucket, nothing is fetched."""
+    fetch(run / "settings.yaml")
+    fetch(run.parent / "examples" / "vocab.txt")
+
+
+@contextmanager
+def open_on_the_fly(records: Path, plan: Path, store: StoreSettings | None = None) -> Iterator[DataSource]:
+    """Unpacked records that are packed by a plan while they are read."""
+    with local_copies((records, plan), store) as (records_here, plan_here):
+        yield _on_the_fly_source(records_here or records, plan_here or plan)
+
+
+def _on_the_fly_source(records: Path, plan: Path) -> DataSource:
+    content, groups = planned_groups(records, plan)
+    packs = sum(group.packs for group in groups)
+    return DataSource(
+        path=records,
+        schema=PackedSchema.of(content),
+        files=(),
+        packing_factor=sum(file.sequences for file in content.files) / packs,
+        efficiency=_tokens(groups) / (packs * content.max_sequence_length),
+        vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
+        identity=content.sha256,
+        on_the_fly=tuple(groups),
+    )
+
+
+def _tokens(groups: list[OnTheFlyGroup]) -> int:
+    return sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)

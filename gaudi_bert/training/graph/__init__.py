@@ -1,1 +1,0 @@
-"""The training step as a graph, looked at without running it."""

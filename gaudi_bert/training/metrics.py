@@ -1,0 +1,333 @@
+"""What a run reports about itself: `metrics.jsonl`, TensorBoard, and a line for people.
+
+Every figure is over *real* tokens and sequences, never over slots: a padded row does not count as work. One JSON line is
+written for each report, flushed at once. When a run is resumed at an update, later lines are dropped first, so that the
+curve has one value per update, whatever was stopped and when.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.artefacts.base import whole_lines
+from gaudi_bert.artefacts.training import LossFigures
+from gaudi_bert.common.arrays import FloatArray
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import explained_os_errors, write_text
+from gaudi_bert.common.progress import human_seconds
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.input.batches import Batch
+
+
+class ReportFigures(Protocol):
+    """Losses and accuracies of a report, whatever is trained."""
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+
+    def line(self) -> str:
+        """For people."""
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
+
+    loss: float
+    accuracy: float | None
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def line(self) -> str:
+        """For people."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
+
+
+class PretrainingFigures(LossFigures):
+    """Losses and accuracies over some sequences, each weighted exactly."""
+
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"masked-LM loss {self.masked_lm_loss:.3f} accuracy {self.masked_lm_accuracy:.3f}, "
+            f"next-sentence loss {self.next_sentence_loss:.3f} accuracy {self.next_sentence_accuracy:.3f}"
+        )
+
+
+def figures_from_sums(sums: FloatArray) -> PretrainingFigures:
+    """Figures from the eight sums of `gaudi_bert.model.losses.LossSums`, in its order, float64 [8]."""
+    values = sums.tolist()
+    masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
+    masked_lm_loss = masked_sum / max(masked_weight, 1.0)
+    next_sentence_loss = next_sum / max(next_weight, 1.0)
+    return PretrainingFigures(
+        loss=masked_lm_loss + next_sentence_loss,
+        masked_lm_loss=masked_lm_loss,
+        masked_lm_accuracy=min(masked_correct / max(masked_count, 1.0), 1.0),
+        next_sentence_loss=next_sentence_loss,
+        next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
+    )
+
+
+class MetricsWriter:
+    """Appends to `metrics.jsonl` and to TensorBoard in one folder; use it as a context.
+
+    Lines of updates after `last_update`, left by a run that was stopped, are removed. `evaluated_updates` were evaluated
+    already when this was opened.
+    """
+
+    def __init__(self, folder: Path, last_update: int) -> None:
+        self.path = Path(folder) / "metrics.jsonl"
+        kept = _lines_until(self.path, last_update) if self.path.exists() else []
+        self.evaluated_updates = {line["update"] for line in kept if line["kind"] == "evaluation"}
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        with explained_os_errors(self.path, "write"):
+            self._handle = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - closed by __exit__
+        self._board = tf.summary.create_file_writer(str(Path(folder) / "tensorboard"))
+        self._server: MetricsServer | None = None
+        self._kept = kept
+
+    def serve(self, server: MetricsServer) -> None:
+        """Also hand every report to `server`, from the newest ones on that are there already."""
+        self._server = server
+        for line in self._kept:
+            values = {name: value for name, value in line.items() if name not in ("kind", "update")}
+            server.update(line["kind"], line["update"], values)
+
+    def write(self, kind: str, update: int, values: Mapping[str, float]) -> None:
+        """Write one report of `kind` "train" or "evaluation"."""
+        line: dict[str, Any] = {"update": update, "kind": kind, **values}
+        with explained_os_errors(self.path, "write"):
+            self._handle.write(json.dumps(line, allow_nan=False) + "\n")
+            self._handle.flush()
+        with self._board.as_default():
+            for name, value in values.items():
+                tf.summary.scalar(f"{kind}/{name}", value, step=update)
+        if self._server is not None:
+            self._server.update(kind, update, values)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._handle.close()
+        self._board.close()
+
+
+def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` that is there, without those of later updates."""
+    lines = []
+    for number, line in enumerate(whole_lines(path, "train again"), start=1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise InputError(f"{path}: line {number} is not JSON; remove it, or train again with --overwrite") from error
+    return [line for line in lines if line["update"] <= last_update]
+
+
+def progress_line(
+    update: int, updates: int, figures: ReportFigures, values: Mapping[str, float], seconds_left: float
+) -> str:
+    """One line for people about the last few updates: their figures and rates."""
+    return (
+        f"train: update {update}/{updates} ({update / updates:.0%}), {figures.line()}, "
+        f"{values['tokens_per_second']:,.0f} tokens/s, "
+        f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} per pack), "
+        f"{human_seconds(seconds_left)} left"
+    )
+
+
+# --- The interval since the last report: sums of losses, work done, time taken
+#
+# The time is that of the clock, from the first update's wait for its data until the device is done with the last one, so it
+# is right for a device that runs ahead of the host too. Checkpoints, evaluations and what came before a resume lie between
+# intervals. The first update of a process builds the graph: the clock starts anew after it, unless it is alone in its
+# interval.
+#
+# Sums stay where the device left them until the report, so that the host does not wait for the device at every update. Then
+# every update is checked on its own: the first one whose loss or gradient is not finite is named.
+
+
+@dataclass(frozen=True)
+class IntervalReport:
+    """One report over all processes.
+
+    The gradient's norm is a mean over updates, before clipping; `slots_per_second` counts padding too; rates are those of
+    the updates that count for the speed.
+    """
+
+    figures: ReportFigures
+    gradient_norm: float
+    sequences: int
+    tokens: int
+    packing_factor: float
+    seconds_per_update: float
+    sequences_per_second: float
+    tokens_per_second: float
+    slots_per_second: float
+
+    def speed(self) -> dict[str, float]:
+        """What was done per second, by name, as in `metrics.jsonl`."""
+        names = ("sequences_per_second", "tokens_per_second", "slots_per_second", "packing_factor")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class Interval:
+    """The updates since the last report.
+
+    `has_cold_start` says whether its first update is the first one of this process; an update gives `sum_count` sums beside
+    the norm of its gradient; `sequence_feature` is not 0 for every real sequence.
+    """
+
+    first_update: int
+    has_cold_start: bool
+    clock: Callable[[], float] = time.perf_counter
+    sum_count: int = 8
+    to_figures: Callable[[FloatArray], ReportFigures] = figures_from_sums
+    sequence_feature: str = "next_sentence_weights"
+    _sums: list[tf.Tensor] = field(default_factory=list)
+    _work: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _began: float | None = None
+
+    def begin(self) -> None:
+        """An update begins: from the first one on, time counts."""
+        if self._began is None:
+            self._began = self.clock()
+        elif self.has_cold_start and len(self._sums) == 1:
+            self._sums[0].numpy()  # until the device is done with it
+            self._began = self.clock()
+
+    def add(self, sums: tf.Tensor, batches: list[Batch]) -> None:
+        """Add one update: what `TrainingStep.run` returned, and what it was fed."""
+        sequences = sum(int(np.count_nonzero(batch[self.sequence_feature])) for batch in batches)
+        tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)
+        packs = sum(len(batch["input_mask"]) for batch in batches)
+        self._sums.append(sums)
+        self._work.append((sequences, tokens, packs, sum(batch["input_mask"].size for batch in batches)))
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def close(self, communicator: Communicator) -> IntervalReport:
+        """Report; every process must close its interval at the same time."""
+        sums = np.array([each.numpy() for each in self._sums], np.float64)
+        seconds = max(self.clock() - (self._began or 0.0), 1e-9)
+        self._check_finite(sums)
+        work = np.array(self._work, np.float64)
+        measured = work[1:] if self.has_cold_start and len(work) > 1 else work
+        count = self.sum_count
+        local = np.concatenate([sums[:, :count].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)])
+        total = communicator.sum_array(local)
+        sequences, tokens, packs, _ = total[count : count + 4]
+        speed = total[count + 4 :] / seconds
+        return IntervalReport(
+            figures=self.to_figures(total[:count]),
+            gradient_norm=float(sums[:, count].mean()),
+            sequences=int(sequences),
+            tokens=int(tokens),
+            packing_factor=float(sequences / packs),
+            seconds_per_update=seconds / len(measured),
+            sequences_per_second=float(speed[0]),
+            tokens_per_second=float(speed[1]),
+            slots_per_second=float(speed[3]),
+        )
+
+    def _check_finite(self, sums: FloatArray) -> None:
+        finite = np.isfinite(sums).all(axis=1)
+        if finite.all():
+            return
+        number = int(np.argmin(finite))
+        what = "the loss" if not np.isfinite(sums[number, : self.sum_count]).all() else "the gradient"
+        raise FailedError(
+            f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
+            "lower training.learning_rate or lengthen training.warmup_updates, then train again with --overwrite"
+        )
+
+
+# --- The newest figures for Prometheus, at /metrics, served by a thread of the process of rank 0
+#
+# The text is Prometheus' exposition format 0.0.4: a line of help, a line with the type, and one sample per figure. What only
+# grows (`sequences`, `tokens`) is a counter, all else a gauge. No data and no settings are served.
+
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_COUNTERS = {"sequences": "Real sequences trained on.", "tokens": "Real tokens trained on."}
+
+
+class MetricsServer:
+    """Serves what it was given last; use it as a context."""
+
+    def __init__(self, port: int, updates: int) -> None:
+        self._values: dict[str, float] = {"updates": updates}
+        self._lock = threading.Lock()
+        try:
+            self._server = ThreadingHTTPServer(("", port), _handler_of(self))
+        except OSError as error:
+            raise FailedError(
+                f"training.metrics_port = {port}: cannot listen there: {error.strerror}; choose another port"
+            ) from error
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_port
+
+    def update(self, kind: str, update: int, values: Mapping[str, float]) -> None:
+        """Take one report of `kind` "train" or "evaluation", as it goes into `metrics.jsonl`."""
+        with self._lock:
+            self._values["update"] = update
+            self._values |= {name if name in _COUNTERS else f"{kind}_{name}": value for name, value in values.items()}
+
+    def text(self) -> str:
+        """What is served."""
+        with self._lock:
+            values = dict(self._values)
+        lines = []
+        for name, value in sorted(values.items()):
+            metric = f"gaudi_bert_{name}_total" if name in _COUNTERS else f"gaudi_bert_{name}"
+            lines.append(f"# HELP {metric} {_COUNTERS.get(name, f'{name} as in metrics.jsonl.')}")
+            lines.append(f"# TYPE {metric} {'counter' if name in _COUNTERS else 'gauge'}")
+            lines.append(f"{metric} {float(value)!r}")
+        return "\n".join(lines) + "\n"
+
+    def __enter__(self) -> MetricsServer:
+        threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True, name="metrics").start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler_of(server: MetricsServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # for a peer that says nothing
+
+        def do_GET(self) -> None:
+            is_known = self.path.partition("?")[0] == "/metrics"
+            body = server.text().encode("utf-8") if is_known else b"see /metrics\n"
+            self.send_response(HTTPStatus.OK if is_known else HTTPStatus.NOT_FOUND)
+            self.send_header("Content-Type", _CONTENT_TYPE if is_known else "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *values: Any) -> None:
+            """Say nothing of each request."""
+
+    return Handler

@@ -1,0 +1,178 @@
+"""The door to stores: what goes up and when, what comes down, and what a kill, a second writer or a change leaves."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.store.mirrored_folder import (
+    fetch,
+    files_in,
+    is_mirrored,
+    mirrored,
+    names_in,
+    publish,
+    read_ahead,
+    release,
+    remove,
+    shown,
+)
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import atomic_file, write_json, write_text
+from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.s3_server import ENVIRONMENT, ROOT, S3Server, contents, quick
+
+URL = "s3://bucket/door"
+
+
+def test_each_file_is_up_when_it_is_whole_and_the_manifest_last(s3: S3Server, tmp_path: Path) -> None:
+    store, url = quick(s3.endpoint, scratch=str(tmp_path)), f"{URL}/order.v2"
+    objects = Objects(store)
+    with mirrored(Path(url), store) as folder:
+        assert is_mirrored(folder / "shards" / "0")
+        assert shown(folder / "shards" / "0") == f"{url}/shards/0"
+        for number in range(3):
+            with atomic_file(folder / "shards" / str(number)) as handle:
+                handle.write(b"half, ")
+                handle.flush()
+                assert len(contents(url, objects)) == number
+                handle.write(b"whole")
+            assert contents(url, objects)[f"shards/{number}"] == b"half, whole"
+        with pytest.raises(ZeroDivisionError), atomic_file(folder / "shards" / "3") as handle:
+            handle.write(b"%d" % (1 // 0))
+        write_text(folder / ".progress", "of this machine")
+        write_json(folder / "manifest.json", ["0", "1", "2"])
+    assert sorted(contents(url, objects)) == ["manifest.json", "shards/0", "shards/1", "shards/2"]
+    assert list(tmp_path.iterdir()) == [], "scratch is left"
+
+
+def test_growing_files_go_up_when_they_are_published_and_only_if_they_grew(s3: S3Server) -> None:
+    url = f"{URL}/growing"
+    with faulty_proxy(s3.port) as counting:
+        store = quick(counting.endpoint)
+        with mirrored(Path(url), store) as folder:
+            write_text(folder / "settings.json", "{}")
+            lines, board = folder / "metrics.jsonl", folder / "tensorboard" / "events"
+            board.parent.mkdir()
+            board.write_text("one")
+            for number in range(2):
+                with lines.open("a") as handle:
+                    handle.write(f"{number}\n")
+                assert counting.requests["PUT"] == 1 + 2 * number
+                publish(folder)
+            publish(folder)
+            assert counting.requests["PUT"] == 4, "settings, lines twice, events once"
+    made = contents(url, Objects(quick(s3.endpoint)))
+    assert made == {"settings.json": b"{}", "metrics.jsonl": b"0\n1\n", "tensorboard/events": b"one"}
+    with mirrored(Path(url), quick(s3.endpoint)) as folder:
+        fetch(folder / "metrics.jsonl", folder / "none.jsonl")
+        assert [path.name for path in folder.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_kill_between_two_files_leaves_the_first_and_the_next_run_goes_on(s3: S3Server, tmp_path: Path) -> None:
+    url, store = f"{URL}/killed", quick(s3.endpoint, scratch=str(tmp_path))
+    program = f"""
+import os, signal
+from pathlib import Path
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored
+from gaudi_bert.common.files import atomic_file, write_text
+from gaudi_bert.config.places import StoreSettings
+with mirrored(Path({url!r}), StoreSettings(**{store.model_dump()!r})) as folder:
+    write_text(folder / "shard", "whole")
+    with atomic_file(folder / "manifest.json") as handle:
+        handle.write(b"half")
+        handle.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**ENVIRONMENT, "PATH": ""}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert contents(url, Objects(store)) == {"shard": b"whole"}
+    assert len(list(tmp_path.iterdir())) == 1
+    with mirrored(Path(url), store) as folder:
+        assert [path.parent for path in tmp_path.rglob("shard")] == [], "scratch of the killed process is left"
+        fetch(folder / "shard", folder / "manifest.json")
+        assert (folder / "shard").read_text() == "whole"
+        assert not (folder / "manifest.json").exists()
+        write_text(folder / "manifest.json", "whole")
+    assert contents(url, Objects(store)) == {"shard": b"whole", "manifest.json": b"whole"}
+
+
+def test_two_writers_put_equal_bytes_and_neither_waits_or_fails(s3: S3Server) -> None:
+    url, names = f"{URL}/two", [f"shard-{number}" for number in range(20)]
+
+    def write(_: int) -> None:
+        with mirrored(Path(url), quick(s3.endpoint)) as folder:
+            for name in names:
+                write_text(folder / name, name * 1000)
+            write_text(folder / "manifest.json", "whole")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, range(2)))
+    wanted = {name: (name * 1000).encode() for name in names}
+    assert contents(url, Objects(quick(s3.endpoint))) == {**wanted, "manifest.json": b"whole"}
+
+
+def test_what_is_released_is_in_the_store_and_what_is_removed_is_nowhere(s3: S3Server) -> None:
+    url, objects = f"{URL}/released", Objects(quick(s3.endpoint))
+    with mirrored(Path(url), objects.settings) as folder:
+        for name in ("a", "b", "c/d"):
+            write_text(folder / name, name)
+        release(folder / "a", folder / "b", folder / "none")
+        assert not (folder / "a").exists()
+        assert names_in(folder) == ["a", "b", "c/d"]
+        assert sorted(files_in(folder)) == ["a", "b"]
+        fetch(folder / "a")
+        assert (folder / "a").read_text() == "a"
+        remove(folder / "a", folder / "c" / "d", folder / "none")
+        assert not (folder / "a").exists()
+        assert names_in(folder) == ["b"]
+    assert contents(url, objects) == {"b": b"b"}
+
+
+def test_batches_are_fetched_ahead_once_and_only_as_they_were_listed(s3: S3Server) -> None:
+    url, objects = f"{URL}/ahead", Objects(quick(s3.endpoint))
+    for number in range(7):
+        objects.write(f"{url}/{number}", b"%d" % number)
+    with mirrored(Path(url), objects.settings) as folder:
+        paths = [folder / name for name in files_in(folder)]
+        objects.write(f"{url}/6", b"another")
+        with read_ahead([[path] for path in paths], 2) as batches:
+            for number in range(6):
+                with batches.batch(number):
+                    assert paths[number].read_text() == str(number)
+                assert not paths[number].exists()
+            with pytest.raises(InputError, match=f"{url}/6: changed while it was read"), batches.batch(6):
+                pass
+        with (
+            pytest.raises(InputError, match=f"{url}/none: no such object"),
+            read_ahead([[folder / "none"]]) as batches,
+            batches.batch(0),
+        ):
+            pass
+
+
+def test_a_folder_of_this_machine_is_worked_on_where_it_is(tmp_path: Path) -> None:
+    with mirrored(tmp_path) as folder:
+        assert folder == tmp_path
+        write_text(folder / "a", "a")
+        (folder / "b").mkdir()
+        fetch(folder / "a", folder / "none")
+        publish(folder)
+        release(folder / "a")
+        with read_ahead([[folder / "a"]]) as batches, batches.batch(0):
+            assert shown(folder / "a") == str(tmp_path / "a")
+        assert names_in(folder) == ["a", "b"]
+        assert files_in(folder)["a"].bytes == 1
+        remove(folder / "a", folder / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_name_the_url_of_a_local_path(s3: S3Server) -> None:
+    with pytest.raises(FailedError, match=f"^{URL}/named/x: not whole$"), mirrored(Path(f"{URL}/named")) as folder:
+        raise FailedError(f"{folder / 'x'}: not whole")

@@ -1,0 +1,216 @@
+"""Kills a stage at random moments, runs it again, and compares the bytes with those of an undisturbed run.
+
+    python -m tests.builders.kills SCENARIO FOLDER KILLS SEED
+
+SCENARIO is one of `SCENARIOS`; FOLDER is empty. It is a program of its own because each attempt is a fork of this process,
+which has loaded all kernels and has no threads: so the moments fall into the work, and not into the start of an interpreter.
+The last line printed is `done: KILLS in ROUNDS rounds`; what is not as it should be ends the program with a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
+from gaudi_bert.corpus import blocks
+from gaudi_bert.stages.data.histogram import histogram, histogram_shard
+from gaudi_bert.stages.data.pack import pack
+from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.prepare import prepare
+from gaudi_bert.stages.data.write import write, write_shard
+from gaudi_bert.stages.tables.pack_table import pack_table
+from tests.builders.tables import random_rows, write_parquet
+from tests.oracles.wire import example, frame, random_sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+QUIET = Reporter(quiet=True)
+PACKING = PackingSettings(algorithm="spfhp", group_sequences=400, shard_multiple=4, shard_bytes=40_000)
+TABLE = TableSettings(max_sequence_length=128, algorithm="lpfhp", group_sequences=150, shard_multiple=3)
+PREPARE = {"train_vocab": 200, "max_sequence_length": 37, "max_predictions": 5, "duplicates": 3, "shards": 7}
+PARTS = (3, 7, 16)
+
+Action = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is killed.
+
+    Attributes:
+        make_input: writes what the stage reads; its path.
+        steps: of an input, a folder to make, how many threads work, and the number of the round: groups of actions, which
+            make that folder one group after the other, those of a group in any order.
+    """
+
+    make_input: Callable[[Path], Path]
+    steps: Callable[[Path, Path, int, int], list[list[Action]]]
+
+
+# --- what is killed
+
+
+def write_records(folder: Path) -> Path:
+    records, rng = folder / "records", random.Random(11)
+    records.mkdir()
+    for number in range(8):
+        payloads = [example(random_sequence(rng, 61, 9)) for _ in range(200)]
+        (records / f"part-{number}").write_bytes(b"".join(frame(payload) for payload in payloads))
+    return records
+
+
+def write_table(folder: Path) -> Path:
+    write_parquet(folder / "rows.parquet", random_rows(900, 60, seed=11), row_group_size=50)
+    return folder / "rows.parquet"
+
+
+def write_text(folder: Path) -> Path:
+    lines = (f"Line {n} of a text says {'word ' * (n % 11 + 1)}{n * 7 % 41}." + "\n" * (n % 9 == 8) for n in range(900))
+    (folder / "text.txt").write_text("\n".join(lines))
+    return folder / "text.txt"
+
+
+def whole_packing(records: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
+    return [[partial(pack, records, out / "packed", PACKING, reporter=QUIET, workers=workers, verified=True)]]
+
+
+def table(path: Path, out: Path, _: int, __: int) -> list[list[Action]]:
+    return [[partial(pack_table, path, out / "packed", TABLE, reporter=QUIET, workers=1)]]
+
+
+def preparation(text: Path, out: Path, _: int, __: int) -> list[list[Action]]:
+    settings = PrepareSettings(text=str(text), **PREPARE)
+    return [[partial(prepare, settings, out / "examples", pipeline_folder=text.parent, reporter=QUIET, workers=1)]]
+
+
+def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Action]]:
+    """`histogram` and `write` part by part, as on several machines; the plan is one step."""
+    count = PARTS[round_number % len(PARTS)]
+    scratch = out.with_name(f"{out.name}-histograms")
+
+    def count_part(number: int) -> None:
+        shard = histogram_shard(records, (number, count))
+        if shard is not None:
+            scratch.mkdir(exist_ok=True)
+            histogram(records, scratch / f"{number}.json", shard=shard, reporter=QUIET, workers=1)
+
+    def write_part(number: int) -> None:
+        write_shard(records, out / "plan.json", out / "packed", (number, count), reporter=QUIET, workers=1)
+
+    return [
+        [partial(count_part, number) for number in range(count)],
+        [lambda: plan(list(scratch.glob("*[0-9].json")), out / "plan.json", PACKING, reporter=QUIET)],
+        [partial(write_part, number) for number in range(count)],
+        [lambda: write(records, out / "plan.json", out / "packed", finish=True, reporter=QUIET)],
+    ]
+
+
+SCENARIOS = {
+    "pack": Scenario(write_records, whole_packing),
+    "parts": Scenario(write_records, parts),
+    "prepare": Scenario(write_text, preparation),
+    "table": Scenario(write_table, table),
+}
+
+
+# --- killing
+
+
+def start(action: Action) -> int:
+    """Run `action` in a fork of this process; its process id."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            action()
+            code = 0
+        finally:
+            if code:
+                traceback.print_exc()
+                sys.stderr.flush()
+            os._exit(code)
+    return child
+
+
+def finish(action: Action) -> float:
+    """Run `action` to its end in a process of its own; how many seconds that took."""
+    started = time.monotonic()
+    code = os.waitstatus_to_exitcode(os.waitpid(start(action), 0)[1])
+    if code:
+        raise SystemExit(f"an attempt that nobody killed ended with {code}")
+    return time.monotonic() - started
+
+
+def killed_after(action: Action, seconds: float) -> bool:
+    """Run `action` and kill it after `seconds`; whether it was still at work."""
+    child = start(action)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file that a listing shows."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def check_what_looks_finished(out: Path, whole: dict[str, bytes]) -> None:
+    """Where there is metadata.json, all shards and manifests are whole."""
+    if (out / "packed" / "metadata.json").exists():
+        made = content(out)
+        names = [name for name in whole if name.startswith(("packed/packed-", "packed/group-", "packed/metadata"))]
+        assert [name for name in names if made.get(name) != whole[name]] == []
+
+
+def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) -> str:
+    rng, source = random.Random(seed), scenario.make_input(folder)
+    for group in scenario.steps(source, folder / "whole", 1, 0):  # loads the kernels, and starts no thread
+        for action in group:
+            action()
+    whole = content(folder / "whole")
+    seconds = [
+        sum(finish(action) for action in group) / len(group) for group in scenario.steps(source, folder / "timed", 2, 0)
+    ]
+    assert content(folder / "timed") == whole, "two threads make other bytes than one"
+    killed = rounds = 0
+    while killed < kills:
+        out = folder / f"killed-{rounds}"
+        for group, duration in zip(scenario.steps(source, out, 2, rounds), seconds, strict=True):
+            for action in rng.sample(group, len(group)):
+                for _ in range(rng.choice([1, 1, 2, 3]) if len(group) == 1 else 1):
+                    killed += killed_after(action, rng.uniform(0, duration))
+                    check_what_looks_finished(out, whole)
+                finish(action)
+                finish(action)  # what is whole is left alone
+        made = content(out)
+        assert made == whole, sorted(name for name in {*made, *whole} if made.get(name) != whole.get(name))
+        assert not list(out.rglob(".*.tmp")), "temporary files are left"
+        shutil.rmtree(out)
+        rounds += 1
+    return f"done: {killed} in {rounds} rounds"
+
+
+def run_kills(scenario: str, folder: Path, kills: int, seed: int = 11) -> None:
+    """Start this program, and fail where it fails."""
+    command = [sys.executable, "-m", "tests.builders.kills", scenario, str(folder), str(kills), str(seed)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.splitlines()[-1].split()[1]) >= kills, done.stdout
+
+
+if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
+    blocks.BLOCK_CHARACTERS = 3000
+    print(kill_and_compare(SCENARIOS[sys.argv[1]], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

@@ -1,0 +1,225 @@
+"""`import`, `pack` and `verify` of tables as they are typed: what is printed, and one line for whatever is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import tables
+from tests.builders.command_line import run_command
+
+pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
+parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+
+PACK = ("--max-sequence-length", "16", "--algorithm", "lpfhp")
+
+
+def test_pack_and_verify(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1] * size} for size in (16, 9, 7, 20, 3)]
+    tables.write_parquet(tmp_path / "rows.parquet", rows)
+    packed = run_command(
+        "pack", tmp_path / "rows.parquet", "--out", tmp_path / "out", *PACK, "--too-long", "split", "--verify"
+    )
+    assert packed.returncode == 0, packed.stderr
+    assert packed.stdout.splitlines() == [
+        "5 rows, 6 sequences",
+        "4 packs, 1.5000 sequences per pack, efficiency 85.938 %",
+        "proven lower bound 4 packs: 0 above it",
+        "algorithm lpfhp, depth 2",
+        "1 row was too long: split, which added 1 sequence; no token is lost (--too-long split)",
+        "verified: every one of 6 sequences is there exactly once",
+    ]
+    verified = run_command("verify", tmp_path / "rows.parquet", tmp_path / "out", "--overwrite")
+    assert verified.stdout.splitlines()[:2] == [
+        "5 rows, 6 sequences in 4 packs",
+        "every sequence is there exactly once, value for value in input_ids",
+    ]
+    index = run_command(
+        "pack", tmp_path / "rows.parquet", "--out", tmp_path / "index", *PACK, "--too-long", "drop", "--index-only", "--json"
+    )
+    result = json.loads(index.stdout)
+    assert result["too_long"] == {
+        "policy": "drop",
+        "rows": 1,
+        "dropped_rows": 1,
+        "dropped_tokens": 20,
+        "added_sequences": 0,
+    }
+    parts = ("pack", tmp_path / "rows.parquet", "--out", tmp_path / "parts", *PACK, "--too-long", "truncate")
+    assert run_command(*parts, "--shard", "0/1").returncode == 0
+    assert run_command(*parts, "--finish", "--group-bytes", "1GiB").returncode == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--index-only",), ("--keep-together", "name")])
+def test_tables_need_no_pandas(tmp_path: Path, repository: Path, options: tuple[str, ...]) -> None:
+    rows = [{"input_ids": [1, 2], "flags": [True, False], "scores": [0.5, 1.5], "name": str(row)} for row in range(7)]
+    tables.write_parquet(tmp_path / "rows.parquet", rows)
+    command = [sys.executable, "-m", "tests.builders.without_pandas", "pack", tmp_path / "rows.parquet"]
+    done = subprocess.run(
+        [*command, "--out", tmp_path / "out", *PACK, *options, "--verify"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "verified: every one of 7 sequences is there exactly once" in done.stdout
+
+
+GOOD = {"input_ids": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "reason"),
+    [
+        ("t.parquet", {"tokens": [[1]]}, PACK, "t.parquet: has no column input_ids (it has tokens); tokenise"),
+        ("t.parquet", {"input_ids": [[1], []]}, PACK, "t.parquet: row 1: has no token; leave empty rows out"),
+        ("t.parquet", {"input_ids": [[1], None]}, PACK, "t.parquet: row 1: input_ids is null; fill it"),
+        ("t.parquet", {"input_ids": [[1], [2, None]]}, PACK, "t.parquet: row 1: input_ids holds a null; fill it"),
+        ("t.parquet", {"input_ids": [[1], [2, -3]]}, PACK, "t.parquet: row 1: input_ids holds -3; token ids are 0 or more"),
+        ("t.parquet", {"input_ids": [1, 2]}, PACK, "t.parquet: column input_ids holds int64; it must hold lists"),
+        (
+            "t.parquet",
+            {"input_ids": [[1.5]]},
+            PACK,
+            "column input_ids holds list<element: double>; it must hold lists of whole",
+        ),
+        (
+            "t.parquet",
+            {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]},
+            PACK,
+            "t.parquet: row 1: labels has 1 values for 2 input_ids; give as many",
+        ),
+        (
+            "t.parquet",
+            {"input_ids": [[1], [2, 0]], "attention_mask": [[1], [1, 0]]},
+            PACK,
+            "t.parquet: row 1: attention_mask holds a 0, so the row is padded; tokenise without padding",
+        ),
+        ("t.parquet", {"input_ids": [[1]], "row": [1]}, PACK, "column row has a name that packing writes itself"),
+        (
+            "t.parquet",
+            {"input_ids": [[1] * 17, [1] * 18]},
+            PACK,
+            "row 0: has 17 tokens, allowed are 1 to 16; 2 of 2 rows are",
+        ),
+        ("t.parquet", {"input_ids": []}, PACK, "column input_ids holds null; it must hold lists"),
+        (
+            "t.parquet",
+            {"input_ids": [[1]]},
+            (),
+            "is a table: say how many slots a pack has, for example --max-sequence-length",
+        ),
+        ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--too-long", "cut"), "`too_long` = 'cut'"),
+        ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--columns", "label"), "has no column label; it has input_ids"),
+        ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--shard", "0/2", "--verify"), "--shard excludes --finish and --verify"),
+        ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": [1,\n', PACK, "t.jsonl: row 1: is not JSON"),
+        ("t.jsonl", b'{"input_ids": [1]}\n[1]\n', PACK, "t.jsonl: row 1: is [1]; write one JSON object on each line"),
+        ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": ["a"]}\n', PACK, "t.jsonl: row 1: "),
+        ("t.jsonl", b"\n\n", PACK, "t.jsonl: the table holds no row"),
+        (
+            "t.jsonl.gz",
+            gzip.compress(b'{"input_ids": [1]}\n' * 99, mtime=0)[:-9],
+            PACK,
+            "t.jsonl.gz: is damaged or cut short",
+        ),
+        ("t.arrow", b"ARROW1 and then nothing", PACK, "t.arrow: cannot be read as a Parquet or Arrow table"),
+    ],
+)
+def test_whatever_is_wrong_is_one_line(
+    tmp_path: Path, name: str, content: Any, options: tuple[str, ...], reason: str
+) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        parquet.write_table(pyarrow.table(content), path)
+    done = run_command("pack", path, "--out", tmp_path / "out", *options)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert reason in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("when", pyarrow.nulls(2, pyarrow.month_day_nano_interval()), "month_day_nano_interval, which cannot be packed"),
+        ("nothing", pyarrow.array([{}, {}], pyarrow.struct([])), "holds struct<>, which cannot be packed"),
+        ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_(pyarrow.uint32())), "lists of uint32, which cannot be -100"),
+        ("labels", pyarrow.array([[True, False], [True]]), "lists of bool, which cannot be -100, and padding must be; cast"),
+        ("labels", pyarrow.array([[1, 2], [3]], pyarrow.list_view(pyarrow.int32())), "whose lists are not packed; cast"),
+    ],
+)
+def test_columns_that_cannot_be_packed_are_refused_before_anything_is_written(
+    tmp_path: Path, column: str, values: Any, reason: str
+) -> None:
+    table = pyarrow.table({"input_ids": [[1, 2], [3]], column: values})
+    with pyarrow.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    command = ("pack", tmp_path / "t.arrow", "--out", tmp_path / "out", *PACK)
+    done = run_command(*command)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"t.arrow: column {column} " in line
+    assert reason in line
+    assert not (tmp_path / "out").exists()
+    assert run_command(*command, "--columns", "input_ids").returncode == 0
+
+
+def test_tables_that_do_not_go_together(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"input_ids": [[1]]}), tmp_path / "a.parquet")
+    parquet.write_table(
+        pyarrow.table({"input_ids": [[1]]}).cast(pyarrow.schema([("input_ids", pyarrow.list_(pyarrow.int16()))])),
+        tmp_path / "b.parquet",
+    )
+    done = run_command("pack", tmp_path, "--out", tmp_path / "out", *PACK)
+    assert (
+        "b.parquet: column input_ids holds list<element: int16>, in a.parquet it holds list<element: int64>" in done.stderr
+    )
+    (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])
+    done = run_command("pack", tmp_path, "--out", tmp_path / "out", *PACK)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "b.parquet: cannot be read as a Parquet or Arrow table" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_tables_are_refused_for_records(tmp_path: Path) -> None:
+    (tmp_path / "records").write_bytes(b"x")
+    done = run_command("pack", tmp_path / "records", "--out", tmp_path / "out", "--too-long", "drop")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--too-long is for tables" in done.stderr
+
+
+def test_from_a_table_to_packed_parquet(tmp_path: Path) -> None:
+    rows = [list(range(1, 2 + number % 19)) for number in range(90)]
+    parquet.write_table(pyarrow.table({"input_ids": rows}), tmp_path / "rows.parquet")
+    records, packed, plan = tmp_path / "records", tmp_path / "packed", tmp_path / "plan.json"
+    imported = run_command("import", tmp_path / "rows.parquet", "--out", records, "--max-sequence-length", 20, "--json")
+    assert imported.returncode == 0, imported.stderr
+    assert json.loads(imported.stdout)["sequences"] == 90
+    run_command("histogram", records, "--out", tmp_path / "histogram.json")
+    run_command("plan", tmp_path / "histogram.json", "--out", plan, "--algorithm", "spfhp")
+    write = ("write", records, "--plan", plan, "--out", packed)
+    refused = run_command(*write, "--shard", "0/2", "--parquet")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    written = run_command(*write, "--parquet", "--predecessor-metadata", "--json")
+    assert written.returncode == 0, written.stderr
+    result = json.loads(written.stdout)
+    assert result["parquet"] == str(packed / "parquet")
+    assert json.loads(Path(result["predecessor_metadata"]).read_text())["original_number_of_samples"] == 90
+    lengths = [length for row in parquet.read_table(packed / "parquet").to_pylist() for length in row["seq_lens"]]
+    assert sorted(lengths) == sorted(map(len, rows))
+
+
+def test_a_bad_row_is_one_line(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"input_ids": [[1], []]}), tmp_path / "rows.parquet")
+    done = run_command("import", tmp_path / "rows.parquet", "--out", tmp_path / "records")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"error: {tmp_path / 'rows.parquet'}: row 1: has no token; leave empty rows out"]

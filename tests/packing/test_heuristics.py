@@ -1,0 +1,137 @@
+"""SPFHP, LPFHP, FFD, GREEDY, SORT: every published integer, naive twins, and the properties of a packing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.common.arrays import permutation
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.packing.heuristics import (
+    count_greedy_packs,
+    count_sorted_tokens,
+    pack_first_fit,
+    pack_greedily,
+    pack_longest_first,
+    pack_none,
+    pack_shortest_first,
+)
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import Mixture, check_mixture, packs_of
+from tests.builders.agree import agree
+from tests.builders.histograms import NAMES, depth_number, expected, published, small_histograms
+from tests.builders.properties import examples
+from tests.oracles.packing import fewest_packs, first_fit_decreasing, next_fit, sorted_batches
+
+HEURISTICS = {"spfhp": pack_shortest_first, "lpfhp": pack_longest_first}
+Heuristic = Callable[[np.ndarray, int], Mixture]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("algorithm", HEURISTICS)
+def test_every_published_integer(algorithm: str, name: str) -> None:
+    histogram = published(name)
+    for depth, row in expected()[algorithm][name].items():
+        number = depth_number(depth, histogram)
+        mixture = HEURISTICS[algorithm](histogram.counts, number)
+        check_mixture(mixture, histogram, number)
+        packs = packs_of(mixture)
+        padding = packs * histogram.max_sequence_length - histogram.tokens
+        figures = (packs, len(mixture), max(map(len, mixture)), padding)
+        assert figures == (row["packs"], row["n_strategies"], row["depth_used"], row["padding"]), depth
+
+
+@given(histogram=small_histograms(), depth=st.integers(1, 6))
+@examples(150)
+def test_packing_and_bound(histogram: Histogram, depth: int) -> None:
+    for pack in HEURISTICS.values():
+        mixture = pack(histogram.counts, depth)
+        check_mixture(mixture, histogram, depth)
+        assert packs_of(mixture) >= max(histogram.token_bound, -(-histogram.sequences // depth))
+
+
+@given(histogram=small_histograms(9, 2), depth=st.integers(1, 4))
+@examples(60)
+def test_not_better_than_trying_everything(histogram: Histogram, depth: int) -> None:
+    best = fewest_packs(tuple(histogram.counts.tolist()), depth)
+    for pack in HEURISTICS.values():
+        assert packs_of(pack(histogram.counts, depth)) >= best
+
+
+def test_longest_pack_first_splits_counts() -> None:
+    counts = np.zeros(512, dtype=np.int64)
+    counts[255] = 7
+    assert pack_longest_first(counts, 3) == {(256, 256): 3, (256,): 1}
+
+
+def test_shortest_pack_first_opens_before_it_splits() -> None:
+    counts = np.zeros(512, dtype=np.int64)
+    counts[255] = 7
+    assert pack_shortest_first(counts, 3) == {(256,): 7}
+
+
+def test_ten_times_the_counts_give_ten_times_the_packs_of_spfhp() -> None:
+    counts = published("squad-384").counts
+    once, ten = pack_shortest_first(counts, 3), pack_shortest_first(10 * counts, 3)
+    assert {strategy: 10 * count for strategy, count in once.items()} == ten
+
+
+def test_no_packing_is_one_pack_a_sequence() -> None:
+    assert pack_none(np.array([2, 0, 3])) == {(1,): 2, (3,): 3}
+
+
+@given(histogram=small_histograms(17, 5), depth=st.integers(1, 6))
+@examples(200)
+def test_equals_the_algorithm_on_single_sequences(histogram: Histogram, depth: int) -> None:
+    assert pack_first_fit(histogram.counts, depth) == dict(first_fit_decreasing(histogram.counts, depth))
+
+
+def test_a_published_histogram() -> None:
+    histogram = published("wikipedia-2048")
+    mixture = pack_first_fit(histogram.counts, 8)
+    check_mixture(mixture, histogram, 8)
+    assert packs_of(mixture) == 7_014_160
+
+
+@given(histogram=small_histograms(), depth=st.integers(1, 5), separators=st.integers(0, 2), seed=st.integers(0, 99))
+@examples(120)
+def test_equals_next_fit(histogram: Histogram, depth: int, separators: int, seed: int) -> None:
+    lengths = np.repeat(np.arange(1, histogram.max_sequence_length + 1), histogram.counts)
+    shuffled = lengths[permutation(len(lengths), seed, "greedy")].tolist()
+    packs = next_fit(shuffled, histogram.max_sequence_length, depth, separators)
+    mixture = pack_greedily(histogram.counts, depth, seed=seed, separators=separators)
+    check_mixture(mixture, histogram, depth)
+    assert mixture == {tuple(sorted(pack)): sum(sorted(one) == sorted(pack) for one in packs) for pack in packs}
+    assert count_greedy_packs(histogram.counts, depth, seed=seed, separators=separators) == len(packs)
+
+
+def test_separators_cost_what_the_paper_says() -> None:
+    histogram = published("squad-384")
+    packs = [count_greedy_packs(histogram.counts, 384, seed=1, separators=number) for number in (0, 1, 2)]
+    assert packs[0] < packs[1] < packs[2]
+    assert packs_of(pack_greedily(histogram.counts, 384, seed=1)) == packs[0]
+
+
+def test_a_tenth_of_wikipedia_has_the_published_efficiency() -> None:
+    histogram = published("wikipedia-512")
+    counts = histogram.counts // 10
+    tokens = int(counts @ np.arange(1, 513))
+    row = expected()["greedy"]["wikipedia-512"]
+    for separators, efficiency in enumerate((row["eff_mean"], row["one_separator"], row["two_separators"])):
+        packs = count_greedy_packs(counts, 512, seed=3, separators=separators)
+        agree(100 * tokens / (512 * packs), efficiency, 3 * row["tolerance_eff"], scale=1.0)
+
+
+def test_too_many_sequences_are_refused() -> None:
+    with pytest.raises(InputError, match="takes at most 200,000,000 of them"):
+        count_greedy_packs(np.array([10**12]), 1, seed=0)
+
+
+@given(histogram=small_histograms(), batch=st.integers(1, 9))
+@examples(120)
+def test_equals_sorting_and_cutting(histogram: Histogram, batch: int) -> None:
+    assert count_sorted_tokens(histogram.counts, batch) == sorted_batches(histogram.counts, batch)

@@ -1,0 +1,130 @@
+"""Long packs: sequences dealt, matched and thinned; none is lost, no pack is too long or too deep, and packs get full."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.exact.optimal import pack_optimally
+from gaudi_bert.packing.halves import rematch_halves
+from gaudi_bert.packing.heuristics import pack_longest_first
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.long_packs import deal_into_slots, interpolated_prices, pack_thinned, split_counts
+from gaudi_bert.packing.mixture import check_mixture, flatten_packs, mixture_of_packs, packs_of
+from gaudi_bert.packing.result import Work
+from tests.builders.hard_histograms import bimodal, lognormal, uniform
+from tests.builders.properties import examples
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 9))
+@examples(100)
+def test_packs_are_packs_and_never_more(seed: int, max_length: int, depth: int) -> None:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
+    before = pack_longest_first(counts, depth)
+    after = rematch_halves(before, max_length, depth, 0, Work(1e6))
+    check_mixture(after, Histogram(max_length, counts), depth)
+    assert packs_of(after) <= packs_of(before)
+
+
+def test_sequences_of_over_and_under_half_a_pack_find_their_partners() -> None:
+    assert rematch_halves({(47, 51): 1, (49,): 1, (53,): 1}, 100, 2, 0, Work(1e9)) == {(47, 53): 1, (49, 51): 1}
+    assert rematch_halves({(31,): 3, (69,): 3, (40, 60): 2}, 100, 2, 0, Work(1e9)) == {(31, 69): 3, (40, 60): 2}
+
+
+def test_it_stops_at_enough_packs_and_without_work() -> None:
+    wasteful = {(31,): 4, (69,): 4}
+    assert packs_of(rematch_halves(wasteful, 100, 2, 8, Work(1e9))) == 8
+    assert packs_of(rematch_halves(wasteful, 100, 2, 4, Work(0))) == 8
+    assert rematch_halves(wasteful, 100, 2, 4, Work(1e9)) == {(31, 69): 4}
+    assert rematch_halves({}, 100, 2, 0, Work(1e9)) == {}
+
+
+def test_packs_as_arrays_and_back() -> None:
+    mixture = {(3, 5): 2, (7,): 1}
+    lengths, starts = flatten_packs(mixture)
+    assert (lengths.tolist(), starts.tolist()) == ([3, 5, 3, 5, 7], [0, 2, 4, 5])
+    assert mixture_of_packs(lengths, starts) == mixture
+    assert mixture_of_packs(np.array([0, 3, 0, 0]), np.array([0, 2, 4])) == {(3,): 1}
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 7), st.sampled_from([0.0, 1e12]))
+@examples(60)
+def test_packs_are_packs_and_no_sequence_is_lost(seed: int, max_length: int, depth: int, operations: float) -> None:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(0, 9, max_length) * generator.integers(0, 2, max_length)
+    counts[int(generator.integers(0, max_length))] += 1
+    bins = int(generator.integers(5, 20))
+    coarse = pack_longest_first(split_counts(counts, bins), depth)
+    mixture, left = deal_into_slots(coarse, counts, bins, depth, Work(operations))
+    check_mixture(mixture, Histogram(max_length, counts - left), depth)
+    assert left.min() >= 0
+
+
+def test_excess_goes_by_swaps() -> None:
+    counts = np.zeros(100, dtype=np.int64)
+    counts[[48, 49, 50]] = 3, 2, 3  # 49 49 49 50 50 51 51 51: four full packs
+    mixture, left = deal_into_slots({(5, 5): 4}, counts, 10, 2, Work(1e9))
+    assert not left.any()
+    assert mixture == {(49, 51): 3, (50, 50): 1}
+
+
+def test_what_cannot_be_swapped_gets_a_new_pack() -> None:
+    counts = np.zeros(100, dtype=np.int64)
+    counts[50] = 4
+    mixture, left = deal_into_slots({(5, 5): 2}, counts, 10, 2, Work(1e9))
+    assert (mixture, left.sum()) == ({(51,): 4}, 0)
+
+
+@pytest.mark.parametrize(("bins", "max_length"), [(10, 97), (16, 64), (31, 331)])
+def test_splitting_keeps_number_and_tokens(bins: int, max_length: int) -> None:
+    counts = np.random.default_rng(bins).integers(0, 1000, max_length)
+    counts[: -(-max_length // bins)] = 0  # shorter than a bin
+    split = split_counts(counts, bins)
+    assert split.sum() == counts.sum()
+    tokens = counts @ np.arange(1, max_length + 1)
+    assert abs(split @ np.arange(1, bins + 1) * max_length / bins - tokens) <= max_length / bins
+
+
+@pytest.mark.parametrize(
+    ("counts", "depth"), [(lognormal(8192, 3000), 8), (uniform(8192, 3000, 3), 4), (bimodal(8191, 3000, 6), 8191)]
+)
+def test_thousands_of_lengths_end_within_a_pack(counts: np.ndarray, depth: int) -> None:
+    optimum = pack_optimally(counts, depth)
+    check_mixture(optimum.mixture, Histogram(len(counts), counts), depth)
+    assert optimum.gap <= 1
+
+
+def test_interpolated_prices_never_fall() -> None:
+    prices = interpolated_prices(np.array([0, 5, 5, 12]), 19)
+    assert (np.diff(prices) >= 0).all()
+    assert prices[[3, 9, 13, 18]].tolist() == [0, 5, 5, 12]
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 7), st.integers(20, 400))
+@examples(60)
+def test_a_part_is_planned_for_all(seed: int, max_length: int, depth: int, planned: int) -> None:
+    counts = np.random.default_rng(seed).integers(0, 90, max_length)
+    parts: list[np.ndarray] = []
+
+    def pack(part: np.ndarray) -> dict:
+        parts.append(part)
+        return pack_longest_first(part, depth)
+
+    mixture = pack_thinned(counts, depth, pack, planned)
+    check_mixture(mixture, Histogram(max_length, counts), depth)
+    every = -(-counts.sum() // planned)
+    assert parts[0].sum() == counts.sum() // every <= planned
+    assert packs_of(mixture) <= every * packs_of(pack_longest_first(parts[0], depth)) + every
+
+
+def test_very_many_sequences_are_packed_as_well_as_few() -> None:
+    """Ten million sequences, and not multiples of a smaller set."""
+    counts = lognormal(5000, 10**6) * 10 + np.random.default_rng(4).integers(0, 10, 5000)
+    optimum = pack_optimally(counts, 8)
+    check_mixture(optimum.mixture, Histogram(len(counts), counts), 8)
+    assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound
+    assert optimum.gap <= 2e-4 * optimum.certificate.bound

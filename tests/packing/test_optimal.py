@@ -1,0 +1,177 @@
+"""Optimal packings: gap 0 on the published histograms, brute force on tiny ones, and inputs made to break it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.certificate import Certificate, check_certificate
+from gaudi_bert.packing.exact.bounds import prove_bound
+from gaudi_bert.packing.exact.optimal import pack_optimally, solve_optimally
+from gaudi_bert.packing.heuristics import pack_longest_first
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.mixture import check_mixture, packs_of
+from gaudi_bert.packing.nnls import iterative_nnls, pack_by_nnls
+from gaudi_bert.packing.result import Work, estimate_limit
+from tests.builders.effort import LONG
+from tests.builders.hard_histograms import lognormal, perfect_triplets, scattered
+from tests.builders.histograms import published
+from tests.builders.properties import examples
+from tests.oracles import packing as naive
+
+PROVEN = {
+    "squad-384": {2: 45_335, 3: 40_195},
+    "wikipedia-128": {2: 30_080_937, 3: 30_061_040},
+    "wikipedia-384": {2: 12_243_151, 3: 10_684_344},
+    "wikipedia-512": {2: 10_099_081, 3: 8_143_829, 4: 8_135_727},
+    "wikipedia-1024": {2: 35_886_963, 3: 26_348_556, 4: 21_697_115},
+    "wikipedia-2048": {2: 13_092_039, 3: 9_236_660, 4: 7_319_086, 5: 6_294_495},
+}
+DEPTHS = (2, 3, 4, 5, 8, 16, 2048)
+# Many lengths at middling depths take longest.
+LONGEST = [
+    *(("wikipedia-1024", depth) for depth in (5, 8, 16)),
+    *(("wikipedia-2048", depth) for depth in (5, 8, 16)),
+]
+QUICK = [(name, depth) for name in PROVEN for depth in DEPTHS if (name, depth) not in LONGEST]
+SLOW = [pytest.param(*case, marks=pytest.mark.repeated) for case in LONGEST if LONG]
+
+
+def checked(counts: np.ndarray, depth: int) -> Any:
+    """Pack, and check mixture and certificate."""
+    optimum = pack_optimally(counts, depth)
+    check_mixture(optimum.mixture, Histogram(len(counts), counts), depth)
+    assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound <= packs_of(optimum.mixture)
+    return optimum
+
+
+@pytest.mark.parametrize(("name", "depth"), [*QUICK, *SLOW])
+def test_gap_0(name: str, depth: int) -> None:
+    optimum = checked(published(name).counts, depth)
+    packs = PROVEN[name][min(depth, max(PROVEN[name]))]
+    assert (packs_of(optimum.mixture), optimum.certificate.bound, optimum.gap) == (packs, packs, 0)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 9))
+@examples(80)
+def test_tiny_against_brute_force(counts: list[int], depth: int) -> None:
+    fewest = naive.fewest_packs(tuple(counts), min(depth, len(counts)))
+    optimum = checked(np.array(counts, dtype=np.int64), depth)
+    assert packs_of(optimum.mixture) == fewest
+    assert prove_bound(np.array(counts, dtype=np.int64), depth).bound <= fewest
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]))
+@examples(20)
+def test_packs_never_rise_with_depth(seed: int, max_length: int) -> None:
+    counts = np.random.default_rng(seed).integers(0, 300, max_length)
+    packs = [packs_of(checked(counts, depth).mixture) for depth in (1, 2, 3, 4, 7, max_length)]
+    assert packs == sorted(packs, reverse=True)
+
+
+def test_ten_times_the_sequences() -> None:
+    counts = published("squad-384").counts * 10**7
+    optimum = checked(counts, 3)
+    assert optimum.gap <= 1e-12 * optimum.certificate.bound + 1
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 16, 512])
+@pytest.mark.parametrize("name", ["squad-384", "wikipedia-512"])
+def test_quick_bound(name: str, depth: int) -> None:
+    counts = published(name).counts
+    certificate = prove_bound(counts, depth)
+    assert check_certificate(certificate, counts) == certificate.bound
+    for mixture in (pack_longest_first(counts, depth), iterative_nnls(counts, depth)):
+        assert certificate.bound <= packs_of(mixture)
+    assert certificate.bound == PROVEN[name][min(depth, max(PROVEN[name]))]
+
+
+def test_a_false_certificate_is_refused() -> None:
+    counts = np.array([0, 3, 0, 2], dtype=np.int64)
+    prices = np.arange(1, 5)
+    assert check_certificate(Certificate(prices, 2, 4), counts) == 4
+    with pytest.raises(FailedError, match="prove 4 packs"):
+        check_certificate(Certificate(prices, 2, 5), counts)
+
+
+def test_thousands_of_lengths() -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(np.log(600), 1.1, 200_000), 1, 4096).astype(int)
+    counts = np.bincount(lengths, minlength=4097)[1:].astype(np.int64)
+    optimum = checked(counts, 4)
+    assert optimum.gap <= 0.001 * optimum.certificate.bound
+    assert prove_bound(counts, 4).bound <= packs_of(optimum.mixture)
+
+
+def test_what_the_search_leaves_far_from_the_bound_is_packed_by_nnls_too() -> None:
+    """201 sequences that fill 67 packs without a slot left, of which the search finds no more than the 68th and 69th."""
+    counts = perfect_triplets(2500, 201)
+    solved = solve_optimally(counts, 3)
+    check_mixture(solved.mixture, Histogram(len(counts), counts), 3)
+    assert packs_of(solved.mixture) <= packs_of(pack_by_nnls(counts, 3).mixture)
+    assert solved.certificate is not None
+    assert solved.certificate.bound == 67
+
+
+# Limits of effort: whatever the histogram, a valid packing and an honest bound, for no more work than allowed.
+
+ALLOWED = [0.0, 1e5, 3e6, 1e9]
+
+
+def test_a_share_is_spent_from_the_whole() -> None:
+    whole = Work(100.0)
+    part = whole.share(0.25)
+    part.spend(30.0)
+    assert (part.left, part.exhausted, whole.left, whole.exhausted) == (-5.0, True, 70.0, False)
+
+
+def test_rows_of_an_estimate_share_a_limit_where_packs_are_long() -> None:
+    limits = [estimate_limit(length) for length in (512, 1024, 1025, 2048, 4097, 32_768)]
+    assert [limit and limit.left for limit in limits] == [None, None, 180e9, 180e9, 40e9, 40e9]
+
+
+@pytest.mark.parametrize("operations", ALLOWED)
+@pytest.mark.parametrize("depth", [3, 600])
+def test_optimal_stops_with_a_packing_and_its_bound(operations: float, depth: int) -> None:
+    counts = perfect_triplets(600, 60)
+    optimum = pack_optimally(counts, depth, work=Work(operations))
+    check_mixture(optimum.mixture, Histogram(len(counts), counts), depth)
+    assert 20 == check_certificate(optimum.certificate, counts) <= packs_of(optimum.mixture)
+    assert packs_of(optimum.mixture) <= packs_of(pack_longest_first(counts, depth))
+
+
+@pytest.mark.parametrize("operations", ALLOWED)
+def test_nnls_stops_with_a_packing(operations: float) -> None:
+    counts = scattered(301, 90, 40)
+    for leftovers in ("best-fit", "complement"):
+        mixture = iterative_nnls(counts, 4, leftovers, work=Work(operations))
+        check_mixture(mixture, Histogram(len(counts), counts), 4)
+
+
+@pytest.mark.parametrize("operations", ALLOWED)
+def test_a_bound_is_a_bound_however_little_was_done(operations: float) -> None:
+    counts = scattered(301, 90, 40)
+    certificate = prove_bound(counts, 4, Work(operations))
+    assert certificate.bound <= check_certificate(certificate, counts) <= packs_of(pack_longest_first(counts, 4))
+
+
+def test_long_packs_by_nnls_go_through_a_grid() -> None:
+    counts = lognormal(4999, 20_000)
+    mixture = iterative_nnls(counts, 4, work=Work(3e8))
+    check_mixture(mixture, Histogram(len(counts), counts), 4)
+
+
+def test_very_many_sequences_make_no_more_strategies() -> None:
+    few, many = (pack_optimally(lognormal(3000, 10**6) * factor, 4, work=Work(1e9)) for factor in (1, 10**5))
+    assert len(many.mixture) < 3 * len(few.mixture)
+    assert many.gap <= 0.01 * many.certificate.bound
+
+
+def test_least_squares_length_by_length_refuses_long_packs() -> None:
+    with pytest.raises(InputError, match="at most 4096 tokens, not 5000"):
+        pack_histogram(Histogram(5000, np.ones(5000, dtype=np.int64)), "nnlshp", 3)

@@ -1,0 +1,300 @@
+"""The checks of a cluster, on recorded answers and against an API server over real HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.runners.doctor.checks import CheckResult
+from gaudi_bert.runners.doctor.cluster import ClusterAnswers, ask_cluster, check_cluster
+from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
+from tests.builders.fake_api_server import FakeApiServer
+from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
+
+DEMO = load_pipeline(None)
+MPI = load_pipeline(None, ["resources.workers=2"])
+QUEUED = load_pipeline(None, ["resources.workers=2", "kubernetes.queue=gpus"])
+SERVER = ("resources.training={cpu: 95, memory: 409Gi}", "resources.hugepages_2Mi=95000Mi", "resources.cards=8")
+CARDS = load_pipeline(None, SERVER)
+STORED = load_pipeline(None, ["kubernetes.store=s3://bucket/work", "kubernetes.store_secret=object-store"])
+EFA = load_pipeline(None, [*SERVER, "resources.workers=2", "kubernetes.efa=4", "kubernetes.access_mode=ReadWriteMany"])
+POLICY = {value: load_pipeline(None, [f"kubernetes.failure_policy={str(value).lower()}"]) for value in (True, False)}
+LAPTOP = {"cpu": "2", "memory": "16374368Ki"}
+
+CLUSTER = ClusterAnswers(
+    version=(1, 25),
+    namespace={"metadata": {"name": "gaudi-bert"}},
+    nodes=[node("a", **GAUDI_NODE), node("b", **GAUDI_NODE)],
+    plugin_pods=[{"metadata": {"name": "habanalabs-device-plugin-x"}, "status": {"phase": "Running"}}],
+    serves_mpijobs=True,
+    mpi_operator="mpioperator/mpi-operator:0.6.0",
+    storage_classes=[STORAGE_CLASS],
+    volumes=[],
+)
+
+
+def wrong(results: list[CheckResult]) -> dict[str, CheckResult]:
+    return {result.check: result for result in results if result.verdict != "ok"}
+
+
+def wrong_at(cluster: Cluster, settings: PipelineSettings) -> dict[str, CheckResult]:
+    return wrong(check_cluster(ask_cluster(cluster, settings), settings))
+
+
+def wrong_with(settings: PipelineSettings, **changed: Any) -> dict[str, CheckResult]:
+    return wrong(check_cluster(dataclasses.replace(CLUSTER, **changed), settings))
+
+
+@pytest.mark.parametrize("settings", [DEMO, CARDS, EFA])
+def test_a_good_cluster_is_ready(settings: PipelineSettings) -> None:
+    assert wrong(check_cluster(CLUSTER, settings)) == {}
+
+
+def no_plugin(phase: str) -> list[dict[str, Any]]:
+    return [{"metadata": {"name": "plugin"}, "status": {"phase": phase}}]
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "check", "said"),
+    [
+        ({"version": (1, 23)}, CARDS, "Kubernetes", "mend.*need 1.24 or later"),
+        ({"version": (1, 28)}, POLICY[True], "Kubernetes", "mend.*set kubernetes.failure_policy to auto"),
+        ({"version": (1, 29)}, POLICY[False], "Kubernetes", "warning.*failure_policy: auto"),
+        ({"namespace": None}, CARDS, "namespace", "mend.*kubectl create namespace gaudi-bert"),
+        ({"namespace": None, "namespace_is_hidden": True}, CARDS, "namespace", "warning.*may not look at gaudi-bert"),
+        ({"missing_rights": ("create jobs",)}, CARDS, "rights", "mend.*may not create jobs"),
+        ({"storage_classes": []}, CARDS, "storage", "mend.*no default storage class"),
+        ({"storage_classes": [], "volumes": None}, CARDS, "storage", "warning.*may not list volumes"),
+        ({"storage_classes": None}, CARDS, "storage", "warning.*may not list"),
+        ({"nodes": None}, DEMO, "images", "warning.*have no registry"),
+        ({"nodes": None}, CARDS, "nodes", "warning.*a training worker asks for 95 cpu, 409Gi memory, 8 habana.ai/gaudi"),
+        ({"plugin_pods": []}, CARDS, "device plugin", "mend.*install habana-k8s-device-plugin"),
+        ({"plugin_pods": no_plugin("Pending")}, CARDS, "device plugin", "mend.*plugin not running"),
+        ({"plugin_pods": None}, CARDS, "device plugin", "warning.*may not list pods"),
+        ({"serves_mpijobs": False, "mpi_operator": None}, MPI, "MPI operator", "mend.*install the MPI operator"),
+        ({"mpi_operator": None}, MPI, "MPI operator", "warning.*is not seen"),
+        ({"mpi_operator": "mpioperator/mpi-operator:v0.3.0"}, MPI, "MPI operator", "mend.*0.4 or later"),
+        ({"mpi_operator": "mpioperator/mpi-operator:v0.7.0"}, QUEUED, "MPI operator", "mend.*Kueue needs 0.8 or later"),
+        ({"local_queues": ["a", "b"]}, QUEUED, "queue", "mend.*no LocalQueue gpus, there are a, b; correct kubernetes"),
+        ({"local_queues": []}, QUEUED, "queue", "mend.*no LocalQueue gpus, there is none at all"),
+        ({"local_queues": None}, QUEUED, "queue", "warning.*may not list localqueues"),
+    ],
+)
+def test_what_is_wrong_with_a_cluster_is_said_with_its_remedy(
+    changed: dict[str, Any], settings: PipelineSettings, check: str, said: str
+) -> None:
+    found = wrong_with(settings, **changed)
+    assert check in found
+    verdict, _, words = said.partition(".*")
+    assert found[check].verdict == verdict
+    assert words in str(found[check])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "check", "said"),
+    [
+        ([node("a", **GAUDI_NODE)], EFA, "cards", "1 of 2 training workers with 8 habana.ai/gaudi fit (the most of a node"),
+        ([node("a", **{**GAUDI_NODE, "habana.ai/gaudi": "4"})], CARDS, "cards", "0 of 1 training workers"),
+        ([node("a", **GAUDI_NODE | {"hugepages_2Mi": "35202Mi"})], CARDS, "huge pages", "(the most of a node is 34.4Gi"),
+        ([node("a", **{"habana.ai/gaudi": "8"})] * 2, EFA, "EFA", "install the EFA device plugin"),
+        ([node("a", **LAPTOP)], CARDS, "cpu", "with 95 cpu fit (the most of a node is 2 cpu); lower resources.training.cpu"),
+        ([node("a", **LAPTOP)], CARDS, "memory", "with 409Gi memory fit (the most of a node is 15.6Gi memory)"),
+        ([node("a", cpu="50m", memory="1Gi")], DEMO, "data pods", "no node has room for one of 100m cpu, 256Mi memory"),
+    ],
+)
+def test_nodes_that_have_too_little_are_counted(nodes: list[Any], settings: PipelineSettings, check: str, said: str) -> None:
+    found = wrong_with(settings, nodes=nodes)
+    assert found[check].verdict == "mend"
+    assert said in str(found[check])
+
+
+def test_workers_that_share_a_node_fit() -> None:
+    two = load_pipeline(None, ["resources.workers=2", "resources.cards=4"])
+    assert wrong_with(two, nodes=[node("a", **GAUDI_NODE)]) == {}
+
+
+def test_nodes_of_which_each_lacks_something_else_are_seen() -> None:
+    nodes = [node("a", cpu="96", memory="1Gi"), node("b", cpu="2", memory="500Gi")]
+    room = wrong_with(load_pipeline(None, ["resources.training={cpu: 95, memory: 409Gi}"]), nodes=nodes)["room"]
+    assert "0 of 1 training workers fit that ask for 95 cpu, 409Gi memory together" in str(room)
+
+
+def test_data_pods_that_have_to_take_turns_are_a_warning() -> None:
+    settings = load_pipeline(None, ["resources.data_workers=30"])
+    found = wrong_with(settings, nodes=[node("a", **LAPTOP)])["data pods"]
+    assert (found.verdict, found.remedy) == ("warning", "set resources.data_workers to 20, or add nodes")
+
+
+@pytest.mark.parametrize("closed_by", ["unschedulable", "NoSchedule", "NoExecute"])
+def test_nodes_that_take_no_pods_do_not_count(closed_by: str) -> None:
+    spec = {"unschedulable": True} if closed_by == "unschedulable" else {"taints": [{"key": "g", "effect": closed_by}]}
+    closed = {**node("a", **GAUDI_NODE), "spec": spec}
+    assert wrong_with(CARDS, nodes=[closed])["cards"].verdict == "mend"
+    assert wrong_with(CARDS, nodes=[closed, node("b", **GAUDI_NODE)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "fits"),
+    [
+        ("{operator: Exists}", True),
+        ("{key: gaudi, operator: Exists, effect: NoSchedule}", True),
+        ("{key: gaudi, value: 'yes'}", True),
+        ("{key: gaudi, value: 'no'}", False),
+        ("{key: gaudi, value: 'yes', effect: NoExecute}", False),
+        ("{key: other, operator: Exists}", False),
+    ],
+)
+def test_nodes_whose_taint_is_tolerated_count(toleration: str, fits: bool) -> None:
+    taint = {"key": "gaudi", "value": "yes", "effect": "NoSchedule"}
+    nodes = [{**node("a", **GAUDI_NODE), "spec": {"taints": [taint]}}, node("b", **LAPTOP)]
+    settings = load_pipeline(None, [*SERVER, f"kubernetes.training_pods.tolerations=[{toleration}]"])
+    assert ("cards" not in wrong_with(settings, nodes=nodes)) == fits
+
+
+def test_only_nodes_that_are_selected_count_for_training() -> None:
+    settings = load_pipeline(None, [*SERVER, "kubernetes.node_selector={gaudi: two}"])
+    assert "cards" in wrong_with(settings)
+    labelled = node("c", **GAUDI_NODE)
+    labelled["metadata"]["labels"] = {"gaudi": "two"}
+    assert wrong_with(settings, nodes=[labelled]) == {}
+
+
+@pytest.mark.parametrize(
+    ("level", "settings", "said"),
+    [("baseline", CARDS, "forbids hostIPC"), ("restricted", MPI, None), ("restricted", DEMO, None)],
+)
+def test_pod_security_that_forbids_the_pods_is_seen(level: str, settings: PipelineSettings, said: str | None) -> None:
+    namespace = {"metadata": {"name": "x", "labels": {"pod-security.kubernetes.io/enforce": level}}}
+    found = wrong_with(settings, namespace=namespace)
+    assert ("namespace" in found) == (said is not None)
+    if said:
+        assert said in found["namespace"].found
+
+
+def test_several_pods_on_several_nodes_want_a_volume_for_all() -> None:
+    settings = load_pipeline(None, ["resources.data_workers=4"])
+    assert "ReadWriteMany" in wrong_with(settings)["storage"].remedy
+    shared = load_pipeline(None, ["resources.data_workers=4", "kubernetes.access_mode=ReadWriteMany"])
+    assert wrong_with(shared) == {}
+
+
+def volume(phase: str = "Available", size: str = "20Gi", storage_class: str = "") -> dict[str, Any]:
+    spec = {"capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "storageClassName": storage_class}
+    return {"metadata": {"name": "disk-1"}, "spec": spec, "status": {"phase": phase}}
+
+
+def test_a_volume_made_by_hand_needs_no_storage_class() -> None:
+    assert wrong_with(DEMO, storage_classes=[], volumes=[volume()]) == {}
+    by_name = load_pipeline(None, ["kubernetes.storage_class=by-hand"])
+    assert wrong_with(by_name, volumes=[volume(storage_class="by-hand")]) == {}
+
+
+@pytest.mark.parametrize("unfit", [volume("Bound"), volume(size="9Gi"), volume(storage_class="fast")])
+def test_a_volume_that_the_claim_would_not_get_does_not_count(unfit: dict[str, Any]) -> None:
+    assert wrong_with(DEMO, storage_classes=[], volumes=[unfit])["storage"].verdict == "mend"
+
+
+def test_claims_that_are_there_are_taken_and_those_that_are_not_are_named() -> None:
+    bound = {"demo-work": {"status": {"phase": "Bound"}}}
+    assert wrong_with(DEMO, storage_classes=[], claims=bound) == {}
+    lost = {"demo-work": {"status": {"phase": "Lost"}}}
+    assert "has lost its volume" in wrong_with(DEMO, claims=lost)["storage"].found
+    named = load_pipeline(None, ["kubernetes.data_claim=corpus"])
+    assert "no claim corpus; set kubernetes.data_claim to one of" in str(wrong_with(named)["storage"])
+
+
+def test_an_image_that_no_node_has_is_seen() -> None:
+    settings = load_pipeline(None, ["images.tag=v9"])
+    assert "not seen on a, b" in wrong_with(settings)["images"].found
+    pulled = load_pipeline(None, ["images.tag=v9", "images.registry=registry.example"])
+    assert wrong_with(pulled) == {}
+
+
+@pytest.fixture
+def gaudi_server(server: FakeApiServer) -> FakeApiServer:
+    """A cluster with two servers of 8 cards, the device plugin and the MPI operator."""
+    server.version = {"major": "1", "minor": "25+"}
+    for item in CLUSTER.nodes or ():
+        server.put("Node", item)
+    server.put("StorageClass", STORAGE_CLASS)
+    for name, image in (
+        ("habanalabs-device-plugin-x", "vault/docker-k8s-device-plugin:1.14.0"),
+        ("mpi-operator-y", "mpioperator/mpi-operator:0.6.0"),
+    ):
+        spec = {"containers": [{"image": image}]}
+        server.put("Pod", {"metadata": {"name": name, "labels": {}}, "spec": spec, "status": {"phase": "Running"}})
+    return server
+
+
+def test_a_cluster_can_be_asked(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    assert wrong_at(cluster, EFA) == {}
+    gaudi_server.kinds_unknown = {"MPIJob"}
+    assert set(wrong_at(cluster, EFA)) == {"MPI operator"}
+
+
+@pytest.mark.parametrize("right", needed_rights(mpijob=True, queue=True, network_policy=True), ids=str)
+def test_each_right_that_a_run_needs_is_asked_for(right: Any, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    gaudi_server.forbidden = {(right.verb, right.resource)}
+    kubernetes = EFA.kubernetes.model_copy(update={"queue": "gpus", "efa": 0})
+    queued = EFA.model_copy(update={"kubernetes": kubernetes})
+    assert f"may not {right}" in wrong_at(cluster, queued)["rights"].found
+
+
+def rights_for(**more: bool) -> set[str]:
+    """What is needed besides what every run needs."""
+    least = {"mpijob": False, "queue": False, "network_policy": False}
+    return {str(right) for right in set(needed_rights(**{**least, **more})) - set(needed_rights(**least))}
+
+
+def test_rights_are_asked_for_where_they_are_needed() -> None:
+    """MPIJobs of other runs are listed in any case."""
+    assert rights_for(mpijob=True) == {f"{verb} mpijobs" for verb in ("create", "get", "watch", "delete")}
+    assert rights_for(network_policy=True) == {f"{verb} networkpolicies" for verb in ("create", "get", "update", "delete")}
+    assert rights_for(queue=True) == {"list workloads"}
+    assert [MPI.has_network_policy, EFA.has_network_policy, DEMO.has_network_policy] == [True, False, False]
+
+
+def test_the_queues_of_either_version_are_found(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    gaudi_server.put("LocalQueue", {"metadata": {"name": "gpus"}})
+    for unknown in (set(), {"kueue.x-k8s.io/v1beta2"}, {"kueue.x-k8s.io/v1beta1"}):
+        gaudi_server.versions_unknown = unknown
+        assert ask_cluster(cluster, QUEUED).local_queues == ["gpus"]
+    gaudi_server.versions_unknown = {"kueue.x-k8s.io/v1beta1", "kueue.x-k8s.io/v1beta2"}
+    assert ask_cluster(cluster, QUEUED).local_queues == []
+    gaudi_server.forbidden = {("list", "localqueues")}
+    gaudi_server.versions_unknown = set()
+    assert ask_cluster(cluster, QUEUED).local_queues is None
+    assert ask_cluster(cluster, DEMO).local_queues is None
+
+
+def test_an_account_of_one_namespace_is_not_told_to_mend_what_it_may_not_see(
+    gaudi_server: FakeApiServer, cluster: Cluster
+) -> None:
+    hidden = ("nodes", "storageclasses", "persistentvolumes")
+    gaudi_server.forbidden = {("get", "namespaces"), *(("list", resource) for resource in hidden)}
+    found = wrong_at(cluster, DEMO)
+    assert set(found) == {"namespace", "storage", "images", "nodes"}
+    assert {result.verdict for result in found.values()} == {"warning"}
+
+
+def test_the_secret_of_the_store_is_looked_for(gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    def found() -> CheckResult:
+        return next(one for one in check_cluster(ask_cluster(cluster, STORED), STORED) if one.check == "store secret")
+
+    assert found().verdict == "mend"
+    assert "kubectl -n gaudi-bert create secret generic object-store --from-literal" in str(found())
+    secret = {"metadata": {"name": "object-store"}, "data": {"AWS_SECRET_ACCESS_KEY": "dGhlLXNlY3JldA=="}}
+    gaudi_server.put("Secret", secret)
+    assert (found().verdict, found().found) == ("ok", "object-store: AWS_SECRET_ACCESS_KEY")
+    assert "dGhlLXNlY3JldA" not in repr(ask_cluster(cluster, STORED))
+    gaudi_server.put("Secret", {**secret, "data": {"key": "YQ==", "password": "YQ=="}})
+    assert found().verdict == "warning"
+    assert "it has key, password, none of them AWS_*" in str(found())
+    gaudi_server.forbidden = {("get", "secrets")}
+    assert found().verdict == "warning"
+    assert "this account may not get secrets" in str(found())
+    assert ask_cluster(cluster, DEMO).secret_keys is None
+    assert "store secret" not in {one.check for one in check_cluster(CLUSTER, DEMO)}

@@ -1,0 +1,98 @@
+"""The checks of a machine, on recorded answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.doctor.checks import CheckResult
+from gaudi_bert.runners.doctor.host import HostAnswers, ask_host, check_host
+
+CARDS = load_pipeline(
+    None,
+    [
+        *("resources.cards=8", "resources.hugepages_2Mi=95000Mi", "resources.cores_per_process=6"),
+        "resources.training={cpu: 95, memory: 409Gi}",
+    ],
+)
+
+HL_SMI = """
++-----------------------------------------------------------------------------+
+| HL-SMI Version:                              hl-1.14.0-fw-48.0.1.0          |
+| Driver Version:                                     1.14.0-9e8ecf0          |
+|-------------------------------+----------------------+----------------------+
+| AIP  Name        Persistence-M| Bus-Id        Disp.A | Volatile Uncorr. ECC |
+"""
+MODULES = "module_id, bus_id\n" + "".join(f"{number}, 0000:{number}3:00.0\n" for number in (3, 1, 0, 2, 6, 7, 4, 5))
+MEMINFO = "MemTotal: 1056293516 kB\nHugePages_Total:   48000\nHugePages_Free:    47900\nHugepagesize:       2048 kB\n"
+LISTENING = "   0: 00000000:0016 00000000:0000 0A\n"
+TCP = f"  sl  local_address rem_address   st\n{LISTENING}   1: 0100007F:0BCE 00000000:0000 01\n"
+SERVER = HostAnswers(
+    hl_smi=HL_SMI,
+    modules=MODULES,
+    device_nodes=tuple(f"accel{number}" for number in range(8)),
+    software="1.14.0.493",
+    meminfo=MEMINFO,
+    numa_balancing="0\n",
+    kernel="5.15.0-91-generic",
+    memory_lock=-1,
+    runtimes='{"habana": {"path": "habana-container-runtime"}, "runc": {"path": "runc"}}\n',
+    tcp=TCP,
+    cores=56,
+)
+
+
+def wrong(results: list[CheckResult]) -> dict[str, CheckResult]:
+    return {result.check: result for result in results if result.verdict != "ok"}
+
+
+def test_a_server_as_the_vendor_wants_it_is_ready() -> None:
+    assert wrong(check_host(SERVER, CARDS)) == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "check", "verdict", "said"),
+    [
+        ({"hl_smi": ""}, "driver", "mend", "install the Gaudi driver 1.14.0"),
+        ({"hl_smi": HL_SMI.replace("1.14.0-9", "1.15.1-9")}, "driver", "mend", "driver 1.15.1, but software 1.14.0"),
+        ({"device_nodes": ("accel0", "accel1")}, "cards", "mend", "2 device nodes, the pipeline asks for 8 cards"),
+        ({"modules": ""}, "module ids", "warning", "hl-smi lists none"),
+        ({"modules": MODULES.replace("7,", "6,")}, "module ids", "mend", "some are twice"),
+        ({"environment": {"HABANA_VISIBLE_MODULES": "0,1"}}, "module ids", "mend", "HABANA_VISIBLE_MODULES=0,1"),
+        ({"meminfo": MEMINFO.replace("47900", "40000")}, "huge pages", "mend", "vm.nr_hugepages=55500"),
+        ({"meminfo": MEMINFO.replace("2048 kB", "1048576 kB")}, "huge pages", "mend", "default_hugepagesz=2M"),
+        ({"memory_lock": 8192 * 1024}, "memory lock", "mend", "at most 8192 kB; ulimit -l unlimited"),
+        ({"numa_balancing": "1"}, "NUMA balancing", "mend", "kernel.numa_balancing=0"),
+        ({"cores": 32}, "cores", "mend", "set resources.cores_per_process to 4"),
+        ({"runtimes": '{"runc": {}}'}, "container runtime", "mend", "not habana; install habana-container-runtime"),
+        ({"runtimes": ""}, "container runtime", "warning", "docker does not answer"),
+        ({"runtimes": "<html>"}, "container runtime", "warning", "docker answers something else"),
+        ({"tcp": TCP.replace("00000000:0016", "00000000:0BCE")}, "ports", "warning", "3022 is taken"),
+    ],
+)
+def test_what_is_wrong_with_a_host_is_said_with_its_remedy(
+    changed: dict[str, Any], check: str, verdict: str, said: str
+) -> None:
+    found = wrong(check_host(dataclasses.replace(SERVER, **changed), CARDS))
+    assert list(found) == [check]
+    assert found[check].verdict == verdict
+    assert said in str(found[check])
+
+
+def test_numa_balancing_does_no_harm_on_newer_kernels() -> None:
+    answers = dataclasses.replace(SERVER, numa_balancing="1", kernel="6.8.0")
+    assert wrong(check_host(answers, CARDS)) == {}
+
+
+def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
+    results = check_host(HostAnswers(runtimes='{"runc": {}}'), load_pipeline(None))
+    assert [(result.check, result.verdict) for result in results] == [("cards", "ok"), ("container runtime", "ok")]
+
+
+def test_this_machine_can_be_asked() -> None:
+    results = check_host(ask_host(), CARDS)
+    assert len(results) == 9
+    assert all(result.remedy for result in results if result.verdict != "ok")

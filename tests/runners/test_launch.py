@@ -1,0 +1,396 @@
+"""Several training processes on this machine: their environment, their signals, their exit codes; and a run of two."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.runners import launch
+from gaudi_bert.runners.launch import (
+    LARGEST_VALUE_BYTES,
+    RendezvousServer,
+    failed_rank,
+    run_training_processes,
+    training_command,
+)
+from gaudi_bert.runners.stop_ranks import named_variables
+from tests.builders import training_data as data
+from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
+
+TWO = pipeline_from_mapping({"resources": {"workers": 2}}, "test")
+RANK = "import os, sys, time; rank = int(os.environ['HOROVOD_RANK']); "
+
+
+def run(code: str, settings: PipelineSettings = TWO) -> None:
+    run_training_processes(settings, "train", [sys.executable, "-c", RANK + code])
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 1.0)
+
+
+def test_each_process_is_told_its_number_and_where_the_others_are(tmp_path) -> None:
+    run(f"import json; json.dump(dict(os.environ), open(r'{tmp_path}/' + str(rank), 'w'))")
+    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    assert [(each["HOROVOD_RANK"], each["HOROVOD_LOCAL_RANK"], each["HOROVOD_SIZE"]) for each in found] == [
+        ("0", "0", "2"),
+        ("1", "1", "2"),
+    ]
+    assert found[0]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == found[1]["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("sys.exit(2)", InputError), ("sys.exit(1)", FailedError), ("os.abort()", FailedError), ("sys.exit(75)", StoppedError)],
+)
+def test_the_exit_code_says_what_kind_of_end_it_was(code: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match="train: "):
+        run(code)
+
+
+def test_when_one_fails_the_others_are_not_waited_for(capfd) -> None:
+    started = time.monotonic()
+    with pytest.raises(InputError, match="one of 2 processes ended with exit code 2; it says why above"):
+        run("print('the reason', file=sys.stderr) if rank else time.sleep(600); sys.exit(2)")
+    assert time.monotonic() - started < 60
+    assert "the reason" in capfd.readouterr().err
+
+
+def test_a_process_that_is_killed_is_named_because_it_cannot_say_so_itself() -> None:
+    """Also after the last update, when the others have ended well."""
+    with pytest.raises(
+        FailedError, match=r"train: rank 1 of 2 \(process \d+\) was killed by SIGKILL; .* same command goes on"
+    ):
+        run("os.kill(os.getpid(), 9) if rank else sys.exit(0)")
+    named = (
+        r"one of 2 processes ended with exit code 1; it says why above; rank 1 of 2 \(process \d+\) was killed by SIGKILL"
+    )
+    with pytest.raises(FailedError, match=named):
+        run("os.kill(os.getpid(), 9) if rank else sys.exit(1)")
+
+
+def test_a_signal_goes_to_all_and_they_are_waited_for(tmp_path) -> None:
+    code = (
+        f"import signal; from pathlib import Path; asked = []; signal.signal(signal.SIGTERM, lambda *_: asked.append(1)); "
+        f"Path(r'{tmp_path}', str(rank)).touch()\n"
+        "while not asked: time.sleep(0.05)\n"
+        "time.sleep(0.5); sys.exit(75)"
+    )
+
+    def ask() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=ask).start()
+    with pytest.raises(StoppedError, match="the same command goes on"):
+        run(code)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_without_horovod_the_remedy_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="2 processes need Horovod, which is not installed; run `make setup-horovod`"):
+        run("pass")
+
+
+def test_with_cards_mpirun_starts_them(monkeypatch, tmp_path) -> None:
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    program.chmod(0o755)
+    settings = pipeline_from_mapping({"resources": {"cards": 8, "mpi_prefix": str(tmp_path)}}, "test")
+    run_training_processes(settings, "train", ["gaudi-bert", "train"])
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[arguments.index("-np") + 1] == "8"
+    assert arguments[-2:] == ["gaudi-bert", "train"]
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory) -> Path:
+    """A pipeline of two workers whose data is packed already."""
+    pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
+    folder = tmp_path_factory.mktemp("run")
+    data.write_packed(folder / "work" / "two" / "packed" / "train", data.make_packs(29))
+    settings = {
+        "name": "two",
+        "prepare": {"evaluation_fraction": 0},
+        "model": {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20},
+        "training": {"updates": 3, "warmup_updates": 1, "global_batch_sequences": 16, "micro_batch_packs": 4},
+        "resources": {"workers": 2},
+    }
+    (folder / "two.yaml").write_text(json.dumps(settings))
+    return folder / "two.yaml"
+
+
+def run_pipeline(pipeline: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gaudi_bert", "run", str(pipeline), "--work", str(pipeline.parent / "work")]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = [*command, "--stages", "train", "--json"]
+    return subprocess.run(done, capture_output=True, text=True, timeout=200, env=environment)
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_two_workers_trains_in_two_processes(pipeline: Path) -> None:
+    done = run_pipeline(pipeline)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)["train"]
+    assert (summary["updates"], summary["processes"]) == (3, 2)
+    assert done.stderr.count("train: on CPU") == 1
+
+
+@pytest.mark.slow
+def test_a_damaged_record_of_one_process_ends_both_with_its_name(pipeline: Path, tmp_path) -> None:
+    shutil.copytree(pipeline.parent, tmp_path / "copy")
+    folder = tmp_path / "copy" / "work" / "two"
+    shutil.rmtree(folder / "train", ignore_errors=True)
+    for shard in (1, 3):  # rank 1's
+        file = folder / "packed" / "train" / f"packed-00000-{shard:05d}.tfrecord"
+        content = bytearray(file.read_bytes())
+        content[60] ^= 1
+        file.write_bytes(content)
+    done = run_pipeline(tmp_path / "copy" / "two.yaml")
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 3, done.stderr
+    for line in errors[:2]:
+        assert ".tfrecord: record 0" in line
+    assert any(line.startswith("error: rank 0 ends with the run: rank 1 (") for line in errors)
+    assert "Traceback" not in done.stderr
+    assert not (folder / "train" / "training.json").exists()
+
+
+# How training processes are started, and what their containers ask for.
+
+STAGE = ["gaudi-bert", "run", "p.yaml", "--stages", "train"]
+
+
+def test_one_process_needs_no_launcher() -> None:
+    assert training_command(load_pipeline(None), STAGE, over_ssh=False) == STAGE
+
+
+def test_one_server_starts_a_process_a_card() -> None:
+    settings = load_pipeline(None, ["resources.cards=8", "resources.cores_per_process=6", "resources.mpi_prefix=/opt/mpi"])
+    command = training_command(settings, STAGE, over_ssh=False)
+    assert command[:3] == ["python3", "-m", "gaudi_bert.runners.stop_ranks"]
+    assert command[3:15] == [
+        *("/opt/mpi/bin/mpirun", "--allow-run-as-root", "--tag-output", "-np", "8"),
+        *("--mca", "odls_base_sigkill_timeout", "4"),
+        *("--bind-to", "core", "--map-by", "socket:PE=6"),
+    ]
+    assert command[15:] == ["--host", "localhost:8", *STAGE]
+    assert "-x" not in command
+
+
+@pytest.mark.parametrize(("workers", "cards", "processes"), [(1, 0, 1), (2, 0, 2), (3, 1, 3), (2, 8, 16), (5, 4, 20)])
+def test_over_ssh_all_slots_are_filled_and_the_port_is_told(workers: int, cards: int, processes: int) -> None:
+    settings = load_pipeline(None, [f"resources.workers={workers}", f"resources.cards={cards}"])
+    command = training_command(settings, STAGE, over_ssh=True, variables=("MINE",), ssh_port=2222)
+    assert command[command.index("-np") + 1] == str(processes)
+    assert command[command.index("plm_rsh_args") + 1].startswith("-p 2222 ")
+    passed = [command[index + 1] for index, word in enumerate(command) if word == "-x"]
+    assert passed[0] == "PATH"
+    assert passed[-1] == "MINE"
+    assert ("HABANA_LOGS" in passed) == (cards > 0)
+    assert command[-len(STAGE) :] == STAGE
+
+
+# The store of keys and values where training workers find one another, over real HTTP.
+
+
+@pytest.fixture
+def connection() -> Iterator[http.client.HTTPConnection]:
+    with RendezvousServer(("127.0.0.1", 0)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+        yield connection
+        connection.close()
+        server.shutdown()
+
+
+def ask(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    connection.request(method, path, body)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_a_value_is_absent_until_it_is_written_and_stays(connection: http.client.HTTPConnection) -> None:
+    assert ask(connection, "GET", "/global/rank_0")[0] == 404
+    assert ask(connection, "PUT", "/global/rank_0", b"\x00address\xff") == (200, b"")
+    assert ask(connection, "GET", "/global/rank_0") == (200, b"\x00address\xff")
+    assert ask(connection, "GET", "/local/rank_0")[0] == 404
+    assert ask(connection, "DELETE", "/global/rank_0") == (200, b"")
+    assert ask(connection, "GET", "/global/rank_0")[0] == 200
+
+
+def test_a_value_too_large_for_an_address_is_refused(connection: http.client.HTTPConnection) -> None:
+    connection.putrequest("PUT", "/global/rank_0")
+    connection.putheader("Content-Length", str(LARGEST_VALUE_BYTES + 1))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+
+
+# Stopping what mpirun started: ranks save and end by themselves, and a lost rank ends the others soon.
+
+WRAPPER = [sys.executable, "-m", "gaudi_bert.runners.stop_ranks"]
+# Says that it has started, saves when it is told to, and ends as a stopped training does.
+SAVES = """
+import signal, sys, time
+def save(number, frame):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+print("started", flush=True)
+time.sleep(60)
+"""
+DEAF = SAVES.replace("    sys.exit(75)\n", "")
+
+
+def start(script: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([*WRAPPER, sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_request_lets_ranks_save_and_their_exit_code_is_kept(number: int) -> None:
+    process = start(SAVES)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert (output, process.returncode) == ("saved\n", 75)
+
+
+def test_the_second_request_ends_what_does_not_listen() -> None:
+    process = start(DEAF)
+    process.terminate()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "saved\n"
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None:
+    starter = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    command = [sys.executable, "-c", starter, *WRAPPER, sys.executable, "-c", SAVES]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.kill()
+    # The pipe ends when the last of its writers has.
+    assert process.communicate(timeout=30)[0] == "saved\n"
+
+
+def test_a_launcher_that_is_not_there_is_one_line() -> None:
+    done = subprocess.run([*WRAPPER, "/opt/none/mpirun"], capture_output=True, text=True, check=False)
+    said = "error: /opt/none/mpirun: No such file or directory; set resources.mpi_prefix to where Open MPI lies\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.fixture
+def ranks() -> list[str]:
+    """The command that starts two ranks by the real mpirun; the script of a rank comes after it."""
+    if shutil.which("mpirun") is None:
+        pytest.skip("OPEN MPI MISSING: what a lost rank and a stop do to the others is not tried")
+    settings = load_pipeline(None, ["resources.cards=2"])
+    return training_command(settings, [sys.executable, "-c"], over_ssh=False, python=sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            "print('error: a.yaml: no key `dept`; use depth', file=sys.stderr); sys.exit(2)",
+            "error: a.yaml: no key `dept`; use depth",
+        ),
+        ("print(None.keys())", "AttributeError: 'NoneType' object has no attribute 'keys'"),
+        ("print('not a word of why', file=sys.stderr); sys.exit(3)", "not a word of why"),
+        ("os.kill(os.getpid(), 9)", "was ended by signal 9 (Killed)"),
+    ],
+    ids=["error", "traceback", "exit", "killed"],
+)
+def test_the_rank_that_failed_first_is_named_with_its_error(ranks: list[str], code: str, reason: str) -> None:
+    """On the output of the real mpirun; the other rank says that it was left alone, as the watchdog does."""
+    rank = f"""
+import os, sys, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    {code}
+time.sleep(0.5)
+print("error: rank 1 has left", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
+    done = subprocess.run([*ranks, rank], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode != 0
+    assert (failed_rank(done.stdout) or done.stdout).startswith("rank 1")
+    assert (failed_rank(done.stdout) or done.stdout).endswith(reason)
+    assert failed_rank(done.stdout[-2048:]) == failed_rank(done.stdout), "what Kubernetes keeps of a log as a message"
+
+
+def test_output_without_a_failed_rank_has_no_reason() -> None:
+    assert failed_rank(MPIRUN_OUTPUT) == "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out"
+    assert failed_rank(MPIRUN_FOOTER_ONLY) is None, "it does not hold the words of rank 1"
+    assert failed_rank("[1,1]<stderr>:error: an error that nobody ended by\n") is None
+
+
+@pytest.mark.slow
+def test_ranks_have_longer_to_save_than_a_lost_rank_is_waited_for(ranks: list[str], tmp_path: Path) -> None:
+    rank = f"""
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(3)
+    open(f"{tmp_path}/saved-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+open(f"{tmp_path}/started-" + os.environ["OMPI_COMM_WORLD_RANK"], "w").close()
+time.sleep(60)
+"""
+    timeout = ranks.index("odls_base_sigkill_timeout") + 1
+    ranks[timeout] = "1"  # as 9 s of saving are to 4
+    process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(list(tmp_path.glob("started-*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=60) == 75
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+@pytest.mark.slow
+def test_a_lost_rank_ends_the_others_within_ten_seconds(ranks: list[str], tmp_path: Path) -> None:
+    rank = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda number, frame: None)
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    open("{tmp_path}/lost", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(120)
+"""
+    process = subprocess.Popen([*ranks, rank], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "lost").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert process.wait(timeout=10 + 5 * (os.getloadavg()[0] > 2)) != 0
+
+
+def test_variables_that_are_there_are_named_one_by_one() -> None:
+    command = ["mpirun", "-x", "PATH", "-x", "AWS_*", "-x", "AZURE_*", "gaudi-bert", "run", "x*"]
+    environment = {"AWS_SECRET_ACCESS_KEY": "s", "PATH": "/bin", "AWS_ACCESS_KEY_ID": "k", "MY_AWS_X": ""}
+    assert named_variables(command, environment) == [
+        *("mpirun", "-x", "PATH", "-x", "AWS_ACCESS_KEY_ID", "-x", "AWS_SECRET_ACCESS_KEY", "gaudi-bert", "run", "x*")
+    ]

@@ -1,0 +1,120 @@
+"""A stream of windows: whole or going on where it was, the same bytes; other inputs and settings are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.stages.tasks.answer_rows import Destination, StreamResult, WindowAnswers, answer_stream
+from gaudi_bert.tasks.rows.types import Row, TextRow
+
+ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
+EXPECTED = b"".join(b"<%d>\n" % number for number in range(1, 24))
+
+
+class KilledError(Exception):
+    """As good as a kill: nothing of ours catches it."""
+
+
+class Answer:
+    """Answers with the numbers of rows; dies in window `dies_in`."""
+
+    def __init__(self, dies_in: int | None = None) -> None:
+        self.windows, self.dies_in = 0, dies_in
+
+    def __call__(self, rows: list[Row]) -> WindowAnswers:
+        if self.windows == self.dies_in:
+            raise KilledError
+        self.windows += 1
+        return WindowAnswers(b"".join(b"<%d>\n" % row.number for row in rows), 1, 10, 16, 1.5)
+
+
+def run(
+    out: Path, answer: Answer, rows: list[Row] = ROWS, *, setting: int = 1, replayable: bool = True, overwrite: bool = False
+) -> StreamResult:
+    signature = Signature("predict", {"setting": setting}, {"data": "x"})
+    destination = Destination(str(out), signature, lambda stream: stream.finish(), overwrite, not replayable)
+    return answer_stream(iter(rows), answer, destination, Reporter(quiet=True), window_rows=5)
+
+
+def left_beside(out: Path) -> list[str]:
+    return sorted(path.name for path in out.parent.iterdir() if path.name not in (out.name, f"{out.stem}.settings.json"))
+
+
+def test_all_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "x.jsonl"
+    result = run(out, Answer())
+    assert out.read_bytes() == EXPECTED
+    assert (result.rows, result.cut_rows, result.tokens, result.padding, result.packed) == (23, 5, 50, 0.375, True)
+    assert left_beside(out) == [".x.jsonl.lock"]
+    again = Answer()
+    assert run(out, again).skipped
+    assert again.windows == 0
+
+
+@pytest.mark.parametrize("dies_in", range(5))
+def test_a_killed_run_goes_on(tmp_path: Path, dies_in: int) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(dies_in))
+    assert not out.exists()
+    partial = tmp_path / ".x.jsonl.partial"
+    if partial.exists():
+        with partial.open("ab") as handle:
+            handle.write(b"half a li")
+    after = Answer()
+    result = run(out, after)
+    assert out.read_bytes() == EXPECTED
+    assert after.windows == 5 - dies_in
+    assert (result.rows, result.tokens) == (23, 50)
+
+
+def test_other_settings_start_anew_or_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(2))
+    after = Answer()
+    run(out, after, setting=2)
+    assert after.windows == 5
+    with pytest.raises(InputError, match=r"made with another settings.setting: 2 there, 1 requested"):
+        run(out, Answer())
+    run(out, Answer(), overwrite=True)
+    assert out.read_bytes() == EXPECTED
+
+
+def test_a_pipe_must_bring_the_same_rows_again(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(3), replayable=False)
+    others: list[Row] = [TextRow(1, "another"), *ROWS[1:]]
+    with pytest.raises(InputError, match="brings other rows than those answered already"):
+        run(out, Answer(), others, replayable=False)
+    with pytest.raises(InputError, match="brings other rows"):
+        run(out, Answer(), ROWS[:3], replayable=False)
+    run(out, Answer(), replayable=False)
+    assert out.read_bytes() == EXPECTED
+    with pytest.raises(InputError, match="already exists"):
+        run(out, Answer(), replayable=False)
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no rows"):
+        run(tmp_path / "x.jsonl", Answer(), [])
+
+
+def test_a_bad_row_leaves_what_was_before(tmp_path: Path) -> None:
+    def bad() -> Iterator[Row]:
+        yield from ROWS[:7]
+        raise InputError("x.jsonl: row 8: text is empty; give it a text, or leave the row out")
+
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(InputError, match="row 8"):
+        run(out, Answer(), bad())  # type: ignore[arg-type]
+    after = Answer()
+    run(out, after)
+    assert (out.read_bytes(), after.windows) == (EXPECTED, 4)

@@ -1,0 +1,131 @@
+"""MLPerf's log: accepted by MLPerf's own checker, as far as a small run can be; nothing of it unless asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.stages.training.train import train
+from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
+from gaudi_bert.training.run_plan import plan_run
+from tests.builders.agree import agree
+from tests.builders.training_data import make_packs, write_packed
+
+LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+WHO = MlperfSettings(log=True, organization="someone", platform="two cores")
+
+
+def accepted(log: Path, ruleset: str) -> bool:
+    """Whether MLPerf's checker passes `log`."""
+    compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
+    checker = compliance.make_checker("training", ruleset, quiet=False, werror=True)
+    return compliance.main(str(log), f"training_{ruleset}/common.yaml", checker)[0]
+
+
+def lines(log: Path) -> list[dict]:
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def keys(log: Path) -> list[str]:
+    return [line["key"] for line in lines(log)]
+
+
+def write_log(path: Path, accuracies: list[float], settings: MlperfSettings = WHO) -> None:
+    """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
+    pytest.importorskip("mlperf_logging")
+    training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
+    plan = plan_run(training, 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000)
+    log = MlperfLog(path, settings)
+    log.describe(plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE)
+    with log:
+        log.begins(0)
+        for number, accuracy in enumerate(accuracies, start=1):
+            log.evaluation_begins(number * 448)
+            log.evaluation_ends(number * 448, accuracy, 10_000, finished=number == len(accuracies))
+
+
+@pytest.mark.parametrize("ruleset", ["2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0"])
+def test_a_run_that_reached_the_target_is_accepted_in_the_closed_division(tmp_path: Path, ruleset: str) -> None:
+    write_log(tmp_path / "mlperf.log", [0.31, 0.724])
+    assert accepted(tmp_path / "mlperf.log", ruleset)
+
+
+def test_the_checker_refuses_a_run_that_did_not(tmp_path: Path) -> None:
+    write_log(tmp_path / "mlperf.log", [0.31, 0.719])
+    assert not accepted(tmp_path / "mlperf.log", "4.1.0")
+
+
+def test_blocks_and_evaluations_alternate(tmp_path: Path) -> None:
+    write_log(tmp_path / "mlperf.log", [0.1, 0.8])
+    run = keys(tmp_path / "mlperf.log")
+    block, evaluation = ["block_start", "block_stop"], ["eval_start", "eval_accuracy", "eval_stop"]
+    first = [*evaluation[:1], "eval_samples", *evaluation[1:]]
+    assert run[run.index("run_start") :] == ["run_start", *block, *first, *block, *evaluation, "run_stop"]
+    assert lines(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "success"
+    values = {line["key"]: line["value"] for line in lines(tmp_path / "mlperf.log")}
+    assert (values["global_batch_size"], values["gradient_accumulation_steps"]) == (448, 1)
+    assert (values["train_samples"], values["eval_samples"]) == (2000, 10_000)
+
+
+def test_a_run_that_fails_is_aborted(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_logging")
+    log = MlperfLog(tmp_path / "mlperf.log", WHO)
+    with pytest.raises(FailedError), log:
+        log.begins(0)
+        raise FailedError("the loss is not finite")
+    assert keys(tmp_path / "mlperf.log")[-2:] == ["block_stop", "run_stop"]
+    assert lines(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "aborted"
+
+
+def small_run(tmp_path: Path, mlperf: MlperfSettings) -> dict:
+    """Two evaluations of a tiny model, of which the first reaches the target."""
+    data = write_packed(tmp_path / "packed", make_packs(16))
+    settings = PipelineSettings.model_validate(
+        {
+            "model": {"hidden_size": 6, "num_hidden_layers": 1, "intermediate_size": 5, "num_attention_heads": 2},
+            "training": {
+                "optimizer": "lamb",
+                "global_batch_sequences": 8,
+                "micro_batch_packs": 4,
+                "updates": 6,
+                "warmup_updates": 1,
+                "evaluate_every_updates": 2,
+                "target_masked_lm_accuracy": 1e-9,
+            },
+            "mlperf": mlperf.model_dump(),
+        }
+    )
+    return train(settings, data, data, tmp_path / "run", reporter=Reporter(quiet=True))
+
+
+def test_the_log_of_a_real_run_is_accepted_in_the_open_division(tmp_path: Path, capsys) -> None:
+    pytest.importorskip("mlperf_logging")
+    summary = small_run(tmp_path, WHO.model_copy(update={"division": "open"}))
+    log = tmp_path / "run" / "mlperf.log"
+    assert accepted(log, "4.1.0")
+    assert ":::MLLOG" not in capsys.readouterr().out
+    accuracies = [line["value"] for line in lines(log) if line["key"] == "eval_accuracy"]
+    agree(accuracies[-1], summary.training.evaluation.masked_lm_accuracy)
+    assert lines(log)[-1]["metadata"]["status"] == ("success" if summary.training.reached_target else "aborted")
+
+
+def test_without_being_asked_nothing_is_written_or_loaded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
+    assert type(open_events(tmp_path / "mlperf.log", MlperfSettings(), is_first=True)) is RunEvents
+    assert type(open_events(tmp_path / "mlperf.log", WHO, is_first=False)) is RunEvents
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_said_with_the_remedy(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
+    with pytest.raises(InputError, match=r"install version 4\.1\.68, or set it to false"):
+        open_events(tmp_path / "mlperf.log", WHO, is_first=True)
