@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -239,9 +240,12 @@ def pack(
         return
     _refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.stages.data.pack import pack as run
+    from gaudi_bert.stages.data.verify import verify as prove
 
     settings = arguments.packing_settings(**options)
-    packed = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers, verified=verify)
+    packed = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
+    if verify:
+        packed = replace(packed, verified=prove(records, out, reporter=Reporter(), workers=workers))
     output.print_result(packed, json, _describe_pack)
 
 

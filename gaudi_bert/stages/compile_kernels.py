@@ -33,6 +33,7 @@ from gaudi_bert.records.wire.framing import read_records, write_record
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.pack import pack
 from gaudi_bert.stages.data.prepare import prepare
+from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.tables.import_tables import import_tables
 from gaudi_bert.stages.tables.pack_table import pack_table
 
@@ -94,7 +95,8 @@ def _plan() -> None:
 
 def _pack(records: Path, packed: Path) -> None:
     """Pack, verify, and read a pack as a trainer does."""
-    pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET, verified=True)
+    pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET)
+    verify(records, packed, reporter=QUIET)
     metadata = read_metadata(packed)
     files = RecordFiles([packed / metadata.shards[0].name], PackedSchema.of(metadata))
     pack_rows(files.read(np.zeros(1, np.int64), np.zeros(1, np.int64)))

@@ -29,6 +29,7 @@ from gaudi_bert.stages.data.histogram import histogram, histogram_shard
 from gaudi_bert.stages.data.pack import pack
 from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.prepare import prepare
+from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write, write_shard
 from gaudi_bert.stages.tables.pack_table import pack_table
 from tests.builders.tables import random_rows, write_parquet
@@ -82,7 +83,8 @@ def write_text(folder: Path) -> Path:
 
 
 def whole_packing(records: Path, out: Path, workers: int, _: int) -> list[list[Action]]:
-    return [[partial(pack, records, out / "packed", PACKING, reporter=QUIET, workers=workers, verified=True)]]
+    packing = partial(pack, records, out / "packed", PACKING, reporter=QUIET, workers=workers)
+    return [[packing], [partial(verify, records, out / "packed", reporter=QUIET, workers=workers)]]
 
 
 def table(path: Path, out: Path, _: int, __: int) -> list[list[Action]]:

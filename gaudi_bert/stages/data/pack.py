@@ -15,7 +15,6 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.plan import plan
-from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write
 from gaudi_bert.stages.results import PackResult
 
@@ -28,14 +27,9 @@ def pack(
     reporter: Reporter,
     overwrite: bool = False,
     workers: int | None = None,
-    verified: bool = False,
     store: StoreSettings | None = None,
 ) -> PackResult:
-    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`.
-
-    Args:
-        verified: prove afterwards that nothing was lost.
-    """
+    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`."""
     check_name(out)
     if Path(records).is_dir() and out.resolve() == Path(records).resolve():
         raise InputError(f"{out}: the output folder is the input folder; choose another one")
@@ -45,5 +39,4 @@ def pack(
     histogram(records, histogram_path, workers=workers, **common)
     planned = plan([histogram_path], plan_path, settings, **common)
     written = write(records, plan_path, out, workers=workers, **common)
-    proof = verify(records, out, reporter=reporter, workers=workers, store=store) if verified else None
-    return PackResult(written, planned, proof)
+    return PackResult(written, planned)

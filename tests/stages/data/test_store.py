@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.packed import Verification
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.pack import pack
 from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write, write_shard
+from gaudi_bert.stages.results import Made
 from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.s3_server import S3Server, contents, quick, upload
@@ -43,6 +46,11 @@ def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
         yield made
 
 
+def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings | None = None) -> Made[Verification]:
+    pack(records, packed, PACKING, reporter=QUIET, store=store)
+    return verify(records, packed, reporter=QUIET, store=store)
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
@@ -50,18 +58,11 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_packing_in_a_bucket_through_a_bad_server(
     case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    wanted = pack(case.records, tmp_path / "packed", PACKING, reporter=QUIET, verified=True)
+    wanted = _packed_and_verified(case.records, tmp_path / "packed")
     proxy.share = 0.15
-    found = pack(
-        "s3://bucket/records",
-        Path("s3://bucket/bad/packed"),
-        PACKING,
-        reporter=QUIET,
-        verified=True,
-        store=quick(proxy.endpoint),
-    )
+    verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/bad/packed"), store=quick(proxy.endpoint))
     proxy.share = 0.0
-    assert found.verified == wanted.verified
+    assert verified == wanted
     objects = Objects(quick(s3.endpoint))
     assert contents("s3://bucket/bad/packed", objects) == files(tmp_path / "packed")
     assert contents("s3://bucket/bad/packed-plan", objects) == files(tmp_path / "packed-plan")
@@ -73,17 +74,9 @@ def test_what_is_done_is_not_done_again(case: PackingCase, s3: S3Server) -> None
     with faulty_proxy(s3.port) as counting:
         for _ in range(2):
             before = counting.requests["PUT"]
-            result = pack(
-                "s3://bucket/records",
-                Path("s3://bucket/twice"),
-                PACKING,
-                reporter=QUIET,
-                verified=True,
-                store=quick(counting.endpoint),
-            )
+            verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/twice"), store=quick(counting.endpoint))
         assert counting.requests["PUT"] == before
-        assert result.verified is not None
-        assert result.verified.skipped
+        assert verified.skipped
     objects, changed = Objects(store), "s3://bucket/records/part-0"
     verified = objects.info("s3://bucket/twice/verification.json").modified
     while objects.info(changed).modified <= verified:  # the server counts whole seconds
