@@ -136,7 +136,7 @@ class TrainingLoop:
             if run.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
                 if self._settings.metrics_port is not None:
-                    served = MetricsServer(self._settings.metrics_port, self._settings.updates)
+                    served = MetricsServer(self._settings.metrics_port, self._progress.update, self._settings.updates)
                     self._metrics.serve(stack.enter_context(served))
             stack.enter_context(run.events).begins(self._progress.sequences)
             if run.evaluator is not None and run.communicator.any_true(self._owes_evaluation()):

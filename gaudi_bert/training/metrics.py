@@ -271,10 +271,10 @@ _COUNTERS = {"sequences": "Real sequences trained on.", "tokens": "Real tokens t
 
 
 class MetricsServer:
-    """Serves what it was given last; use it as a context."""
+    """Serves what it was given last, and from the start how many updates are done and planned; use it as a context."""
 
-    def __init__(self, port: int, updates: int) -> None:
-        self._values: dict[str, float] = {"updates": updates}
+    def __init__(self, port: int, done_updates: int, planned_updates: int) -> None:
+        self._values: dict[str, float] = {"update": done_updates, "planned_updates": planned_updates}
         self._lock = threading.Lock()
         try:
             self._server = ThreadingHTTPServer(("", port), _handler_of(self))

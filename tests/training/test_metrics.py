@@ -157,13 +157,13 @@ def free_port() -> int:
 
 
 def test_the_newest_report_of_each_kind_is_served() -> None:
-    with MetricsServer(0, updates=800) as server:
-        assert scrape(server.port) == {"gaudi_bert_updates": 800}
+    with MetricsServer(0, done_updates=40, planned_updates=800) as server:
+        assert scrape(server.port) == {"gaudi_bert_update": 40, "gaudi_bert_planned_updates": 800}
         server.update("train", 50, {"loss": 7.25, "sequences": 100, "tokens": 2345})
         server.update("train", 100, {"loss": 6.5, "sequences": 200, "tokens": 4690})
         server.update("evaluation", 100, {"loss": 6.75, "sequences": 200})
         assert scrape(server.port, "/metrics?a=b") == {
-            "gaudi_bert_updates": 800,
+            "gaudi_bert_planned_updates": 800,
             "gaudi_bert_update": 100,
             "gaudi_bert_train_loss": 6.5,
             "gaudi_bert_evaluation_loss": 6.75,
@@ -176,10 +176,10 @@ def test_the_newest_report_of_each_kind_is_served() -> None:
 
 def test_a_port_that_is_taken_is_said() -> None:
     with (
-        MetricsServer(0, updates=1) as server,
+        MetricsServer(0, 0, 1) as server,
         pytest.raises(FailedError, match=rf"metrics_port = {server.port}: .*another"),
     ):
-        MetricsServer(server.port, updates=1)
+        MetricsServer(server.port, 0, 1)
 
 
 class Scraper(Reporter):
@@ -221,7 +221,7 @@ def test_a_real_training_is_scraped_while_it_runs_and_not_afterwards(tmp_path: P
     assert [line["update"] for line in lines] == list(scraper.found) == [2, 4, 6]
     for line in lines:
         served = scraper.found[line["update"]]
-        assert served["gaudi_bert_updates"] == 6
+        assert served["gaudi_bert_planned_updates"] == 6
         assert served["gaudi_bert_update"] == line["update"]
         identical(served["gaudi_bert_train_masked_lm_loss"], line["masked_lm_loss"])
         assert served["gaudi_bert_train_tokens_per_second"] == line["tokens_per_second"]

@@ -181,8 +181,10 @@ def test_several_pods_on_several_nodes_want_a_volume_for_all() -> None:
     assert wrong_with(shared) == {}
 
 
-def volume(phase: str = "Available", size: str = "20Gi", storage_class: str = "") -> dict[str, Any]:
-    spec = {"capacity": {"storage": size}, "accessModes": ["ReadWriteOnce"], "storageClassName": storage_class}
+def volume(
+    phase: str = "Available", size: str = "20Gi", storage_class: str = "", modes: tuple[str, ...] = ("ReadWriteOnce",)
+) -> dict[str, Any]:
+    spec = {"capacity": {"storage": size}, "accessModes": [*modes], "storageClassName": storage_class}
     return {"metadata": {"name": "disk-1"}, "spec": spec, "status": {"phase": phase}}
 
 
@@ -192,9 +194,42 @@ def test_a_volume_made_by_hand_needs_no_storage_class() -> None:
     assert wrong_with(by_name, volumes=[volume(storage_class="by-hand")]) == {}
 
 
-@pytest.mark.parametrize("unfit", [volume("Bound"), volume(size="9Gi"), volume(storage_class="fast")])
-def test_a_volume_that_the_claim_would_not_get_does_not_count(unfit: dict[str, Any]) -> None:
-    assert wrong_with(DEMO, storage_classes=[], volumes=[unfit])["storage"].verdict == "mend"
+@pytest.mark.parametrize(
+    ("unfit", "reason"),
+    [
+        (volume("Bound"), "no default storage class, and no free volume"),
+        (volume(storage_class="fast"), "no default storage class, and no free volume"),
+        (volume(size="9Gi"), "no free volume of 10Gi: the largest has 9Gi"),
+        (volume(modes=("ReadOnlyMany",)), "no free volume of 10Gi offers ReadWriteOnce: they offer ReadOnlyMany"),
+    ],
+)
+def test_a_volume_that_the_claim_would_not_get_does_not_count(unfit: dict[str, Any], reason: str) -> None:
+    result = wrong_with(DEMO, storage_classes=[], volumes=[unfit])["storage"]
+    assert result.verdict == "mend"
+    assert result.found.endswith(reason)
+
+
+def test_a_class_that_provisions_nothing_needs_a_volume() -> None:
+    by_hand = {**STORAGE_CLASS, "provisioner": "kubernetes.io/no-provisioner"}
+    name = by_hand["metadata"]["name"]
+    result = wrong_with(DEMO, storage_classes=[by_hand])["storage"]
+    assert result.verdict == "mend"
+    assert result.found == f"class {name} provisions nothing, and no free volume of class {name}"
+    assert wrong_with(DEMO, storage_classes=[by_hand], volumes=[volume(storage_class=name)]) == {}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_access_modes_of_a_claim_that_is_there_count_and_not_those_of_the_settings(named: bool) -> None:
+    """A claim keeps the modes that it was made with."""
+    more = ["kubernetes.work_claim=shared"] if named else ["kubernetes.access_mode=ReadWriteMany"]
+    settings = load_pipeline(None, ["resources.data_workers=4", *more])
+    name = "shared" if named else "demo-work"
+    for modes, verdict in ((["ReadWriteOnce"], "warning"), (["ReadWriteMany"], "ok")):
+        claim = {"spec": {"accessModes": modes}, "status": {"phase": "Bound"}}
+        results = check_cluster(dataclasses.replace(CLUSTER, claims={name: claim}), settings)
+        (result,) = (each for each in results if each.check == "storage")
+        assert result.verdict == verdict
+        assert f"the claim {name}, {modes[0]}" in result.found
 
 
 def test_claims_that_are_there_are_taken_and_those_that_are_not_are_named() -> None:
