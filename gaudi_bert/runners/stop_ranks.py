@@ -1,4 +1,6 @@
-"""Runs `mpirun`, and turns the first request to stop into SIGUSR1, which mpirun hands on to all ranks.
+"""Lets ranks save before they are stopped: as the parent of `mpirun`, and as the hook of a worker's pod.
+
+The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun hands on to all ranks.
 
 What mpirun does on SIGTERM is what it does when a rank is lost: it waits for `odls_base_sigkill_timeout`, terminates the
 other ranks, waits as long again, and kills them (Open MPI 4, `odls_base_default_fns.c`). A time that lets a checkpoint be
@@ -7,15 +9,23 @@ stop is told by a signal that mpirun only forwards: its ranks save and end by th
 it is. The end of the process that started this one, however it came, counts as a request.
 
     python3 -m gaudi_bert.runners.stop_ranks mpirun ...
+
+A worker of an MPIJob runs sshd, which takes its ranks along when it is stopped. So the pod's `preStop` hook tells the ranks
+first, and returns when they have ended; Kubernetes stops sshd after that.
+
+    python3 -m gaudi_bert.runners.stop_ranks here
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import FrameType
 
 from gaudi_bert.common.errors import InputError
@@ -76,5 +86,42 @@ def _code_after(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         return None
 
 
+# --- the hook of a worker's pod
+
+_RANK = b"\0OMPI_COMM_WORLD_RANK="
+
+
+def _stop_ranks_here() -> int:
+    """Tell the ranks of this container to save and end, and wait until they have; the pod's grace period is the limit."""
+    ranks = _ranks_here()
+    for process in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGUSR1)
+    while any(_is_rank(process) for process in ranks):
+        time.sleep(_POLL_SECONDS / 10)
+    return 0
+
+
+def _ranks_here() -> list[int]:
+    """The processes that mpirun started, without those that they started themselves."""
+    ranks = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and _is_rank(int(entry.name))}
+    return sorted(process for process in ranks if _parent_of(process) not in ranks)
+
+
+def _is_rank(process: int) -> bool:
+    """Whether a process has a rank; one that has ended has none, nor has one of another user."""
+    try:
+        return _RANK in b"\0" + Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _parent_of(process: int) -> int:
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 if __name__ == "__main__":
-    sys.exit(_run_ranks(sys.argv[1:]))
+    sys.exit(_stop_ranks_here() if sys.argv[1:] == ["here"] else _run_ranks(sys.argv[1:]))

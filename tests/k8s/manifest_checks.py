@@ -154,6 +154,9 @@ def _mpijob(item: Json) -> Iterator[str]:
     yield from _ssh(pods[0], pods[1], command)
     yield from _stopping(pods[0], command)
     yield from _stopping(pods[1], ())
+    hook = pods[1]["containers"][0].get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
+    if hook[-2:] != ["gaudi_bert.runners.stop_ranks", "here"]:
+        yield "a worker that is stopped kills its ranks before a checkpoint is saved"
     yield from _waiting(pods[0], "train")
 
 

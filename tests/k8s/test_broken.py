@@ -89,6 +89,7 @@ BROKEN_MPIJOBS: list[tuple[str, Any, str]] = [
     (f"{LAUNCHER}/containers/0/command/9", "other", "a lost rank ends the others after twice 1 s"),
     (f"{LAUNCHER}/containers/0/command/10", "30", "a lost rank ends the others after twice 30 s, not within 10 s"),
     (f"{WORKER}/terminationGracePeriodSeconds", 5, "is killed 5 s after it is asked to stop"),
+    (f"{WORKER}/containers/0/lifecycle", REMOVED, "a worker that is stopped kills its ranks before a checkpoint"),
     (f"{LAUNCHER}/containers/0/env/0/name", "NEW", "NEW does not reach the processes"),
     (f"{WORKER}/containers/0/readinessProbe/tcpSocket/port", 2022, "not of one port"),
     (f"{WORKER}/containers/0/resources/requests/habana.ai~gaudi", "4", "habana.ai/gaudi: requests 4, limits 8"),
