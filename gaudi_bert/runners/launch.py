@@ -79,7 +79,8 @@ def training_command(
         command += ["--bind-to", "none"]
     if over_ssh:
         interface = settings.kubernetes.network_interface
-        ssh = f"-p {ssh_port} -o ConnectionAttempts=10 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
+        ssh = f"-p {ssh_port} -o ConnectionAttempts=10 -o LogLevel=ERROR -o StrictHostKeyChecking=no"
+        ssh += " -o UserKnownHostsFile=/dev/null"
         ssh += f" -i {ssh_key}" if ssh_key is not None else ""
         command += ["--mca", "btl_tcp_if_include", interface, "--mca", "oob_tcp_if_include", interface]
         command += ["--mca", "plm_rsh_args", ssh]

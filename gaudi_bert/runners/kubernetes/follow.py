@@ -24,10 +24,14 @@ from gaudi_bert.runners.kubernetes.problems import (
     ReadLog,
     claim_problem,
     describe_suspension,
+    few_pods_problem,
     is_suspended,
     job_outcome,
+    lacks_pods,
     last_warning,
+    missing_object,
     no_pods_problem,
+    pod_problem,
     worst_problem,
 )
 
@@ -102,7 +106,7 @@ def follow(
                 logs.update(pods)
             outcome = job_outcome(current)
             suspended = outcome is None and is_suspended(current)
-            problem = None if suspended else _problem(cluster, current, pods, read_log)
+            problem = None if suspended else problem_of(cluster, current, pods, read_log)
             if outcome is not None:
                 logs.finish(_LOG_END_SECONDS)
                 progress.finish()
@@ -112,7 +116,9 @@ def follow(
                 limit.begin_anew()
                 progress.show_waiting(describe_suspension(current, workloads_of(cluster, current)))
             else:
-                if problem is not None and limit.is_over(problem):
+                if problem is None:
+                    limit.pods_run()
+                elif limit.is_over(problem):
                     _give_up(cluster, current, pods, problem, limit.waited)
                 progress.show(current, pods)
             cluster.wait_for_change(current, WATCH_SECONDS)
@@ -139,16 +145,20 @@ class _StartLimit:
         """Forget what was waited for so far."""
         self._waiting_since = self._last_problem = None
 
+    def pods_run(self) -> None:
+        """Whatever pods wait for next, their time begins anew."""
+        self._waiting_since = None
+
     def is_over(self, problem: Problem) -> bool:
         """Whether to give up because of `problem`."""
         if problem.started:
-            self._waiting_since = None
+            self.pods_run()
         elif self._waiting_since is None:
             self._waiting_since = self._clock()
         if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
             return True
-        if str(problem) != self._last_problem and not problem.only_slow:
-            self._last_problem = str(problem)
+        if problem.without_names != self._last_problem and not problem.only_slow:
+            self._last_problem = problem.without_names
             limit = "it is tried again" if problem.started else f"giving up after {human_seconds(self._start_seconds)}"
             self._reporter.say(f"{problem} ({limit})")
         return False
@@ -162,9 +172,25 @@ def _read(cluster: Cluster, item: Json) -> Json:
     return {"kind": item["kind"], **current}
 
 
-def _problem(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
-    """What is wrong with the pods of `item`, or why it has none."""
-    return worst_problem(pods, read_log) if pods else no_pods_problem(item, _events_of_maker(cluster, item))
+def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
+    """What is wrong with the pods of a Job or MPIJob that goes on, or why it has none, or fewer than it wants."""
+    if not pods:
+        return no_pods_problem(item, _events_of_maker(cluster, item))
+    problem = worst_problem(pods, read_log)
+    if problem is not None and not problem.only_slow:
+        return problem
+    if lacks_pods(item, pods):
+        refused = few_pods_problem(item, pods, _events_of_maker(cluster, item))
+        if refused is not None:
+            return refused
+    return problem if problem is None else _why_slow(cluster, pods) or problem
+
+
+def _why_slow(cluster: Cluster, pods: Sequence[Json]) -> Problem | None:
+    """What is missing to pods that do not start; those with the same containers need the same."""
+    slow = {pod["spec"]["containers"][0]["name"]: pod for pod in pods if pod_problem(pod) is not None}
+    missing = (missing_object(pod, cluster.events(pod["metadata"]["name"])) for pod in slow.values())
+    return next(filter(None, missing), None)
 
 
 def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) -> None:

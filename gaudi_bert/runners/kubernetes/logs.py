@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 
 from gaudi_bert.common.progress import Reporter, TaskProgress, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, NotFoundError, StreamDroppedError
-from gaudi_bert.runners.kubernetes.problems import Answer
-from gaudi_bert.runners.launch import rank_pieces
+from gaudi_bert.runners.kubernetes.problems import ROLE_LABEL, Answer
+from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
 EVERY_SECONDS = 60.0
 _TRAINING = re.compile(r"train: (update \d+/\d+ \(\d+%\), .* left)")
 # More logs at once than a person can read help nobody.
 _MOST_LOGS = 8
 _OVERLAP_SECONDS = 5
-_ROLE_LABEL = "training.kubeflow.org/job-role"
 
 # --- how far a step is, in one line a minute, from the progress that its pods write into their logs
 #
@@ -126,15 +125,45 @@ def _together(tasks: Sequence[TaskProgress], pods: int) -> str:
 def followed_container(pod: Answer) -> str | None:
     """The container whose log is of interest; None for a pod that only serves others (a worker of an MPIJob)."""
     labels = pod["metadata"].get("labels") or {}
-    if labels.get(_ROLE_LABEL) == "worker":
+    if labels.get(ROLE_LABEL) == "worker":
         return None
     return pod["spec"]["containers"][0]["name"]
+
+
+class _Advice:
+    """Holds back what mpirun writes between two lines of dashes, until it is known whether that is the cause of an end.
+
+    It is, where no rank writes after it; mpirun's word that a rank has failed is not, since the reason names that rank.
+    """
+
+    _EDGE = re.compile(r"-{60,}")
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._is_open = False
+
+    def shown(self, line: str) -> list[str]:
+        """What of `line`, and of what was held back, is to be shown now."""
+        is_edge = self._EDGE.fullmatch(line) is not None
+        if is_edge or self._is_open:
+            self._is_open ^= is_edge
+            self._held.append(line)
+            return []
+        if any(rank is not None for rank, _ in rank_pieces(line)):
+            self._held = []
+        return [line]
+
+    def rest(self) -> list[str]:
+        """What is still held back when the log has ended."""
+        held, self._held, self._is_open = self._held, [], False
+        return MPIRUN_FOOTER.sub("", "".join(f"{line}\n" for line in held)).splitlines()
 
 
 class _Followed:
     """One log that is being followed."""
 
     def __init__(self) -> None:
+        self.advice = _Advice()
         self.thread: threading.Thread | None = None
         self.last_moment = ""
         self.started = time.monotonic()
@@ -187,7 +216,8 @@ class LogFollower:
                     if moment > shown_until:
                         log.last_moment = moment
                         if not self._progress.take(pod, text) and not self._progress.is_shared:
-                            self._reporter.say(prefix + text)
+                            self._say(prefix, log.advice.shown(text))
+                self._say(prefix, log.advice.rest())
                 log.reached_end = True
             except StreamDroppedError:
                 pass  # The next update takes the log up again.
@@ -197,6 +227,10 @@ class LogFollower:
         log.reached_end = False
         log.thread = threading.Thread(target=show, daemon=True)
         log.thread.start()
+
+    def _say(self, prefix: str, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._reporter.say(prefix + line)
 
     def _report(self, error: ClusterError) -> None:
         """Say that logs cannot be read, once for each reason; of a pod that is gone, its status says what became of it."""

@@ -11,7 +11,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import log_reader, pods_of, workloads_of
+from gaudi_bert.runners.kubernetes.follow import log_reader, pods_of, problem_of, workloads_of
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
@@ -45,22 +45,39 @@ def status(settings: PipelineSettings, cluster: Cluster) -> dict[str, _StepStatu
 
 
 def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
-    current = cluster.read(item["kind"], item["metadata"]["name"])
+    current = _submitted(cluster, item)
     if current is None:
         return _StepStatus(_NOT_SUBMITTED)
-    current = {**current, "kind": item["kind"]}
     pods = pods_of(cluster, current)
     phases = [pod.get("status", {}).get("phase", "Unknown") for pod in pods]
     counted = {phase: phases.count(phase) for phase in sorted(set(phases))}
     outcome = job_outcome(current)
     if outcome is None and is_suspended(current):
         return _StepStatus("suspended", counted, describe_suspension(current, workloads_of(cluster, current)))
-    problem = worst_problem(pods, log_reader(cluster)) if outcome != "complete" else None
+    problem = None
+    if outcome is None:
+        problem = problem_of(cluster, current, pods, log_reader(cluster))
+    elif outcome != "complete":
+        problem = worst_problem(pods, log_reader(cluster))
     return _StepStatus(
         state=outcome or ("running" if "Running" in phases else "waiting"),
         pods=counted,
         problem=None if problem is None else str(problem),
     )
+
+
+def _submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
+    """What was submitted for a step: a Job, or the MPIJob that it was when the pipeline had another number of workers."""
+    kinds = ("Job", "MPIJob") if item["kind"] == "Job" else ("MPIJob", "Job")
+    for kind in kinds if _trains(item) else kinds[:1]:
+        current = cluster.read(kind, item["metadata"]["name"]) if kind == item["kind"] or cluster.serves(kind) else None
+        if current is not None:
+            return {**current, "kind": kind}
+    return None
+
+
+def _trains(item: Manifest) -> bool:
+    return item["metadata"]["labels"].get("app.kubernetes.io/component") == "train"
 
 
 def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, show: Callable[[str], None]) -> int:
@@ -73,7 +90,7 @@ def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, sh
     for name, item in steps.items():
         if step not in (None, name):
             continue
-        for pod in pods_of(cluster, item):
+        for pod in pods_of(cluster, _submitted(cluster, item) or item):
             container = followed_container(pod)
             if container is not None and pod.get("status", {}).get("phase") != "Pending":
                 shown += 1

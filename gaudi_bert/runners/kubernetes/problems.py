@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL
@@ -17,6 +17,9 @@ from gaudi_bert.runners.stage_table import STAGES
 
 # The JSON of the API server as plain dictionaries, so that recorded answers can be tested.
 Answer = Mapping[str, Any]
+
+# Whether a pod of an MPIJob is its launcher or a worker.
+ROLE_LABEL = "training.kubeflow.org/job-role"
 
 # The end of the log of a container of a pod.
 ReadLog = Callable[[Answer, str], str]
@@ -40,6 +43,14 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.remedy}"
+
+    @property
+    def without_names(self) -> str:
+        """The same without the names of pods, which change with every attempt to make one."""
+        return _POD_NAME.sub("pod", str(self))
+
+
+_POD_NAME = re.compile(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)')
 
 
 def _one_line(text: str) -> str:
@@ -76,6 +87,10 @@ _NO_SUCH_IMAGE = re.compile(r"not found|manifest unknown|denied|unauthorized|no 
 # ... and what a node says that did not reach the registry, which may pass.
 _NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.IGNORECASE)
 _DESCRIBE = "see `kubectl describe pod`"
+# Of several pods with the same problem, so many are named beside the first one.
+_MOST_NAMED = 3
+# What a node says of a pod that mounts or reads what is not there.
+_NO_SUCH_OBJECT = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
 _SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 
@@ -118,8 +133,31 @@ def _slow_start(pod: Answer) -> Problem | None:
 def worst_problem(pods: Sequence[Answer], read_log: ReadLog = lambda pod, container: "") -> Problem | None:
     """The problem to report of several pods': a hopeless one first, then one of a pod that ran, the newest first."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
-    problems = [problem for pod in newest_first if (problem := pod_problem(pod, read_log)) is not None]
-    return min(problems, key=lambda problem: (not problem.hopeless, problem.only_slow, not problem.started), default=None)
+    problems = {_name(pod): problem for pod in newest_first if (problem := pod_problem(pod, read_log)) is not None}
+    if not problems:
+        return None
+    name, worst = min(problems.items(), key=lambda item: (not item[1].hopeless, item[1].only_slow, not item[1].started))
+    likewise = [one for one, problem in problems.items() if one != name and problem.without_names == worst.without_names]
+    if not likewise or worst.only_slow:
+        return worst
+    more = f" and {len(likewise) - _MOST_NAMED} more" if len(likewise) > _MOST_NAMED else ""
+    return replace(worst, reason=f"{worst.reason} (likewise {', '.join(likewise[:_MOST_NAMED])}{more})")
+
+
+def missing_object(pod: Answer, events: Sequence[Answer]) -> Problem | None:
+    """Why a pod that does not start never will: it mounts a ConfigMap or a Secret that is not there."""
+    return _missing(f"pod {_name(pod)}", last_warning(events))
+
+
+def _missing(where: str, message: str) -> Problem | None:
+    match = _NO_SUCH_OBJECT.search(message)
+    if match is None:
+        return None
+    kind = "ConfigMap" if match[1].lower() == "configmap" else "Secret"
+    remedy = "submit the run again, which makes it: `gaudi-bert run --on kubernetes`, or `kubectl apply -k`"
+    if kind == "Secret":
+        remedy = "make it, or correct kubernetes.store_secret and images.pull_secret"
+    return Problem(f"{where} cannot start: there is no {kind} {match[2]}", remedy, hopeless=True, started=False)
 
 
 def _container_problem(pod: Answer, status: Answer, read_log: ReadLog) -> Problem | None:
@@ -137,7 +175,7 @@ def _container_problem(pod: Answer, status: Answer, read_log: ReadLog) -> Proble
         return Problem(reason, remedy, hopeless, started=False)
     if waiting.get("reason") in _SETUP_REASONS and not (status.get("lastState") or {}).get("terminated"):
         message = _one_line(waiting.get("message", ""))
-        return Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
+        return _missing(where, message) or Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
     if not ended and waiting.get("reason") == "CrashLoopBackOff":
         ended = status["lastState"]["terminated"]
     if not ended or ended.get("exitCode") == 0:
@@ -205,7 +243,7 @@ def _reason(message: str, read_log: Callable[[], str]) -> str:
             return reason
         message = MPIRUN_FOOTER.sub("", message)
     lines = ["".join(text for _, text in rank_pieces(line)).strip() for line in message.splitlines()]
-    return " | ".join([line for line in lines if line][-3:])
+    return " | ".join([line for line in lines if line.strip("-")][-3:])
 
 
 def _name(item: Answer) -> str:
@@ -254,13 +292,49 @@ def job_outcome(item: Answer) -> str | None:
 
 def no_pods_problem(item: Answer, events: Sequence[Answer]) -> Problem:
     """A Job or MPIJob for which no pod has been made yet; `events` is what the cluster noted about it, oldest first."""
-    title = f"{item['kind']} {item['metadata']['name']}"
+    refused = _refusal(item, "no pods", events)
+    if refused is not None:
+        return refused
+    remedy = "see that the MPI operator runs" if item["kind"] == "MPIJob" else "see `kubectl describe job`"
+    return Problem(f"{item['kind']} {_name(item)} has no pods", remedy, started=False, only_slow=True)
+
+
+def few_pods_problem(item: Answer, pods: Sequence[Answer], events: Sequence[Answer]) -> Problem | None:
+    """Why a Job or MPIJob has fewer pods than it wants, where the cluster refuses some; None where it refuses none.
+
+    The pods that a Job has do its work one after another; those of an MPIJob wait for the others.
+    """
+    at_work = sum(_works(item, pod) for pod in pods)
+    refused = _refusal(item, f"{at_work} of {wanted_pods(item)} pods", events)
+    return None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless)
+
+
+def lacks_pods(item: Answer, pods: Sequence[Answer]) -> bool:
+    """Whether a Job or MPIJob has fewer pods than it wants at present."""
+    return sum(_works(item, pod) for pod in pods) < wanted_pods(item)
+
+
+def wanted_pods(item: Answer) -> int:
+    """How many pods a Job wants at a time, or how many workers an MPIJob."""
+    spec = item.get("spec", {})
+    if item["kind"] == "MPIJob":
+        return int(spec.get("mpiReplicaSpecs", {}).get("Worker", {}).get("replicas") or 0)
+    left = int(spec.get("completions") or 1) - int(item.get("status", {}).get("succeeded") or 0)
+    return min(int(spec.get("parallelism") or 1), left)
+
+
+def _works(item: Answer, pod: Answer) -> bool:
+    """Whether a pod runs or waits, and for an MPIJob is a worker."""
+    is_worker = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == "worker"
+    return (item["kind"] == "Job" or is_worker) and pod.get("status", {}).get("phase") in ("Pending", "Running")
+
+
+def _refusal(item: Answer, gets: str, events: Sequence[Answer]) -> Problem | None:
     refusal = last_warning(events)
     for pattern, hopeless, remedy in _REFUSALS:
         if pattern.search(refusal):
-            return Problem(f"{title} gets no pods: {refusal}", remedy, hopeless, started=False)
-    remedy = "see that the MPI operator runs" if item["kind"] == "MPIJob" else "see `kubectl describe job`"
-    return Problem(f"{title} has no pods", remedy, started=False, only_slow=True)
+            return Problem(f"{item['kind']} {_name(item)} gets {gets}: {refusal}", remedy, hopeless, started=False)
+    return None
 
 
 def last_warning(events: Sequence[Answer]) -> str:

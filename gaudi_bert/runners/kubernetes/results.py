@@ -95,9 +95,14 @@ def _sender(settings: PipelineSettings, cluster: Cluster) -> Manifest:
         labels["app.kubernetes.io/component"] = "open"
     pod = spec["template"]["spec"]
     del pod["initContainers"]
-    command = pod["containers"][0]["command"]
+    (container,) = pod["containers"]
+    command = container["command"]
     work = command[command.index("--work") + 1]
-    pod["containers"][0]["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.results", f"{work}/{settings.name}"]
+    # It reads no pipeline file, whose ConfigMap `kubectl apply -k` names by its content.
+    pod["volumes"] = [volume for volume in pod["volumes"] if "configMap" not in volume]
+    mounted = {volume["name"] for volume in pod["volumes"]}
+    container["volumeMounts"] = [mount for mount in container["volumeMounts"] if mount["name"] in mounted]
+    container["command"] = ["python3", "-m", "gaudi_bert.runners.kubernetes.results", f"{work}/{settings.name}"]
     return item
 
 

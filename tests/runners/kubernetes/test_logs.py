@@ -28,6 +28,31 @@ class Clock:
         return self.now
 
 
+DASHES = "-" * 76
+ADVICE = [DASHES, "WARNING: Open MPI accepted a TCP connection from what appears to be a process of another job.", DASHES]
+FOOTER = [DASHES, "Primary job  terminated normally, but 1 process returned", "a non-zero exit code.", DASHES]
+CAUSE = [DASHES, "ORTE was unable to reliably start one or more daemons.", DASHES]
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["a", *ADVICE, "[1,0]<stderr>:b", *FOOTER], ["a", "[1,0]<stderr>:b"]),
+        (["a", *CAUSE], ["a", *CAUSE]),
+        (["[1,0]<stderr>:b", *CAUSE, *FOOTER], ["[1,0]<stderr>:b", *CAUSE]),
+    ],
+    ids=["advice", "cause", "cause-and-footer"],
+)
+def test_advice_of_mpirun_is_shown_where_it_is_the_cause(
+    lines: list[str], shown: list[str], server: FakeApiServer, said: io.StringIO, run: Run
+) -> None:
+    server.logs["plan-x"] = [f"2026-01-01T00:00:{number:02d}Z {line}" for number, line in enumerate(lines)]
+    server.script("demo-plan", active(running("plan-x")), complete(succeeded("plan-x")))
+    run(["plan"])
+    of_pod = [line for line in said.getvalue().splitlines() if line in lines]
+    assert of_pod == shown
+
+
 def pods(*names: str) -> list[dict[str, Any]]:
     return [running(name, "write") for name in names]
 

@@ -36,6 +36,14 @@ def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None
     assert found["train"].as_json() == {"state": "not submitted"}
 
 
+def test_an_mpijob_of_a_pipeline_that_has_one_worker_by_now_is_seen(server: FakeApiServer, cluster: Cluster) -> None:
+    server.put("MPIJob", {"metadata": {"name": "demo-train"}, "spec": {}, "status": {}})
+    server.script("demo-train", State({}, [running("launcher", "train")]))
+    assert manage.status(SETTINGS, cluster)["train"].state == "running"
+    server.kinds_unknown = {"MPIJob"}
+    assert manage.status(SETTINGS, cluster)["train"].state == "not submitted"
+
+
 def test_logs_are_shown_with_the_name_of_their_pod(server: FakeApiServer, cluster: Cluster) -> None:
     server.put("Job", {"metadata": {"name": "demo-plan"}, "status": ACTIVE})
     server.script("demo-plan", active(running("p-1")))

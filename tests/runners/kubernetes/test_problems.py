@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.runners.kubernetes.problems import claim_problem, job_outcome, no_pods_problem, pod_problem, worst_problem
+from gaudi_bert.runners.kubernetes.problems import (
+    claim_problem,
+    job_outcome,
+    missing_object,
+    no_pods_problem,
+    pod_problem,
+    worst_problem,
+)
 from tests.builders.recorded_answers import (
     IMAGE,
     evicted,
@@ -105,6 +112,34 @@ def test_an_exit_code_is_told(code: int, said: str, hopeless: bool) -> None:
         assert problem.reason.endswith("second | third | error: last")
 
 
+def test_all_pods_with_the_same_problem_are_named() -> None:
+    killed = [failed(f"p-{number}", 137) for number in range(6)]
+    problem = worst_problem([*killed, failed("other", 1), running("q")])
+    assert problem is not None
+    assert problem.reason == "pod p-0, container plan: killed (exit code 137) (likewise p-1, p-2, p-3 and 2 more)"
+    one = worst_problem([failed("p-0", 137), failed("other", 1)])
+    assert one is not None
+    assert "likewise" not in one.reason
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "remedy"),
+    [
+        ('configmap "demo-pipeline-12" not found', "there is no ConfigMap demo-pipeline-12", "submit the run again"),
+        ('MountVolume.SetUp failed for volume "k" : secret "key" not found', "there is no Secret key", "store_secret"),
+    ],
+)
+def test_what_a_pod_mounts_and_is_not_there_is_a_reason_at_once(message: str, reason: str, remedy: str) -> None:
+    waits = pod("p", "Pending", waiting={"reason": "ContainerCreating"})
+    refused = pod("p", "Pending", waiting={"reason": "CreateContainerConfigError", "message": message})
+    for problem in (missing_object(waits, [{"type": "Warning", "message": message}]), pod_problem(refused)):
+        assert problem is not None
+        assert problem.hopeless
+        assert reason in problem.reason
+        assert remedy in problem.remedy
+    assert missing_object(waits, [{"type": "Warning", "message": "Unable to attach or mount volumes: timed out"}]) is None
+
+
 def test_a_container_that_crashes_again_and_again_shows_its_last_exit() -> None:
     crashed = pod("p", "Running", waiting={"reason": "CrashLoopBackOff"})
     crashed["status"]["containerStatuses"][0]["lastState"] = {"terminated": {"exitCode": 1, "message": "sshd: no hostkeys"}}
@@ -122,10 +157,10 @@ def test_a_pod_that_was_taken_away_can_be_run_again(taken: dict[str, Any]) -> No
 
 
 def test_a_container_that_cannot_be_set_up_is_told() -> None:
-    waiting = {"reason": "CreateContainerConfigError", "message": 'configmap "demo-pipeline" not found'}
+    waiting = {"reason": "CreateContainerConfigError", "message": "container has runAsNonRoot and image will run as root"}
     problem = pod_problem(pod("p", "Pending", waiting=waiting))
     assert problem is not None
-    assert 'configmap "demo-pipeline" not found' in problem.reason
+    assert "CreateContainerConfigError: container has runAsNonRoot" in problem.reason
 
 
 def test_the_hopeless_problem_is_told_first() -> None:

@@ -311,6 +311,54 @@ def test_what_the_cluster_said_of_an_earlier_object_of_that_name_does_not_count(
     assert run(["train"], "resources.workers=2") == {"train": "done"}
 
 
+QUOTA = 'Error creating: pods "demo-histogram-{}" is forbidden: exceeded quota: compute, requested: cpu=1'
+
+
+def note(server: FakeApiServer, name: str, message: str, number: int) -> None:
+    """A warning about an object of the cluster."""
+    about = {"name": name}
+    event = {"type": "Warning", "message": message, "lastTimestamp": f"2026-01-01T00:00:{number:02d}Z"}
+    server.put("Event", {"metadata": {"name": f"{name}.{number}"}, "involvedObject": about, **event})
+
+
+def test_a_quota_with_room_for_some_pods_is_waited_for_and_said_once(
+    server: FakeApiServer, said: io.StringIO, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of the pod that is refused changes with every attempt; the pods that are there do the work."""
+    wait, number = Cluster.wait_for_change, iter(range(60))
+
+    def refuse_another(cluster: Cluster, item: Any, seconds: float) -> None:
+        attempt = next(number)
+        note(server, "demo-histogram", QUOTA.format(attempt), attempt)
+        wait(cluster, item, seconds)
+
+    monkeypatch.setattr(Cluster, "wait_for_change", refuse_another)
+    server.script("demo-histogram", *[active(running("h-0"), running("h-1"))] * 12, complete())
+    assert run(["histogram"], "resources.data_workers=4") == {"histogram": "done"}
+    lines = [line for line in said.getvalue().splitlines() if "exceeded quota" in line]
+    assert len(lines) == 1
+    assert "Job demo-histogram gets 2 of 4 pods: " in lines[0]
+    assert "wait until the quota has room" in lines[0]
+
+
+def test_an_mpijob_whose_workers_the_quota_refuses_ends_with_that_remedy(server: FakeApiServer, run: Run) -> None:
+    worker = running("w-0", "worker")
+    worker["metadata"]["labels"] = {"training.kubeflow.org/job-role": "worker"}
+    server.script("demo-train", State({}, [worker]))
+    note(server, "demo-train", 'pods "demo-train-worker-1" is forbidden: exceeded quota: compute', 1)
+    with pytest.raises(
+        FailedError, match=r"MPIJob demo-train gets 1 of 2 pods: .*quota.*was removed\); wait until the quota"
+    ):
+        run(["train"], "resources.workers=2")
+
+
+def test_pods_that_run_well_meanwhile_give_the_next_wait_its_whole_time(server: FakeApiServer, run: Run) -> None:
+    stuck = active(unschedulable("p", "0/3 nodes are available: 3 Insufficient cpu."))
+    well = active(running("p"))
+    server.script("demo-plan", *[stuck, stuck, well] * 8, complete())
+    assert run(PLAN) == {"plan": "done"}
+
+
 def test_a_conflict_at_the_same_moment_is_looked_at_again(server: FakeApiServer, run: Run) -> None:
     server.faults = [Fault("POST", "/jobs", 409)]
     assert run(PLAN) == {"plan": "done"}
