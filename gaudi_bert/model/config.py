@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shown
 
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 ATTENTIONS = ("bidirectional", "causal")
 
-_AT_LEAST_ONE = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
+LARGEST_SIZES = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 16,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 10,
+    "intermediate_size": 1 << 18,
+    "max_position_embeddings": 1 << 24,
+    "type_vocab_size": 1 << 16,
+}
+"""Far above any model there is: what is larger is a mistake, and must not be built before that is noticed."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +45,29 @@ class BertConfig:
     attention: Literal["bidirectional", "causal"] = "bidirectional"
 
     def __post_init__(self) -> None:
-        for name in _AT_LEAST_ONE:
+        for name, most in LARGEST_SIZES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"model: {name} = {value!r}; it must be a whole number of at least 1")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise InputError(f"model: {name} = {shown(value)}; it must be a whole number from 1 to {most:,}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"model: {name} = {getattr(self, name)!r}; it must be at least 0 and less than 1")
+            if not 0 <= self._number(name) < 1:
+                raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be at least 0 and less than 1")
         for name in ("initializer_range", "layer_norm_eps"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"model: {name} = {getattr(self, name)!r}; it must be greater than 0")
+            if not 0 < self._number(name) < math.inf:
+                raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be finite and greater than 0")
         for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", ATTENTIONS)):
             if getattr(self, name) not in allowed:
-                raise InputError(f"model: {name} = {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
+                raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be one of {', '.join(allowed)}")
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"model: hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                 f"{self.num_attention_heads}; choose a number of heads that divides it"
             )
+
+    def _number(self, name: str) -> float:
+        """A field that is a number; nan, which lies in no range, where it is something else."""
+        value = getattr(self, name)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
 
     @property
     def head_size(self) -> int:
@@ -76,10 +83,10 @@ class BertConfig:
         """The config in `values`, e.g. a parsed `config.json` of Hugging Face; other keys are ignored."""
         kind = values.get("model_type", "bert")
         if kind != "bert":
-            raise InputError(f"model: model_type = {kind!r}; only bert can be read")
+            raise InputError(f"model: model_type = {shown(kind)}; only bert can be read")
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
-            raise InputError(f"model: position_embedding_type = {positions!r}; only absolute positions can be read")
+            raise InputError(f"model: position_embedding_type = {shown(positions)}; only absolute positions can be read")
         if values.get("is_decoder") and values.get("attention") != "causal":
             raise InputError(
                 "model: is_decoder = true; its attention is causal, and only encoders of Hugging Face can be read"

@@ -122,7 +122,7 @@ def test_sizes_come_from_the_batch():
         ({"num_attention_heads": 5}, "not a multiple"),
         ({"hidden_dropout_prob": 1.0}, "less than 1"),
         ({"hidden_act": "swish"}, "gelu, gelu_new, relu"),
-        ({"vocab_size": 0}, "at least 1"),
+        ({"vocab_size": 0}, "from 1 to 16,777,216"),
     ],
 )
 def test_wrong_configs_are_refused(values, message):

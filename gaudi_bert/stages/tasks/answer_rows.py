@@ -173,6 +173,8 @@ def _open_model(
     """The model, what its answers are a function of, and what answers a window of rows; the weights are held once."""
     model, weights = open_folder(folder)
     tokenizer = open_tokenizer(folder)
+    if weights.config is not None:
+        tokenizer.check_fits(weights.config.vocab_size, weights.config.type_vocab_size)
     inputs = {
         "model": weights_checksum(weights),
         "tokenizer": tokenizer.sha256,

@@ -149,11 +149,7 @@ def _plan_job(
     length, positions = section.max_sequence_length, start.config.max_position_embeddings
     if length > positions:
         raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
-    if tokenizer.vocabulary_size > start.config.vocab_size:
-        raise InputError(
-            f"{tokenizer.file}: has {tokenizer.vocabulary_size:,} tokens, the model has {start.config.vocab_size:,}; "
-            "give the tokenizer that it was trained with"
-        )
+    tokenizer.check_fits(start.config.vocab_size, start.config.type_vocab_size)
     data = _data(files.data, settings, tokenizer, labels, section.depth, reporter)
     task_settings = _settled(task_settings, data)
     task = kind(task_settings, labels, _vocabulary(tokenizer))

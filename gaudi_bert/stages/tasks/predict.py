@@ -6,13 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.config.sections import TaskName
 from gaudi_bert.stages.tasks.answer_rows import Precision, RowModel, StreamResult, answer_rows, check_choice, chosen_length
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.training.prediction import Compute
@@ -81,7 +80,7 @@ class _TaskModel(RowModel):
         positions = folder.config.max_position_embeddings
         length = chosen_length(options.max_sequence_length, positions, folder.max_sequence_length)
         super().__init__(path, folder.config.hidden_size, settings, length, options.precision, options.packed)
-        self.task, self.labels, self._options = cast(TaskName, folder.task), folder.labels, options
+        self.task, self.labels, self._options = folder.task, folder.labels, options
         self._task = folder.make_task(settings)
 
     def options(self) -> dict[str, Any]:

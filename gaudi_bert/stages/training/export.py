@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in, publish, remove
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, read_json, write_json
+from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, write_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.config.places import StoreSettings
@@ -28,6 +28,7 @@ from gaudi_bert.stages.training.inputs import local_weights
 from gaudi_bert.stages.training.model_results import ExportResult
 from gaudi_bert.tasks.packs import BatchShape
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.training.weights.model_files import TaskConfig
 from gaudi_bert.training.weights.saved_model import ServingSizes, write_saved_model, write_task_saved_model
 from gaudi_bert.training.weights.sources import Weights, read_weights, write_google_checkpoint
 from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
@@ -110,10 +111,8 @@ def _export(
 
 def _has_task_head(checkpoint: Path) -> bool:
     """Whether this is a folder of `finetune`, or of transformers with a head that answers."""
-    config = checkpoint / "config.json"
-    values = read_json(config) if config.is_file() else {}
-    names = values.get("architectures") or [] if isinstance(values, dict) else []
-    return any(name in TASK_HEADS for name in names)
+    config = TaskConfig.read_if_present(checkpoint / "config.json")
+    return config is not None and any(name in TASK_HEADS for name in config.architectures or ())
 
 
 def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> ExportResult:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 _WHOLE, _WORDS, _CASING = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
+# Steps of a normalizer that follow one another multiply a text.
+_MOST_GROWTH = 1000
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,10 @@ class RowTokenizer:
     @property
     def vocabulary_size(self) -> int:
         """One more than the largest token number."""
-        return max(self.tokenizer.get_vocab().values()) + 1
+        numbers = self.tokenizer.get_vocab().values()
+        if not numbers:
+            raise InputError(f"{self.file}: its vocabulary is empty; give the tokenizer of a BERT")
+        return max(numbers) + 1
 
     @property
     def cls_id(self) -> int:
@@ -56,6 +63,22 @@ class RowTokenizer:
     def mask_id(self) -> int:
         """The number of [MASK]."""
         return self._special("[MASK]")
+
+    def check_fits(self, vocab_size: int, type_vocab_size: int) -> None:
+        """Refuse numbers that a model does not have: of tokens, and of the segments that the tokenizer's template gives."""
+        if self.vocabulary_size > vocab_size:
+            raise InputError(
+                f"{self.file}: has {self.vocabulary_size:,} tokens, the model has {vocab_size:,}; "
+                "give the tokenizer that it was trained with"
+            )
+        for encoding in (self.tokenizer.encode("a"), self.tokenizer.encode("a", "a")):
+            largest_ids = max(encoding.ids, default=0), max(encoding.type_ids, default=0)
+            for what, largest, most in zip(("token", "segment"), largest_ids, (vocab_size, type_vocab_size), strict=True):
+                if largest >= most:
+                    raise InputError(
+                        f"{self.file}: its template gives the {what} {largest}, the model's are 0 to {most - 1:,}; "
+                        "give the tokenizer that it was trained with"
+                    )
 
     def _special(self, token: str) -> int:
         number = self.tokenizer.token_to_id(token)
@@ -85,9 +108,23 @@ def _read_tokenizer(file: Path) -> Tokenizer:
         if type(error) is not Exception:
             raise
         raise InputError(f"{file}: not a tokenizer ({shortened(str(error))}); save it again with save_pretrained") from error
+    growth = 1.0 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
+    if growth > _MOST_GROWTH:
+        raise InputError(
+            f"{file}: its normalizer may make texts {growth:.3g} times as long, at most {_MOST_GROWTH} is allowed; "
+            "leave out the steps of type Replace that add text"
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _growth(normalizer: dict[str, Any]) -> float:
+    """How many times as long the steps that replace text may make one."""
+    if normalizer.get("type") == "Replace":
+        replaced = normalizer["pattern"].get("String")
+        return max(1.0, len(normalizer["content"]) / max(1, len(replaced)) if replaced else len(normalizer["content"]) + 1.0)
+    return math.prod(_growth(step) for step in normalizer.get("normalizers", ()))
 
 
 def _build_tokenizer(vocabulary: Path) -> Tokenizer:

@@ -18,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
-from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import read_json
+from gaudi_bert.common.errors import FailedError, InputError, shortened
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
 from gaudi_bert.training.checkpoint import find_checkpoint, is_checkpoint, read_checkpoint
+from gaudi_bert.training.weights.model_files import WeightsIndex, read_config
 
 # All but dropout and the noise of the start: what the function is that the weights belong to.
 _FUNCTION_SETTINGS = (
@@ -71,7 +71,14 @@ def read_weights(path: Path | str) -> Weights:
         path: ours: an `update-*.safetensors`, or the folder of a run. Hugging Face: a folder with `config.json` and
             `model.safetensors`, or that file. Google: a prefix such as `bert_model.ckpt`, or a folder with one.
     """
-    path = Path(path)
+    weights = _read_weights(Path(path))
+    for name, value in weights.variables.items():
+        if not np.isfinite(value).all():
+            raise InputError(f"{weights.path}: {name} is not finite (nan or infinite); give weights from before that")
+    return weights
+
+
+def _read_weights(path: Path) -> Weights:
     shards = _hugging_face_files(path)
     if shards:
         return _read_hugging_face(path, shards)
@@ -125,7 +132,7 @@ def _check_shapes(weights: Weights, config: BertConfig) -> None:
 def _config_next_to(folder: Path) -> BertConfig | None:
     for name in _CONFIG_NAMES:
         if (folder / name).is_file():
-            return BertConfig.from_json(read_json(folder / name))
+            return read_config(folder / name)
     return None
 
 
@@ -137,11 +144,7 @@ def _hugging_face_files(path: Path) -> list[Path]:
         return [path / _SAFETENSORS]
     index = path / f"{_SAFETENSORS}.index.json"
     if index.is_file():
-        content = read_json(index)
-        names = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(names, dict):
-            raise InputError(f"{index}: has no weight_map; save the model again with save_pretrained")
-        return [path / name for name in sorted(set(names.values()))]
+        return [path / name for name in sorted(set(WeightsIndex.read(index).weight_map.values()))]
     if (path / "pytorch_model.bin").is_file():
         raise InputError(f"{path}: holds pytorch_model.bin only; save it with transformers' save_pretrained: safetensors")
     return []
@@ -159,7 +162,7 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
         try:
             tensors.update(load_file(file))
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            reason = " ".join(str(error).split())
+            reason = shortened(str(error), 200)
             raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error
     return Weights(path, "huggingface", config, from_hugging_face(tensors, config))
 

@@ -10,35 +10,35 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
 from safetensors.numpy import save
 
 from gaudi_bert.common.arrays import WeightArrays
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import atomic_file, explained_os_errors, read_json, write_json, write_text
-from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import BertConfig, ParameterSpec
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
 from gaudi_bert.tasks.task import BertForTask, Task, task_named, task_specs
+from gaudi_bert.training.weights.model_files import SentenceSettings, TaskConfig, read_config, read_modules
 from gaudi_bert.training.weights.sources import Weights, read_weights
 
 KEY = "gaudi_bert"
 # What transformers means where config.json names no labels: it leaves out the names of two classes that were not named.
-_UNNAMED_LABELS = {"0": "LABEL_0", "1": "LABEL_1"}
+_UNNAMED_LABELS = ("LABEL_0", "LABEL_1")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "added_tokens.json")
-PROBLEMS = {
+PROBLEMS: dict[str, TaskName] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi-label",
     "regression": "regression",
 }
-_ARCHITECTURES = {
+_ARCHITECTURES: dict[str, TaskName] = {
     "BertForTokenClassification": "token-classification",
     "BertForQuestionAnswering": "question-answering",
     "BertForMaskedLM": "masked-language-modelling",
@@ -101,7 +101,7 @@ class _TaskFolder:
     """
 
     path: Path
-    task: str
+    task: TaskName
     labels: tuple[str, ...]
     config: BertConfig
     max_sequence_length: int
@@ -119,32 +119,22 @@ def read_task_folder(path: Path) -> _TaskFolder:
         raise InputError(
             f"{path}: holds no config.json; give a folder that `gaudi-bert finetune` or transformers has written"
         )
-    values = read_json(file)
-    config = BertConfig.from_json(values)
-    own = values.get(KEY, {})
-    task = own.get("task") or _task_of(values, path)
-    names = values.get("id2label") or _UNNAMED_LABELS
-    try:
-        labels = tuple(str(names[str(number)]) for number in range(len(names)))
-        settings = TaskSettings.model_validate(own.get("settings", {"name": task}))
-        length = min(int(own.get("max_sequence_length", config.max_position_embeddings)), config.max_position_embeddings)
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{file}: is damaged ({reason[:100]}); fine-tune again with --overwrite") from error
+    config, values = read_config(file), TaskConfig.read(file)
+    own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
+    task = own.task or _task_of(values.architectures, values.problem_type, labels, path)
+    length = min(own.max_sequence_length or config.max_position_embeddings, config.max_position_embeddings)
     labelled = task in ("classification", "multi-label", "token-classification")
+    settings = own.settings or TaskSettings(name=task)
     return _TaskFolder(path, task, labels if labelled else (), config, length, settings)
 
 
-def _task_of(values: Mapping[str, Any], path: Path) -> str:
-    names = values.get("architectures") or ["nothing"]
-    if names[0] == "BertForSequenceClassification":
-        problem = values.get("problem_type") or (
-            "regression" if len(values.get("id2label") or _UNNAMED_LABELS) == 1 else "single_label_classification"
-        )
-        return PROBLEMS[problem]
-    if names[0] not in _ARCHITECTURES:
-        raise InputError(f"{path}: its architecture is {names[0]}, which has no head for a task; fine-tune it first")
-    return _ARCHITECTURES[names[0]]
+def _task_of(architectures: Sequence[str] | None, problem: str | None, labels: tuple[str, ...], path: Path) -> TaskName:
+    name = architectures[0] if architectures else "nothing"
+    if name == "BertForSequenceClassification":
+        return PROBLEMS[problem or ("regression" if len(labels) == 1 else "single_label_classification")]
+    if name not in _ARCHITECTURES:
+        raise InputError(f"{path}: its architecture is {name}, which has no head for a task; fine-tune it first")
+    return _ARCHITECTURES[name]
 
 
 def open_task_model(
@@ -232,36 +222,28 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
     """The folder's own settings; None where it is not of sentence-transformers."""
     if not (folder / "modules.json").is_file():
         return None
-    modules = read_json(folder / "modules.json")
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise InputError(f"{folder / 'modules.json'}: is not a list of modules; copy the folder again")
-    kinds = {str(module.get("type", "")).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
+    kinds = {module.type.rpartition(".")[2]: module.path for module in read_modules(folder / "modules.json")}
     other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if other or "Pooling" not in kinds:
         what = f"has a module {other[0]}" if other else "has no Pooling"
         raise InputError(f"{folder}: {what}, which is not known here; choose with --pooling cls, mean or max")
-    settings = _settings(folder / "sentence_bert_config.json")
-    most = settings.get("max_seq_length")
+    settings = SentenceSettings.read_if_present(folder / "sentence_bert_config.json") or SentenceSettings()
     return SentenceFolder(
         pooling=_mode(folder / kinds["Pooling"] / "config.json"),
         normalize="Normalize" in kinds,
-        max_sequence_length=most if isinstance(most, int) else None,
-        lower_case=settings.get("do_lower_case") is True,
+        max_sequence_length=settings.max_seq_length,
+        lower_case=settings.do_lower_case is True,
     )
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    content = read_json(path) if path.is_file() else {}
-    return content if isinstance(content, dict) else {}
-
-
 def _mode(path: Path) -> Literal["cls", "mean", "max"]:
-    settings = _settings(path)
+    content = read_json(path) if path.is_file() else {}
+    settings: dict[str, Any] = content if isinstance(content, dict) else {}
     chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
     if isinstance(settings.get("pooling_mode"), str):
         chosen = [f"{_MODE}{settings['pooling_mode']}_tokens"]
         chosen = ["pooling_mode_cls_token"] if settings["pooling_mode"] == "cls" else chosen
     if len(chosen) != 1 or chosen[0] not in _MODES:
-        modes = ", ".join(chosen) or "nothing"
+        modes = shortened(", ".join(chosen)) or "nothing"
         raise InputError(f"{path}: pools by {modes}; only one of cls, mean and max can be done, choose with --pooling")
     return _MODES[chosen[0]]
