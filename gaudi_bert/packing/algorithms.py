@@ -109,8 +109,10 @@ def pack_histogram(
     deepest = max(map(len, mixture), default=1) if depth == "max" else most
     if masked_slots is None:
         masked_slots = choose_masked_slots(max_predictions, deepest, needed)
-    certificate = solved.certificate or (simple_certificate if quick_bound else prove_bound)(histogram.counts, most)
     packs = packs_of(mixture)
+    certificate = solved.certificate or simple_certificate(histogram.counts, most)
+    if solved.certificate is None and not quick_bound and certificate.bound < packs:
+        certificate = prove_bound(histogram.counts, most)
     return Packing(
         sequences=histogram.sequences,
         packs=packs,

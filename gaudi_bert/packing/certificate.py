@@ -7,6 +7,10 @@ believed of the solver that found them. The simplest are the lengths themselves,
 
 `check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only,
 and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
+
+What the best pack is worth takes L^2 steps. For packs of more than `LONGEST_EXACT` tokens an upper limit of it, which proves
+as well, takes only as many times L as there are different prices: without the limit of depth, or `depth` times the price of
+the longest sequence.
 """
 
 from __future__ import annotations
@@ -17,6 +21,12 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
+
+LONGEST_EXACT = 1 << 17
+"""Tokens of the longest packs whose best worth is computed exactly, with the limit of depth."""
+
+LARGEST_WORTH = 2**62
+"""Of a pack, so that sums of prices fit int64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +46,17 @@ class Certificate:
 def simple_certificate(counts: IntArray, depth: int) -> Certificate:
     """The better of the token bound and the count bound."""
     lengths = np.arange(1, len(counts) + 1)
-    by_tokens = -(
-        -sum(int(length) * int(count) for length, count in zip(lengths, counts, strict=True)) // max(len(counts), 1)
-    )
+    by_tokens = -(-total_worth(lengths, counts) // max(len(counts), 1))
     by_count = -(-int(counts.sum()) // depth)
     if by_count > by_tokens:
         return Certificate(np.ones_like(lengths), depth, by_count)
     return Certificate(lengths, depth, by_tokens)
+
+
+def total_worth(prices: IntArray, counts: IntArray) -> int:
+    """What all sequences are worth, exactly."""
+    here = np.flatnonzero(counts)
+    return sum(price * count for price, count in zip(prices[here].tolist(), counts[here].tolist(), strict=True))
 
 
 def check_certificate(certificate: Certificate, counts: IntArray) -> int:
@@ -52,7 +66,7 @@ def check_certificate(certificate: Certificate, counts: IntArray) -> int:
         counts: int64 [L], sequences of length 1 .. L.
     """
     most = _best_pack_worth(certificate.prices, certificate.depth)
-    worth = sum(int(price) * int(count) for price, count in zip(certificate.prices, counts, strict=True))
+    worth = total_worth(certificate.prices, counts)
     bound = -(-worth // most) if most else 0
     if bound < certificate.bound:
         raise FailedError(f"the prices prove {bound} packs, not the {certificate.bound} that the certificate claims")
@@ -63,8 +77,10 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     """The most that at most `depth` sequences of together at most L tokens can be worth, exactly."""
     size = len(prices)
     depth = min(depth, size)
-    if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= 2**62):
-        raise InputError(f"prices must lie in 0 .. {2**62 // max(depth, 1)}")
+    if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= LARGEST_WORTH):
+        raise InputError(f"prices must lie in 0 .. {LARGEST_WORTH // max(depth, 1)}")
+    if size > LONGEST_EXACT:
+        return min(_worth_at_any_depth(prices), int(prices.max()) * depth)
     nothing = np.zeros(size + 1, dtype=np.int64)
     power = np.maximum.accumulate(np.concatenate(([0], prices)))  # the best single sequence of at most t tokens
     best = nothing
@@ -73,6 +89,17 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
             best = _combine(best, power)
         depth //= 2
         power = _combine(power, power) if depth else power
+    return int(best[-1])
+
+
+def _worth_at_any_depth(prices: IntArray) -> int:
+    """The most that any number of sequences of together at most L tokens can be worth: each price at its shortest length."""
+    best = np.maximum.accumulate(np.concatenate(([0], prices)))
+    for length in (np.flatnonzero(np.diff(best) > 0) + 1).tolist():
+        price = prices[length - 1]
+        for start in range(length, len(best), length):
+            run = best[start : start + length]
+            np.maximum(run, best[start - length : start - length + len(run)] + price, out=run)
     return int(best[-1])
 
 

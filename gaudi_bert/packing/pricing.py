@@ -184,6 +184,21 @@ def best_worth(prices: Worths, depth: int) -> int | float:
 
 
 @kernel
+def worth_of_steps(prices: IntArray, lengths: IntArray) -> int:
+    """The most that any number of sequences of together at most L tokens are worth, for prices int64 [L] that never fall.
+
+    `lengths` are those at which the price rises; no other has to be tried, since the next shorter one is worth as much.
+    """
+    best = np.zeros(prices.size + 1, dtype=np.int64)
+    best[1:] = prices
+    for length in lengths:
+        for start in range(length, best.size, length):
+            stop = min(start + length, best.size)
+            _raise(best[start:stop], prices[length - 1], best[start - length : stop - length])
+    return best[-1]
+
+
+@kernel
 def _find_split(left: Worths, right: Worths, total: int, value: float) -> int:
     """The smallest part at which left[part] + right[total - part] attains `value`."""
     for part in range(total + 1):

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gaudi_bert.packing import certificate
+from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
+from gaudi_bert.packing.exact import bounds, optimal
 from gaudi_bert.packing.exact.optimal import pack_optimally
 from gaudi_bert.packing.halves import rematch_halves
 from gaudi_bert.packing.heuristics import pack_longest_first
@@ -17,6 +20,7 @@ from gaudi_bert.packing.mixture import check_mixture, flatten_packs, mixture_of_
 from gaudi_bert.packing.result import Work
 from tests.builders.hard_histograms import bimodal, lognormal, uniform
 from tests.builders.properties import examples
+from tests.oracles.packing import fewest_packs
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([31, 64, 97]), st.integers(1, 9))
@@ -128,3 +132,51 @@ def test_very_many_sequences_are_packed_as_well_as_few() -> None:
     check_mixture(optimum.mixture, Histogram(len(counts), counts), 8)
     assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound
     assert optimum.gap <= 2e-4 * optimum.certificate.bound
+
+
+# --- bounds of packs too long for an exact proof
+
+
+def bound_packs_of_more_than(tokens: int, patch: pytest.MonkeyPatch) -> None:
+    """Bound such packs as those of a million tokens are."""
+    for module in (certificate, bounds, optimal):
+        patch.setattr(module, "LONGEST_EXACT", tokens)
+
+
+@given(st.lists(st.integers(1, 23), min_size=1, max_size=9), st.integers(1, 23), st.integers(23, 23 * 23))
+@examples(60)
+def test_a_bound_by_steps_is_never_above_the_fewest_packs(lengths: list[int], depth: int, work: int) -> None:
+    counts = np.bincount(lengths, minlength=24)[1:]
+    prices = np.maximum.accumulate(np.random.default_rng(work).integers(0, 50, 23))
+    with pytest.MonkeyPatch.context() as patch:
+        bound_packs_of_more_than(20, patch)
+        patch.setattr(bounds, "STEP_WORK", work)
+        proof = bounds.prove(counts, prices, depth)
+        assert proof.bound <= fewest_packs(tuple(counts.tolist()), depth)
+        assert check_certificate(proof, counts) == proof.bound
+
+
+@pytest.mark.parametrize("algorithm", ["nnls", "optimal"])
+@pytest.mark.parametrize("depth", [5, "max"])
+def test_long_packs_come_with_a_bound_that_their_prices_prove(
+    algorithm: str, depth: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound_packs_of_more_than(5000, monkeypatch)
+    counts = np.bincount(np.random.default_rng(5).integers(1, 5004, 300), minlength=5004)[1:]
+    packing = pack_histogram(Histogram(5003, counts), algorithm, depth)
+    assert check_certificate(packing.certificate, counts) == packing.lower_bound
+    assert packing.gap <= 4
+
+
+def test_prices_are_never_too_large_to_be_checked() -> None:
+    """At any depth: a plan for 8,192 slots with thousands of lengths was refused by `write`."""
+    counts = np.bincount(np.random.default_rng(1).integers(1, 8192, 9000), minlength=8192)[1:]
+    packing = pack_histogram(Histogram(8191, counts), "lpfhp", "max")
+    assert check_certificate(packing.certificate, counts) == packing.lower_bound
+
+
+def test_one_sequence_of_a_million_tokens_is_packed_at_once() -> None:
+    counts = np.zeros(1 << 20, np.int64)
+    counts[-1] = 1
+    packing = pack_histogram(Histogram(1 << 20, counts), "nnls", "max")
+    assert (packing.packs, packing.lower_bound) == (1, 1)

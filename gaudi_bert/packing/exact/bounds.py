@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import Certificate, simple_certificate
+from gaudi_bert.packing.certificate import LARGEST_WORTH, LONGEST_EXACT, Certificate, simple_certificate, total_worth
 from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation
 from gaudi_bert.packing.long_packs import BINS, MANY_LENGTHS, interpolated_prices, split_counts
-from gaudi_bert.packing.pricing import best_worth
+from gaudi_bert.packing.pricing import best_worth, worth_of_steps
 from gaudi_bert.packing.result import BOUND_WORK, Work
 
 LARGEST_PRICE = 10**15
@@ -22,6 +22,8 @@ MAX_DENOMINATOR = 4096
 QUICK_ITERATIONS = 3500
 QUICK_ITERATIONS_PER_LENGTH = 4
 """Simplex iterations that a bound which has to be quick may take: the larger of the two."""
+STEP_WORK = 2**33
+"""Steps of length, times tokens of a pack: some seconds."""
 
 
 def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certificate:
@@ -36,7 +38,7 @@ def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certi
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():
         return best
-    if np.count_nonzero(counts) > MANY_LENGTHS:
+    if np.count_nonzero(counts) > MANY_LENGTHS or len(counts) > LONGEST_EXACT:
         coarse = prove_bound(split_counts(counts, BINS), depth, work)
         fine = prove(counts, interpolated_prices(coarse.prices, len(counts)), depth)
         return max(best, fine, key=lambda certificate: certificate.bound)
@@ -76,11 +78,30 @@ def _per_length(linear_program: LinearProgram, prices: IntArray) -> IntArray:
 
 
 def prove(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
-    """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences."""
+    """What integer prices [L] that never fall with length prove for packs of at most `depth` sequences.
+
+    Prices that are too large for whole numbers, or for long packs too many, are rounded down: they prove nearly as much.
+    """
+    length = len(counts)
+    too_large = -(-int(prices.max()) * min(depth, length) // (LARGEST_WORTH - 1))
+    if too_large > 1:
+        prices = prices // too_large
+    if length > LONGEST_EXACT:
+        return _prove_by_steps(counts, prices, depth)
     deepest = len(counts) // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
     most = int(best_worth(prices, depth if depth < deepest else len(counts)))
-    worth = sum(int(price) * int(count) for price, count in zip(prices, counts, strict=True))
-    return Certificate(prices, depth, -(-worth // most) if most else 0)
+    return Certificate(prices, depth, -(-total_worth(prices, counts) // most) if most else 0)
+
+
+def _prove_by_steps(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
+    """What prices prove for long packs, in equal steps of length, as many as there is time for (see `certificate`)."""
+    steps = max(1, STEP_WORK // len(counts))
+    width = -(-len(counts) // steps)
+    first = np.arange(1, len(counts) + 1) // width * width  # 0 for lengths shorter than a step: they are worth nothing
+    prices = np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
+    rises = np.flatnonzero(np.diff(prices, prepend=0) > 0) + 1
+    most = min(int(worth_of_steps(prices, rises)), int(prices[-1]) * min(depth, len(counts)))
+    return Certificate(prices, depth, -(-total_worth(prices, counts) // most) if most else 0)
 
 
 def _common_denominator(relaxation: Relaxation) -> IntArray | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import Certificate, simple_certificate
+from gaudi_bert.packing.certificate import LONGEST_EXACT, Certificate, simple_certificate
 from gaudi_bert.packing.exact.bounds import certify, prove
 from gaudi_bert.packing.exact.linear_program import LinearProgram
 from gaudi_bert.packing.exact.whole_packs import DiveSettings, dive
@@ -118,11 +118,12 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
     if optimum.gap == 0:
         return optimum
     lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MOST_DEALT
-    if lengths > MANY_LENGTHS and not can_be_dealt:
+    needs_grid = lengths > MANY_LENGTHS or len(counts) > LONGEST_EXACT
+    if needs_grid and not can_be_dealt:
         return _pack_many(counts, depth, optimum, work)
-    if lengths > MANY_LENGTHS or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
+    if needs_grid or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
         optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
-        if optimum.gap == 0 or lengths > MANY_LENGTHS:
+        if optimum.gap == 0 or needs_grid:
             return optimum
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
     linear_program = LinearProgram.unlimited(counts, work.share(0.4))
