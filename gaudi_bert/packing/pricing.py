@@ -195,7 +195,8 @@ def worth_of_steps(prices: IntArray, lengths: IntArray) -> int:
         for start in range(length, best.size, length):
             stop = min(start + length, best.size)
             _raise(best[start:stop], prices[length - 1], best[start - length : stop - length])
-    return best[-1]
+    most: int = best[-1]
+    return most
 
 
 @kernel
