@@ -21,7 +21,8 @@ import torch
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.feeding import Feeding, additive_mask_B1LL, allowed_BLL, block_mask
+from gaudi_bert.pytorch.asking import feeding_of
+from gaudi_bert.pytorch.feeding import additive_masks, allowed_BLL, block_mask
 from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
 from gaudi_bert.records.schema import NOT_PREDICTED
 
@@ -42,14 +43,15 @@ class PackCollator:
 
     Args:
         target: one of `TARGETS`.
-        model: the `model_type` of `transformers`, or a model's config (better: it knows its padding and its windows).
+        model: a model of `transformers`, its config, or its `model_type` (with the usual settings of that type). How it has
+            to be fed is tried on a small copy (`asking.py`); of a model, its own class is copied, and it is tried itself.
         gather_heads: add `masked_lm_positions`, `masked_lm_labels` [B, Q], `sequence_positions` and `next_sentence_label`
             [B, S] for `PackedBertForPreTraining`, instead of `labels`.
         masked_slots, depth: Q and S, so that every batch has one static shape; else the largest of the batch.
         dtype: of an additive mask: that in which the model computes.
 
     Raises:
-        InputError: an unknown target or model type.
+        InputError: an unknown target or model type, or a model that no packs can be fed to.
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class PackCollator:
     ) -> None:
         if target not in TARGETS:
             raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
-        self.feeding = Feeding.of_type(model) if isinstance(model, str) else Feeding.of_config(model)
+        self.feeding = feeding_of(model)
         if gather_heads and target == "flash":
             raise InputError("gather_heads: heads gather from packs, and target flash has none; leave gather_heads out")
-        if target in ("transformers-4", "optimum-habana") and self.feeding.window is not None:
+        if target in ("transformers-4", "optimum-habana") and self.feeding.has_window:
             raise InputError(
                 f"target = {target!r}: one 3-D mask cannot serve layers with a window; use transformers-5 or flex"
             )
@@ -99,6 +101,8 @@ class PackCollator:
         names = [name for name in _TOKEN_COLUMNS if name in rows[0]]
         arrays = {name: token_matrix(rows, name).astype(np.int64) for name in names}
         arrays["position_ids"] += self.feeding.position_offset
+        if not self.feeding.positions:
+            del arrays["position_ids"]
         if not self.feeding.token_types:
             arrays.pop("token_type_ids", None)
         if self.feeding.causal and "labels" in arrays:  # the first token of a sequence follows from nothing
@@ -107,19 +111,13 @@ class PackCollator:
         return arrays
 
     def _mask(self, sequence_ids_BL: torch.Tensor) -> Any:
-        window = self.feeding.window
-        if window is None:
-            return self._mask_of(sequence_ids_BL, None)
-        return {
-            "full_attention": self._mask_of(sequence_ids_BL, None),
-            "sliding_attention": self._mask_of(sequence_ids_BL, window),
-        }
-
-    def _mask_of(self, sequence_ids_BL: torch.Tensor, window: int | None) -> Any:
-        if self.target == "flex":
-            return block_mask(sequence_ids_BL, self.feeding.causal, window)
-        allowed = allowed_BLL(sequence_ids_BL, self.feeding.causal, window)
-        return additive_mask_B1LL(allowed, self.dtype) if self.target == "transformers-5" else allowed.long()
+        if self.target == "transformers-5":
+            return additive_masks(sequence_ids_BL, self.feeding, self.dtype)
+        causal, window = self.feeding.causal, self.feeding.window
+        if self.target != "flex":
+            return allowed_BLL(sequence_ids_BL, causal).long()
+        layers = {kind: block_mask(sequence_ids_BL, causal, reach) for kind, reach in self.feeding.layers.items()}
+        return layers or block_mask(sequence_ids_BL, causal, window)
 
     def _gathered(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
         rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
