@@ -11,7 +11,7 @@ Of a model, its own class is copied, and the model itself must agree: whether it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,10 @@ from gaudi_bert.pytorch.trial import (
 _SEED = 12345
 _PACK = 144
 _HALF_BOUND = 0.05  # of outputs that were computed in 16 bits
+ONE_FOR_A_ROW = (
+    "its head gives one output for a row, and a row of packs holds several sequences; "
+    "use PackedBertForSequenceClassification and PackCollator(sequence_labels=COLUMN)"
+)
 _STATEFUL = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
@@ -69,6 +73,7 @@ def _feeding_of_module(model: Any) -> Feeding:
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
         raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
     feeding = _ask(model.config, type(model))
+    check_head(model)
     inner, was_training = model.base_model, model.training
     try:
         with torch.no_grad(), uncompiled():
@@ -83,6 +88,26 @@ def _feeding_of_module(model: Any) -> Feeding:
             f"{type(model).__name__}: its config makes a {said} model, and it is not; give rows of one sequence"
         )
     return feeding
+
+
+def check_head(model: Any) -> None:
+    """Refuse a model with one output for a row; a head that gathers says so (`gathers`).
+
+    Raises:
+        InputError: it has.
+    """
+    if getattr(model, "gathers", False):
+        return
+    ids, was_training = torch.tensor(usual_tokens(model.config)[np.newaxis, :3]), model.training
+    try:
+        with torch.no_grad(), uncompiled():
+            output = model.eval()(input_ids=ids.to(next(model.parameters()).device))[0]
+    except MODEL_ERRORS as error:
+        raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
+    finally:
+        model.train(was_training)
+    if output.ndim != 3 or output.shape[:2] != ids.shape:
+        raise InputError(f"{type(model).__name__}: {ONE_FOR_A_ROW}")
 
 
 # --- questions
@@ -232,12 +257,12 @@ def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
     return replace(feeding, layers={kind: reach if "sliding" in kind else None for kind in kinds})
 
 
-def _batch(rows: list[Row], feeding: Feeding) -> Mapping[str, Any]:
+def _batch(rows: list[Row], feeding: Feeding) -> dict[str, Any]:
     columns = {
         name: torch.tensor(np.stack([row[name] for row in rows]))
         for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
     }
-    batch = {"input_ids": columns["input_ids"], "attention_mask": additive_masks(columns["sequence_ids"], feeding)}
+    batch: dict[str, Any] = {"input_ids": columns["input_ids"], "attention_mask": additive_masks(columns["sequence_ids"], feeding)}
     if feeding.positions:
         batch["position_ids"] = columns["position_ids"] + feeding.position_offset
     if feeding.token_types:

@@ -104,7 +104,7 @@ def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[tor
 def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """The first output, one vector for each token: float32 [B, L, H]."""
     device = next(model.parameters()).device
-    output = model(**{name: _moved(value, device) for name, value in batch.items()})[0]
+    output = model(**on_device(batch, device))[0]
     if not isinstance(output, torch.Tensor) or output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
         raise InputError(
             f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
@@ -112,9 +112,10 @@ def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     return output.float().cpu()
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def on_device(value: Any, device: torch.device) -> Any:
+    """A batch, or what is in it, on a device."""
     if isinstance(value, dict):
-        return {name: _moved(each, device) for name, each in value.items()}
+        return {name: on_device(each, device) for name, each in value.items()}
     return value.to(device) if hasattr(value, "to") else value
 
 
