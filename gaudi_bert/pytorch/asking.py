@@ -262,7 +262,10 @@ def _batch(rows: list[Row], feeding: Feeding) -> dict[str, Any]:
         name: torch.tensor(np.stack([row[name] for row in rows]))
         for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
     }
-    batch: dict[str, Any] = {"input_ids": columns["input_ids"], "attention_mask": additive_masks(columns["sequence_ids"], feeding)}
+    batch: dict[str, Any] = {
+        "input_ids": columns["input_ids"],
+        "attention_mask": additive_masks(columns["sequence_ids"], feeding),
+    }
     if feeding.positions:
         batch["position_ids"] = columns["position_ids"] + feeding.position_offset
     if feeding.token_types:

@@ -24,7 +24,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.asking import ONE_FOR_A_ROW
+from gaudi_bert.pytorch.asking import ONE_FOR_A_ROW, check_head
 from gaudi_bert.pytorch.collate import model_inputs
 from gaudi_bert.pytorch.trial import on_device
 from gaudi_bert.records.schema import NOT_PREDICTED
@@ -75,10 +75,14 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     if "sequence_positions" in inputs:
         loss = model(**inputs, num_items_in_batch=counts).loss
         return loss * processes
-    own = _counts(inputs)
-    outputs = model(**inputs)
+    own, inner = _counts(inputs), getattr(model, "module", model)
+    try:
+        outputs = model(**inputs)
+    except (RuntimeError, ValueError):  # labels that do not fit the outputs
+        check_head(inner)
+        raise
     if outputs.logits.shape[:2] != inputs["input_ids"].shape:
-        raise InputError(f"{type(getattr(model, 'module', model)).__name__}: {ONE_FOR_A_ROW}")
+        raise InputError(f"{type(inner).__name__}: {ONE_FOR_A_ROW}")
     if not own.any():  # the mean of no labels is not a number
         return outputs.logits.sum() * 0.0
     return outputs.loss * (own / counts.clamp(min=1)).squeeze() * processes

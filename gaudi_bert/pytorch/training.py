@@ -24,6 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import write_json
 from gaudi_bert.pytorch.asking import check_head
+from gaudi_bert.pytorch.collate import model_inputs
 from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
 from gaudi_bert.pytorch.heads import update_counts, update_loss
 
@@ -72,7 +73,7 @@ class PackedTrainerMixin:
         """The part of the update's loss that a micro-batch adds; in an evaluation, the loss of `Trainer`."""
         if not model.training or return_outputs or num_items_in_batch is None:
             trainer: Any = super()
-            return trainer.compute_loss(model, inputs, return_outputs=return_outputs)
+            return trainer.compute_loss(model, model_inputs(inputs), return_outputs=return_outputs)
         return update_loss(model, inputs, num_items_in_batch, self.args.world_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch import (
     PackCollator,
     PackedBertForSequenceClassification,
@@ -154,7 +155,7 @@ def with_accelerate(head: str, data: Path, out: Path, rank: int, processes: int,
         accelerator = Accelerator(cpu=True)
         model, dataset, collate = make(head, data, rank, processes, SEED + part)
         dataset.update_batches = PACKS_OF_UPDATE // MICRO_BATCH // processes
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
         loader = PackedLoader(dataset, MICRO_BATCH, collate)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         if part:
@@ -177,6 +178,37 @@ def with_accelerate(head: str, data: Path, out: Path, rank: int, processes: int,
     return {"losses": losses, "packs": packs}
 
 
+def refused(data: Path, out: Path, rank: int, processes: int) -> dict[str, str]:
+    """What cannot work with several processes, and the error that says so."""
+    model, share, collate = make("masked", data, rank, processes, SEED)
+
+    def train(kind: type, dataset: PackedDataset, **config: Any) -> None:
+        arguments = TrainingArguments(
+            str(out), max_steps=1, remove_unused_columns=False, report_to="none", use_cpu=True, accelerator_config=config
+        )
+        kind(model=model, args=arguments, train_dataset=dataset, data_collator=collate).train()
+
+    def prepared(dispatch: bool) -> None:
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
+        next(iter(accelerator.prepare(torch.utils.data.DataLoader(share, batch_size=2, collate_fn=collate))))
+
+    attempts: dict[str, Callable[[], Any]] = {
+        "Trainer without PackedTrainerMixin": lambda: train(Trainer, share),
+        "the same, dispatch_batches off": lambda: train(Trainer, share, dispatch_batches=False),
+        "PackedTrainerMixin, every pack in every process": lambda: train(PackedTrainer, PackedDataset(data)),
+        "a DataLoader that Accelerate dispatches": lambda: prepared(True),
+        "a DataLoader that Accelerate deals out": lambda: prepared(False),
+        "PackedLoader, every pack in every process": lambda: next(iter(PackedLoader(PackedDataset(data), 2, collate))),
+    }
+    messages = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except InputError as error:
+            messages[name] = str(error)
+    return dict.fromkeys(attempts, "") | messages
+
+
 WAYS = {"trainer": with_trainer, "accelerate": with_accelerate}
 
 
@@ -185,11 +217,13 @@ def main() -> None:
     data, out, stopped = Path(sys.argv[1]), Path(sys.argv[2]), "stopped" in sys.argv[3:]
     accelerator = Accelerator(cpu=True)
     rank, processes = accelerator.process_index, accelerator.num_processes
-    found = {
+    found: dict[str, Any] = {
         f"{way} {head}": run(head, data, out / f"{way}-{head}", rank, processes, stopped)
         for way, run in WAYS.items()
         for head in HEADS
     }
+    if processes > 1:
+        found["refused"] = refused(data, out / "refused", rank, processes)
     (out / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     if processes > 1:
         torch.distributed.destroy_process_group()
