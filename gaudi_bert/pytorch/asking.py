@@ -75,9 +75,11 @@ def _feeding_of_module(model: Any) -> Feeding:
     feeding = _ask(model.config, type(model))
     check_head(model)
     inner, was_training = model.base_model, model.training
+    takes_masks = model.config._attn_implementation in ("eager", "sdpa")  # noqa: SLF001 - said nowhere else
     try:
         with torch.no_grad(), uncompiled():
             causal = _is_causal(inner.eval())
+            difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
     except MODEL_ERRORS as error:
         raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
     finally:
@@ -85,9 +87,22 @@ def _feeding_of_module(model: Any) -> Feeding:
     if causal != feeding.causal:
         said = "causal" if feeding.causal else "bidirectional"
         raise InputError(
-            f"{type(model).__name__}: its config makes a {said} model, and it is not; give rows of one sequence"
+            f"{type(model).__name__}: its config makes a {said} model, and it is not; give it rows of one sequence"
+        )
+    if difference is not None and not difference <= _bound(inner):
+        raise InputError(
+            f"{type(model).__name__}: a copy of its config is right with packs, and the model is not (packed and alone "
+            f"differ by {difference:.1e} of the largest output); give it rows of one sequence"
         )
     return feeding
+
+
+def _difference(model: Any, feeding: Feeding) -> float:
+    """How far packed and alone differ, as a part of the largest output (or of 1)."""
+    rows, _ = random_packs(model.config, _length(model.config, feeding.position_offset), _SEED)
+    packed = sequences_of(outputs_of(model, _batch(rows, feeding, next(model.parameters()).dtype)), rows)
+    alone = alone_outputs(model, feeding, rows)
+    return largest_difference(packed, alone) / scale_of(alone)
 
 
 def check_head(model: Any) -> None:
@@ -257,14 +272,14 @@ def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
     return replace(feeding, layers={kind: reach if "sliding" in kind else None for kind in kinds})
 
 
-def _batch(rows: list[Row], feeding: Feeding) -> dict[str, Any]:
+def _batch(rows: list[Row], feeding: Feeding, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     columns = {
         name: torch.tensor(np.stack([row[name] for row in rows]))
         for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
     }
     batch: dict[str, Any] = {
         "input_ids": columns["input_ids"],
-        "attention_mask": additive_masks(columns["sequence_ids"], feeding),
+        "attention_mask": additive_masks(columns["sequence_ids"], feeding, dtype),
     }
     if feeding.positions:
         batch["position_ids"] = columns["position_ids"] + feeding.position_offset

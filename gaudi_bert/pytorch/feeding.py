@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ class Feeding:
     token_types: bool = True
     causal: bool = False
     window: int | None = None
-    layers: Mapping[str, int | None] = field(default_factory=lambda: MappingProxyType({}))
+    layers: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def has_window(self) -> bool:

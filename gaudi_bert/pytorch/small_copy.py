@@ -22,6 +22,8 @@ _SPREAD = 0.15  # of random weights: wide enough for attention to matter
 _MOST_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
+_PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
+"""Names of settings that say after how many layers one of another kind comes."""
 _MOST = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
@@ -64,7 +66,8 @@ def _shallow(config: Any, window: int) -> Any:
         if not isinstance(layers, int):
             continue
         kinds = list(getattr(each, "layer_types", None) or [])
-        fewer = max([2, *(kinds.index(kind) + 1 for kind in set(kinds))])
+        periods = [value for name, value in vars(each).items() if _PERIOD.search(name) and type(value) is int]
+        fewer = max([2, *(kinds.index(kind) + 1 for kind in set(kinds)), *periods])
         if fewer >= layers:
             continue
         for name, value in list(vars(each).items()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from gaudi_bert.common.errors import InputError
@@ -113,6 +115,25 @@ def test_a_model_that_is_not_what_its_config_makes_is_refused() -> None:
     )  # every token sees every other
     with pytest.raises(InputError, match="its config makes a causal model, and it is not"):
         PackCollator("transformers-5", model)
+
+
+def test_a_model_that_its_copy_does_not_speak_for_is_refused() -> None:
+    """Other positions than those that it gets: a copy of its config has no such hook."""
+    model = transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
+
+    def later(module: torch.nn.Module, inputs: tuple, named: dict) -> tuple:
+        return inputs, {name: value + 1 if name == "position_ids" else value for name, value in named.items()}
+
+    model.register_forward_pre_hook(later, with_kwargs=True)
+    with pytest.raises(InputError, match="BertModel: a copy of its config is right with packs, and the model is not"):
+        PackCollator("transformers-5", model)
+
+
+def test_a_model_in_sixteen_bits_is_tried_in_them() -> None:
+    torch.manual_seed(5)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).to(torch.bfloat16)
+    collator = PackCollator("transformers-5", model, dtype=torch.bfloat16)
+    assert pickle.loads(pickle.dumps(collator)).feeding.causal  # for workers that are spawned
 
 
 def test_a_model_is_tried_without_touching_it() -> None:
