@@ -39,7 +39,7 @@ from gaudi_bert.pytorch.trial import (
 
 _SEED = 12345
 _PACK = 144
-_HALF_BOUND = 0.05  # of outputs that were computed in 16 bits
+_MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a whole model's outputs: rounding in many layers; and in 16 bits
 ONE_FOR_A_ROW = (
     "its head gives one output for a row, and a row of packs holds several sequences; "
     "use PackedBertForSequenceClassification and PackCollator(sequence_labels=COLUMN)"
@@ -78,7 +78,7 @@ def _feeding_of_module(model: Any) -> Feeding:
     takes_masks = model.config._attn_implementation in ("eager", "sdpa")  # noqa: SLF001 - said nowhere else
     try:
         with torch.no_grad(), uncompiled():
-            causal = _is_causal(inner.eval())
+            causal = _is_causal(inner.eval(), _bound(inner))
             difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
     except MODEL_ERRORS as error:
         raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
@@ -100,7 +100,7 @@ def _feeding_of_module(model: Any) -> Feeding:
 def _difference(model: Any, feeding: Feeding) -> float:
     """How far packed and alone differ, as a part of the largest output (or of 1)."""
     rows, _ = random_packs(model.config, _length(model.config, feeding.position_offset), _SEED)
-    packed = sequences_of(outputs_of(model, _batch(rows, feeding, next(model.parameters()).dtype)), rows)
+    packed = sequences_of(outputs_of(model, _batch(rows, feeding)), rows)
     alone = alone_outputs(model, feeding, rows)
     return largest_difference(packed, alone) / scale_of(alone)
 
@@ -173,7 +173,7 @@ def _inputs(model: Any) -> Feeding:
 
 
 def _bound(model: Any) -> float:
-    return ALONE_BOUND if next(model.parameters()).dtype in (torch.float32, torch.float64) else _HALF_BOUND
+    return _MODEL_BOUND if next(model.parameters()).dtype in (torch.float32, torch.float64) else _HALF_BOUND
 
 
 def _length(config: Any, offset: int) -> int:
@@ -182,7 +182,7 @@ def _length(config: Any, offset: int) -> int:
     return _PACK if type(most) is not int else min(_PACK, most - offset)
 
 
-def _is_causal(model: Any) -> bool:
+def _is_causal(model: Any, bound: float = ALONE_BOUND) -> bool:
     """Whether later tokens leave earlier outputs as they are."""
     tokens, length = usual_tokens(model.config), _length(model.config, 2)
     half = length // 2
@@ -194,7 +194,7 @@ def _is_causal(model: Any) -> bool:
     )
     if not bool(torch.isfinite(usual).all()):
         raise InputError("its outputs are not finite")
-    least = _bound(model) * scale_of([usual])
+    least = bound * scale_of([usual])
     if float((usual - with_earlier)[half:].abs().max()) <= least:
         raise InputError("its tokens do not see one another on this machine")
     return float((usual - with_later)[:half].abs().max()) <= least
@@ -272,14 +272,14 @@ def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
     return replace(feeding, layers={kind: reach if "sliding" in kind else None for kind in kinds})
 
 
-def _batch(rows: list[Row], feeding: Feeding, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def _batch(rows: list[Row], feeding: Feeding) -> dict[str, Any]:
     columns = {
         name: torch.tensor(np.stack([row[name] for row in rows]))
         for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
     }
     batch: dict[str, Any] = {
         "input_ids": columns["input_ids"],
-        "attention_mask": additive_masks(columns["sequence_ids"], feeding, dtype),
+        "attention_mask": additive_masks(columns["sequence_ids"], feeding),
     }
     if feeding.positions:
         batch["position_ids"] = columns["position_ids"] + feeding.position_offset

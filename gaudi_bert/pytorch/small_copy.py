@@ -18,7 +18,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
 
 _SEED = 12345
-_SPREAD = 0.15  # of random weights: wide enough for attention to matter
 _MOST_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
@@ -83,7 +82,7 @@ def _small(config: Any, window: int) -> Any:
     for each in _configs(small):
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
         if type(heads) is int and type(hidden) is int and heads > _HEADS and hidden % heads == 0:
-            width = getattr(each, "head_dim", None)
+            width = vars(each).get("head_dim")
             _set_all(each, re.compile(r"size|dim|^d_|n_embd"), hidden, _HEADS * (width or hidden // heads))
             each.num_attention_heads = _HEADS
             _cap(each, re.compile(r"attention_heads$|key_value_heads$"), _HEADS)
@@ -104,10 +103,12 @@ def _set_all(config: Any, names: re.Pattern[str], old: int, new: int) -> None:
 
 
 def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
-    """Make every setting of such a name at most `most`."""
+    """Make every setting of such a name, a number or a list of them, at most `most`."""
     for name, value in list(vars(config).items()):
         if names.search(name) and type(value) is int and value > most:
             setattr(config, name, most)
+        elif names.search(name) and isinstance(value, list) and all(type(one) is int for one in value):
+            setattr(config, name, [min(one, most) for one in value])
 
 
 def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
@@ -135,7 +136,7 @@ def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(_SEED)
                 model = _built(small, kind).float().eval()
-                _spread(model)
+                spread_weights(model)
         except MODEL_ERRORS as error:
             reasons.append(one_line(error))
         else:
@@ -151,13 +152,16 @@ def _built(config: Any, kind: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config).base_model
 
 
-def _spread(model: Any) -> None:
-    """Random weights everywhere: what begins as zeros would hide what it is multiplied with."""
+def spread_weights(model: Any) -> None:
+    """Random weights everywhere: what begins as zeros would hide what it is multiplied with.
+
+    They are wide enough for attention to matter, and keep the size of what they are multiplied with.
+    """
     with torch.no_grad():
         for parameter in model.parameters():
             if not parameter.requires_grad:  # a table of positions, not weights
                 continue
             if parameter.ndim > 1:
-                parameter.normal_(0.0, _SPREAD)
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)

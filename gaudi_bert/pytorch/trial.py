@@ -103,8 +103,8 @@ def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[tor
 
 def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     """The first output, one vector for each token: float32 [B, L, H]."""
-    device = next(model.parameters()).device
-    output = model(**on_device(batch, device))[0]
+    weights = next(model.parameters())
+    output = model(**on_device(batch, weights.device, weights.dtype))[0]
     if not isinstance(output, torch.Tensor) or output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
         raise InputError(
             f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
@@ -112,10 +112,12 @@ def outputs_of(model: Any, batch: dict[str, Any]) -> torch.Tensor:
     return output.float().cpu()
 
 
-def on_device(value: Any, device: torch.device) -> Any:
-    """A batch, or what is in it, on a device."""
+def on_device(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """A batch, or what is in it, on a device; its masks of numbers in a `dtype`."""
     if isinstance(value, dict):
-        return {name: on_device(each, device) for name, each in value.items()}
+        return {name: on_device(each, device, dtype) for name, each in value.items()}
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(device, dtype)
     return value.to(device) if hasattr(value, "to") else value
 
 
