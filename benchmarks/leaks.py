@@ -18,7 +18,8 @@ import torch
 import transformers
 
 from gaudi_bert.pytorch import probe_model
-from gaudi_bert.pytorch.probe import NEIGHBOUR_BOUND, WAYS, Finding
+from gaudi_bert.pytorch.probe import WAYS, Finding
+from gaudi_bert.pytorch.trial import NEIGHBOUR_BOUND
 from tests.builders.torch_models import MODELS, small_model
 
 ATTENTIONS = ("sdpa", "eager", "flex_attention")

@@ -11,17 +11,19 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports torch when a name is first used
     from gaudi_bert.pytorch.collate import PackCollator, model_inputs
     from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
-    from gaudi_bert.pytorch.probe import load_model, probe_model
-    from gaudi_bert.pytorch.training import (
+    from gaudi_bert.pytorch.heads import (
         PackedBertForPreTraining,
-        PackedTrainerMixin,
-        translate_arguments,
+        PackedBertForSequenceClassification,
         update_counts,
+        update_loss,
     )
+    from gaudi_bert.pytorch.probe import load_model, probe_model
+    from gaudi_bert.pytorch.training import PackedTrainerMixin, translate_arguments
 
 __all__ = [
     "PackCollator",
     "PackedBertForPreTraining",
+    "PackedBertForSequenceClassification",
     "PackedDataset",
     "PackedLoader",
     "PackedTrainerMixin",
@@ -30,11 +32,13 @@ __all__ = [
     "probe_model",
     "translate_arguments",
     "update_counts",
+    "update_loss",
 ]
 
 _MODULES = {
     "PackCollator": "collate",
-    "PackedBertForPreTraining": "training",
+    "PackedBertForPreTraining": "heads",
+    "PackedBertForSequenceClassification": "heads",
     "PackedDataset": "dataset",
     "PackedLoader": "dataset",
     "PackedTrainerMixin": "training",
@@ -42,7 +46,8 @@ _MODULES = {
     "model_inputs": "collate",
     "probe_model": "probe",
     "translate_arguments": "training",
-    "update_counts": "training",
+    "update_counts": "heads",
+    "update_loss": "heads",
 }
 
 

@@ -21,7 +21,8 @@ import torch
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.feeding import Feeding, additive_mask_B1LL, allowed_BLL, block_mask
+from gaudi_bert.pytorch.asking import feeding_of
+from gaudi_bert.pytorch.feeding import additive_masks, allowed_BLL, block_mask
 from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
 from gaudi_bert.records.schema import NOT_PREDICTED
 
@@ -42,14 +43,17 @@ class PackCollator:
 
     Args:
         target: one of `TARGETS`.
-        model: the `model_type` of `transformers`, or a model's config (better: it knows its padding and its windows).
+        model: a model of `transformers`, its config, or its `model_type` (with the usual settings of that type). How it has
+            to be fed is tried on a small copy (`asking.py`); of a model, its own class is copied, and it is tried itself.
         gather_heads: add `masked_lm_positions`, `masked_lm_labels` [B, Q], `sequence_positions` and `next_sentence_label`
             [B, S] for `PackedBertForPreTraining`, instead of `labels`.
+        sequence_labels: a column with a value for each sequence: add `sequence_labels` and `sequence_positions` [B, S] for
+            `PackedBertForSequenceClassification`, instead of `labels`.
         masked_slots, depth: Q and S, so that every batch has one static shape; else the largest of the batch.
         dtype: of an additive mask: that in which the model computes.
 
     Raises:
-        InputError: an unknown target or model type.
+        InputError: an unknown target or model type, or a model that no packs can be fed to.
     """
 
     def __init__(
@@ -58,21 +62,26 @@ class PackCollator:
         model: Any = "bert",
         *,
         gather_heads: bool = False,
+        sequence_labels: str | None = None,
         masked_slots: int | None = None,
         depth: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if target not in TARGETS:
             raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
-        self.feeding = Feeding.of_type(model) if isinstance(model, str) else Feeding.of_config(model)
-        if gather_heads and target == "flash":
+        self.feeding = feeding_of(model)
+        if gather_heads and sequence_labels is not None:
+            raise InputError(
+                f"sequence_labels = {sequence_labels!r}: gather_heads is for pretraining; leave one of both out"
+            )
+        if (gather_heads or sequence_labels is not None) and target == "flash":
             raise InputError("gather_heads: heads gather from packs, and target flash has none; leave gather_heads out")
-        if target in ("transformers-4", "optimum-habana") and self.feeding.window is not None:
+        if target in ("transformers-4", "optimum-habana") and self.feeding.has_window:
             raise InputError(
                 f"target = {target!r}: one 3-D mask cannot serve layers with a window; use transformers-5 or flex"
             )
         self.target, self.gather_heads, self.masked_slots, self.depth = target, gather_heads, masked_slots, depth
-        self.dtype = dtype
+        self.sequence_labels, self.dtype = sequence_labels, dtype
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         """A batch of rows, whole numbers int64.
@@ -83,6 +92,10 @@ class PackCollator:
         """
         if self.gather_heads and "labels" not in rows[0]:
             raise InputError(f"gather_heads: the packs have no labels, but {', '.join(rows[0])}; leave gather_heads out")
+        if self.sequence_labels is not None and self.sequence_labels not in rows[0]:
+            raise InputError(
+                f"sequence_labels = {self.sequence_labels!r}: the packs have no such column, but {', '.join(rows[0])}"
+            )
         arrays = self._joined(rows)
         if self.target == "flash":
             return self._flattened(arrays, rows)
@@ -92,13 +105,19 @@ class PackCollator:
         if self.gather_heads:
             del batch["labels"]
             batch |= self._gathered(arrays["labels"], rows)
+        if self.sequence_labels is not None:
+            batch.pop("labels", None)
+            batch["sequence_positions"] = self._first_positions(rows)
+            batch["sequence_labels"] = self._labels_of_sequences(rows, self.sequence_labels)
         return batch | {"sequence_ids": sequence_ids_BL, "seq_lens": self._per_sequence(rows, "seq_lens", 0)}
 
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """The columns with a value per token, int64 [B, L], as this model takes them."""
-        names = [name for name in _TOKEN_COLUMNS if name in rows[0]]
+        names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays = {name: token_matrix(rows, name).astype(np.int64) for name in names}
         arrays["position_ids"] += self.feeding.position_offset
+        if not self.feeding.positions:
+            del arrays["position_ids"]
         if not self.feeding.token_types:
             arrays.pop("token_type_ids", None)
         if self.feeding.causal and "labels" in arrays:  # the first token of a sequence follows from nothing
@@ -107,19 +126,13 @@ class PackCollator:
         return arrays
 
     def _mask(self, sequence_ids_BL: torch.Tensor) -> Any:
-        window = self.feeding.window
-        if window is None:
-            return self._mask_of(sequence_ids_BL, None)
-        return {
-            "full_attention": self._mask_of(sequence_ids_BL, None),
-            "sliding_attention": self._mask_of(sequence_ids_BL, window),
-        }
-
-    def _mask_of(self, sequence_ids_BL: torch.Tensor, window: int | None) -> Any:
-        if self.target == "flex":
-            return block_mask(sequence_ids_BL, self.feeding.causal, window)
-        allowed = allowed_BLL(sequence_ids_BL, self.feeding.causal, window)
-        return additive_mask_B1LL(allowed, self.dtype) if self.target == "transformers-5" else allowed.long()
+        if self.target == "transformers-5":
+            return additive_masks(sequence_ids_BL, self.feeding, self.dtype)
+        causal, window = self.feeding.causal, self.feeding.window
+        if self.target != "flex":
+            return allowed_BLL(sequence_ids_BL, causal).long()
+        layers = {kind: block_mask(sequence_ids_BL, causal, reach) for kind, reach in self.feeding.layers.items()}
+        return layers or block_mask(sequence_ids_BL, causal, window)
 
     def _gathered(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
         rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
@@ -131,11 +144,25 @@ class PackCollator:
         positions_BQ[rows_M, slots_M] = positions_M
         masked_BQ[rows_M, slots_M] = labels_BL[rows_M, positions_M]
         gathered = {"masked_lm_positions": torch.from_numpy(positions_BQ), "masked_lm_labels": torch.from_numpy(masked_BQ)}
-        lengths_BS = self._per_sequence(rows, "seq_lens", 0)
-        gathered["sequence_positions"] = (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
+        gathered["sequence_positions"] = self._first_positions(rows)
         if "next_sentence_labels" in rows[0]:
             gathered["next_sentence_label"] = self._per_sequence(rows, "next_sentence_labels", NOT_PREDICTED)
         return gathered
+
+    def _first_positions(self, rows: Sequence[Row]) -> torch.Tensor:
+        """The first token of each sequence, int64 [B, S]; 0 where there is none."""
+        lengths_BS = self._per_sequence(rows, "seq_lens", 0)
+        return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
+
+    def _labels_of_sequences(self, rows: Sequence[Row], name: str) -> torch.Tensor:
+        """int64 [B, S] and -100 where there is no sequence; float32 and NaN for a column of other numbers."""
+        if np.issubdtype(rows[0][name].dtype, np.integer):
+            return self._per_sequence(rows, name, NOT_PREDICTED)
+        depth = self._slots("depth", self.depth, max(len(row[name]) for row in rows))
+        values = np.full((len(rows), depth), np.nan, np.float32)
+        for to, row in zip(values, rows, strict=True):
+            to[: len(row[name])] = row[name]
+        return torch.from_numpy(values)
 
     def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
         """A column with a value per sequence, int64 [B, S]."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.tables.packed_parquet import TableFiles
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
+_THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
 
 
 # --- sources of packs
@@ -146,6 +148,7 @@ class PackedDataset(IterableDataset[Row]):
     Attributes:
         packs: of an epoch, over all processes.
         update_batches: an epoch ends with a whole number of so many batches (those that are accumulated to one update).
+        loader_is_ours: whether a `PackedLoader` begins to read it.
 
     Raises:
         InputError: the folder cannot be read, or `rank` or `batch_packs` is out of its range.
@@ -173,6 +176,7 @@ class PackedDataset(IterableDataset[Row]):
                 "use fewer processes, smaller batches, or more data"
             )
         self.update_batches = 1
+        self.loader_is_ours = False
         self._epoch, self._done = 0, 0
 
     @property
@@ -242,7 +246,8 @@ class PackedDataset(IterableDataset[Row]):
         """Rows of this process (of this worker) to the end of the epoch.
 
         Raises:
-            InputError: a record is damaged; or there are several workers, and `batch_packs` is not known.
+            InputError: a record is damaged; there are several workers, and `batch_packs` is not known; or Accelerate (or a
+                `Trainer` that uses it) would deal the rows of this process to all processes once more.
         """
         worker = torch.utils.data.get_worker_info()
         if worker is not None and worker.num_workers > 1 and self.batch_packs is None:
@@ -250,6 +255,12 @@ class PackedDataset(IterableDataset[Row]):
                 f"{worker.num_workers} workers would change the order of the packs: use PackedLoader, or give PackedDataset "
                 "the batch_size of the DataLoader as batch_packs"
             )
+        processes = 1 if self.loader_is_ours else _processes_of_accelerate()
+        if processes > 1:
+            raise InputError(f"{processes} processes: Accelerate would deal the packs out twice; {_THE_WAY}")
+        return self._rows(worker)
+
+    def _rows(self, worker: Any) -> Iterator[Row]:
         self.begin()
         epoch, batch = self._epoch, self.batch
         rows = self.batches_left * batch
@@ -278,7 +289,13 @@ class PackedLoader(DataLoader[Any]):
 
     Raises:
         InputError: an epoch would have no batch, or workers are to be persistent.
+
+    `accelerator.prepare` leaves it as it is: each process has its share already. `save_state` and `load_state` of Accelerate
+    keep its position.
     """
+
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True  # so Accelerate asks it for its state
 
     def __init__(
         self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Row]], Any], **options: Any
@@ -297,10 +314,20 @@ class PackedLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size=batch_packs, collate_fn=collate, drop_last=True, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches to the end of the epoch."""
+        """Batches to the end of the epoch.
+
+        Raises:
+            InputError: the data set is the share of another process.
+        """
+        _check_process(self._packs)
         self._packs.begin()
         batches = self._packs.batches_left
-        for number, batch in enumerate(super().__iter__(), 1):
+        self._packs.loader_is_ours = True
+        try:
+            iterator = super().__iter__()
+        finally:
+            self._packs.loader_is_ours = False
+        for number, batch in enumerate(iterator, 1):
             if self.num_workers > 0:
                 self._packs.note_batch(number == batches)
             yield batch
@@ -325,3 +352,22 @@ class PackedLoader(DataLoader[Any]):
 def _check_batch(batch_packs: int | None) -> None:
     if batch_packs is not None and batch_packs < 1:
         raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
+
+
+def _processes_of_accelerate() -> int:
+    """How many processes Accelerate has, where it is in use."""
+    state = sys.modules.get("accelerate.state")
+    return state.PartialState().num_processes if state is not None and state.is_initialized() else 1
+
+
+def _check_process(dataset: PackedDataset) -> None:
+    """Refuse to read in every process what one is to read."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    reads_all = dataset.world_size == 1 and processes > 1
+    if reads_all or (dataset.world_size == processes and dataset.rank != rank):
+        raise InputError(
+            f"PackedDataset is the share of process {dataset.rank} of {dataset.world_size}, and this is process {rank} of "
+            f"{processes}; {_THE_WAY}"
+        )

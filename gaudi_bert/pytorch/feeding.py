@@ -1,8 +1,8 @@
-"""What a type of model needs to be fed packs: positions, inputs, and which token may attend to which.
+"""How a model is fed packs: its positions, its inputs, and which token may attend to which. `asking.py` finds it out.
 
 RoBERTa and its descendants number positions from padding_idx + 1, so the positions of a pack, which begin at 0, are moved;
-left at 0 they would select other embeddings than the same sequence gets alone, without an error. ModernBERT's layers with a
-window need a mask of their own.
+left at 0 they would select other embeddings than the same sequence gets alone, without an error. Layers with a window need
+a mask of their own.
 
 Two tokens of a pack may attend to each other where their sequence numbers are equal (in a causal model: to what is not
 later; in a layer with a window: to what is not farther). Padding has the number 0 and attends to padding, so no row of a
@@ -13,75 +13,37 @@ Letters: B packs, L positions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gaudi_bert.common.errors import InputError
-
-_OFFSET_BY_PADDING = frozenset(
-    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text"}
-)
-_USUAL_PADDING = 1
-_WITHOUT_TOKEN_TYPES = frozenset({"distilbert", "modernbert", "gpt2", "mpnet"}) | _OFFSET_BY_PADDING
-_CAUSAL = frozenset({"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "opt", "phi"})
-_MODEL_TYPES = tuple(sorted({"bert", "electra", "distilbert", "modernbert"} | _OFFSET_BY_PADDING | _CAUSAL))
-"""The types whose feeding is known; the probe shows whether it is right for another."""
-
-_USUAL_WINDOW = 64
-
 
 @dataclass(frozen=True)
 class Feeding:
-    """How a type of model is fed.
+    """How a model is fed.
 
     Attributes:
         position_offset: the position of a sequence's first token.
+        positions: whether it takes `position_ids`.
         token_types: whether it takes `token_type_ids`.
         causal: whether a token may attend only to what is not later.
-        window: how far layers of local attention see; None without such layers.
+        window: how far all layers see (1: the next token); None without a limit.
+        layers: the same for each kind of layer, by the name that the model's masks have; empty where one mask serves all.
     """
 
     position_offset: int = 0
+    positions: bool = True
     token_types: bool = True
     causal: bool = False
     window: int | None = None
+    layers: Mapping[str, int | None] = field(default_factory=dict)
 
-    @classmethod
-    def of_type(cls, model_type: str) -> Feeding:
-        """For a `model_type` of `transformers`, with its usual settings.
-
-        Raises:
-            InputError: the type is not known.
-        """
-        if model_type not in _MODEL_TYPES:
-            raise InputError(
-                f"model type {model_type!r}: known are {', '.join(_MODEL_TYPES)}; give the model's config instead"
-            )
-        return cls(
-            position_offset=_USUAL_PADDING + 1 if model_type in _OFFSET_BY_PADDING else 0,
-            token_types=model_type not in _WITHOUT_TOKEN_TYPES | _CAUSAL,
-            causal=model_type in _CAUSAL,
-            window=_USUAL_WINDOW if model_type == "modernbert" else None,
-        )
-
-    @classmethod
-    def of_config(cls, config: Any) -> Feeding:
-        """For a model's config; of types that are not known, what the config says."""
-        kind = config.model_type
-        types = getattr(config, "layer_types", None) or ()
-        causal = kind in _CAUSAL or getattr(config, "is_decoder", False)
-        padding = getattr(config, "pad_token_id", None)
-        return cls(
-            position_offset=(_USUAL_PADDING if padding is None else padding) + 1 if kind in _OFFSET_BY_PADDING else 0,
-            token_types=kind not in _WITHOUT_TOKEN_TYPES and not causal and getattr(config, "type_vocab_size", 0) > 1,
-            causal=causal,
-            window=config.sliding_window if "sliding_attention" in types else None,
-        )
-
-
-# --- masks
+    @property
+    def has_window(self) -> bool:
+        """Whether any layer sees only part of a sequence."""
+        return any(window is not None for window in (self.window, *self.layers.values()))
 
 
 def allowed_BLL(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> torch.Tensor:  # noqa: N802
@@ -107,6 +69,15 @@ def allowed_BLL(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int
 def additive_mask_B1LL(allowed: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:  # noqa: N802
     """`allowed` [B, L, L] as what is added to attention scores: 0 or the lowest number of `dtype`, [B, 1, L, L]."""
     return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
+
+
+def additive_masks(sequence_ids_BL: torch.Tensor, feeding: Feeding, dtype: torch.dtype = torch.float32) -> Any:
+    """The additive mask [B, 1, L, L] of packs, or one for each kind of layer, by its name."""
+
+    def mask(window: int | None) -> torch.Tensor:
+        return additive_mask_B1LL(allowed_BLL(sequence_ids_BL, feeding.causal, window), dtype)
+
+    return {kind: mask(window) for kind, window in feeding.layers.items()} or mask(feeding.window)
 
 
 def block_mask(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> Any:

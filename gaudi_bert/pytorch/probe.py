@@ -4,77 +4,73 @@ Packs of random tokens go through the model, and each of their sequences alone; 
 one sequence of each pack are changed, and the outputs of the others must stay the same. The first finds wrong positions and
 windows, the second finds every leak, even where something else is wrong too.
 
-The sequences are longer than the windows of local attention, where the model's positions allow it.
+The sequences are longer than the windows of local attention: a longer window is set to `WINDOW` while the model is tried.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
 from gaudi_bert.pytorch.rows import Row
-
-ALONE_BOUND = 1e-5
-"""Allowed difference between packed and alone, of the largest output or 1, whichever is larger."""
-NEIGHBOUR_BOUND = 1e-6
-"""The same for what a changed neighbour may change."""
-
-LENGTH = 256
-_SHARES = ((0.38, 0.31, 0.24), (0.55, 0.4), (0.97,))
-_REFUSALS = (
-    InputError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    ImportError,
-    AssertionError,
+from gaudi_bert.pytorch.small_copy import window_settings
+from gaudi_bert.pytorch.trial import (
+    ALONE_BOUND,
+    MODEL_ERRORS,
+    NEIGHBOUR_BOUND,
+    alone_outputs,
+    largest_difference,
+    one_line,
+    outputs_of,
+    random_packs,
+    scale_of,
+    sequences_of,
+    uncompiled,
 )
 
+LENGTH, WINDOW = 256, 64
 
-def _additive(model: Any, rows: list[Row], **changes: Any) -> dict[str, Any]:
+
+def _additive(feeding: Feeding, rows: list[Row], **changes: Any) -> dict[str, Any]:
     """The batch of target transformers-5, with some inputs replaced."""
-    return {**PackCollator("transformers-5", model.config)(rows), **changes}
+    return {**PackCollator("transformers-5", feeding)(rows), **changes}
 
 
-def _positions_only(model: Any, rows: list[Row]) -> dict[str, Any]:
-    return _additive(model, rows, attention_mask=None)
+def _positions_only(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
+    return _additive(feeding, rows, attention_mask=None)
 
 
-def _numbers(model: Any, rows: list[Row]) -> dict[str, Any]:
-    batch = _additive(model, rows)
+def _numbers(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
+    batch = _additive(feeding, rows)
     return {**batch, "attention_mask": batch["sequence_ids"]}
 
 
-def _bool_mask(model: Any, rows: list[Row]) -> dict[str, Any]:
-    batch = _additive(model, rows)
-    allowed = allowed_BLL(batch["sequence_ids"], Feeding.of_config(model.config).causal)
-    return {**batch, "attention_mask": allowed.unsqueeze(1)}
+def _bool_mask(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
+    batch = _additive(feeding, rows)
+    return {**batch, "attention_mask": allowed_BLL(batch["sequence_ids"], feeding.causal).unsqueeze(1)}
 
 
-def _positions_from_0(model: Any, rows: list[Row]) -> dict[str, Any]:
-    batch = _additive(model, rows)
-    return {**batch, "position_ids": batch["position_ids"] - Feeding.of_config(model.config).position_offset}
+def _positions_from_0(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
+    batch = _additive(feeding, rows)
+    return {**batch, "position_ids": batch["position_ids"] - feeding.position_offset} if feeding.positions else batch
 
 
-def _target(name: str) -> Callable[[Any, list[Row]], dict[str, Any]]:
-    return lambda model, rows: PackCollator(name, model.config)(rows)
+def _target(name: str) -> Callable[[Feeding, list[Row]], dict[str, Any]]:
+    return lambda feeding, rows: PackCollator(name, feeding)(rows)
 
 
-WAYS: dict[str, Callable[[Any, list[Row]], dict[str, Any]]] = {
+WAYS: dict[str, Callable[[Feeding, list[Row]], dict[str, Any]]] = {
     **{target: _target(target) for target in TARGETS if target != "optimum-habana"},
     "positions only": _positions_only,
     "2-D mask of sequence numbers": _numbers,
@@ -164,92 +160,57 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
         seed: of the tokens.
 
     Raises:
-        InputError: an unknown way, or a model whose output is not one vector per token.
+        InputError: an unknown way, a model whose output is not one vector per token, or one that no packs can be fed to.
     """
     names = list(WAYS) if ways is None else list(ways)
     check_ways(names)
     model = model.eval()
-    rows, changed = _packs(model.config, seed)
-    with torch.no_grad(), _uncompiled():
-        alone = _alone(model, rows)
-        return [_probe(model, name, rows, changed, alone) for name in names]
+    with torch.no_grad(), uncompiled(), _short_windows(model):
+        feeding = feeding_of(model)
+        rows, changed = random_packs(model.config, _length(model.config, feeding), seed)
+        alone = alone_outputs(model, feeding, rows)
+        return [_probe(model, feeding, name, rows, changed, alone) for name in names]
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Without compilation, which flex attention does for every length; what is tried is the mask, not the kernel."""
-    if hasattr(torch.compiler, "set_stance"):  # from 2.6 on
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
-
-
-def _packs(config: Any, seed: int) -> tuple[list[Row], list[Row]]:
-    """Packs of random tokens, and the same with all tokens of the first sequence of each changed."""
-    feeding = Feeding.of_config(config)
-    most = int(getattr(config, "max_position_embeddings", None) or LENGTH)
+def _length(config: Any, feeding: Feeding) -> int:
+    most = int(getattr(config.get_text_config(), "max_position_embeddings", None) or LENGTH)
     length = min(LENGTH, most - feeding.position_offset)
     if length < 16:
         raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
-    random = np.random.default_rng(seed)
-    rows: list[Row] = []
-    changed: list[Row] = []
-    low = min(5, config.vocab_size // 2)  # not one of the first, which are special
-    for shares in _SHARES:
-        lengths = np.array([int(share * length) for share in shares])
-        numbers = np.repeat(np.arange(1, len(lengths) + 1), lengths)
-        pads = length - len(numbers)
-        ids = random.integers(low, config.vocab_size, len(numbers))
-        row = {
-            "input_ids": np.pad(ids, (0, pads)),
-            "token_type_ids": np.pad(np.concatenate([np.arange(n) >= n // 2 for n in lengths]).astype(int), (0, pads)),
-            "position_ids": np.concatenate([np.arange(n) for n in (*lengths, pads)]),
-            "sequence_ids": np.pad(numbers, (0, pads)),
-            "seq_lens": lengths,
-        }
-        other = low + (ids - low + 1) % (config.vocab_size - low)
-        rows.append(row)
-        changed.append({**row, "input_ids": np.pad(np.where(numbers == 1, other, ids), (0, pads))})
-    return rows, changed
+    return length
 
 
-def _alone(model: Any, rows: list[Row]) -> list[torch.Tensor]:
-    """The outputs of each sequence in a batch of its own, fed as everybody feeds a sequence."""
-    feeding, outputs = Feeding.of_config(model.config), []
-    for row in rows:
-        for number in range(1, len(row["seq_lens"]) + 1):
-            chosen = row["sequence_ids"] == number
-            inputs = {"input_ids": row["input_ids"][chosen]}
-            if feeding.token_types:
-                inputs["token_type_ids"] = row["token_type_ids"][chosen]
-            outputs.append(_outputs(model, {name: torch.tensor(values)[None] for name, values in inputs.items()})[0])
-    return outputs
-
-
-def _outputs(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """The first output, one vector for each token."""
-    output = model(**batch)[0]
-    if output.ndim != 3 or output.shape[:2] != batch["input_ids"].shape:
-        raise InputError(
-            f"{type(model).__name__}: its output is not one vector per token; give an encoder or a causal model"
-        )
-    return output.float()
-
-
-def _probe(model: Any, way: str, rows: list[Row], changed: list[Row], alone: list[torch.Tensor]) -> Finding:
-    feed = WAYS["transformers-4" if way == "optimum-habana" else way]
-    scale = max(1.0, *(float(output.abs().max()) for output in alone))
+@contextmanager
+def _short_windows(model: Any) -> Iterator[None]:
+    """While this lasts, no layer of the model sees farther than `WINDOW` tokens, if it has a window at all."""
+    settings = window_settings(model.config)
+    settings += [
+        (module, "sliding_window", module.sliding_window)
+        for module in model.modules()
+        if type(getattr(module, "sliding_window", None)) is int
+    ]
+    shortened = [(owner, name, value) for owner, name, value in settings if type(value) is int and value > 2 * WINDOW]
+    for owner, name, _ in shortened:
+        setattr(owner, name, WINDOW)
     try:
-        before, after = (_sequences(_outputs(model, model_inputs(feed(model, each))), rows) for each in (rows, changed))
-    except _REFUSALS as error:
-        return Finding(way, refusal=" ".join(f"{type(error).__name__}: {error}".split())[:120])
-    difference = max(float((one - other).abs().max()) for one, other in zip(before, alone, strict=True))
-    is_first = [number == 0 for row in rows for number in range(len(row["seq_lens"]))]
-    moved = [(one - two).abs().max() for one, two, first in zip(before, after, is_first, strict=True) if not first]
-    return Finding(way, difference, float(max(moved)), scale)
+        yield
+    finally:
+        for owner, name, value in shortened:
+            setattr(owner, name, value)
 
 
-def _sequences(outputs: torch.Tensor, rows: list[Row]) -> list[torch.Tensor]:
-    """The outputs of each sequence, of packs [B, L, H] or of one flattened row [1, T, H]."""
-    lengths = [row["seq_lens"].tolist() for row in rows]
-    if outputs.shape[0] == 1:
-        return list(outputs[0].split([length for row in lengths for length in row]))
-    return [part for output, row in zip(outputs, lengths, strict=True) for part in output[: sum(row)].split(row)]
+def _probe(
+    model: Any, feeding: Feeding, way: str, rows: list[Row], changed: list[Row], alone: list[torch.Tensor]
+) -> Finding:
+    feed = WAYS["transformers-4" if way == "optimum-habana" else way]
+    try:
+        before, after = (
+            sequences_of(outputs_of(model, model_inputs(feed(feeding, each))), rows) for each in (rows, changed)
+        )
+    except MODEL_ERRORS as error:
+        return Finding(way, refusal=one_line(error))
+    others = [number > 0 for row in rows for number in range(len(row["seq_lens"]))]  # the first of each pack was changed
+    moved = largest_difference(
+        *([each for each, other in zip(all_of, others, strict=True) if other] for all_of in (before, after))
+    )
+    return Finding(way, largest_difference(before, alone), moved, scale_of(alone))

@@ -134,7 +134,7 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
     refusals = {
         "gather_heads: the packs have no labels, but input_ids": lambda: PackCollator(gather_heads=True)(unlabelled),
         "target = 'flush': one of transformers-5": lambda: PackCollator("flush"),
-        "model type 'bort': known are": lambda: PackCollator(model="bort"),
+        "model type 'bort': transformers does not know it": lambda: PackCollator(model="bort"),
         "one 3-D mask cannot serve layers with a window": lambda: PackCollator("optimum-habana", "modernbert"),
         "target flash has none": lambda: PackCollator("flash", gather_heads=True),
         "masked_slots = 2: a pack of this batch needs 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),

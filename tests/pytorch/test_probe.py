@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra 
 pytest.importorskip("transformers")
 
 from gaudi_bert.pytorch import probe_model  # noqa: E402
-from gaudi_bert.pytorch.probe import ALONE_BOUND  # noqa: E402
+from gaudi_bert.pytorch.trial import ALONE_BOUND  # noqa: E402
 from tests.builders.torch_models import MODELS, small_model  # noqa: E402
 
 ENCODERS = ("bert", "roberta", "distilbert", "modernbert")
