@@ -96,6 +96,7 @@ def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tupl
         )
     lower_bound = -(-tokens // schema.max_sequence_length)
     return Metadata(
+        format_version=1,
         tool_version="predecessor",
         max_sequence_length=schema.max_sequence_length,
         max_predictions=schema.max_predictions,
@@ -103,6 +104,7 @@ def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tupl
         depth=schema.depth,
         seed=0,
         algorithm="nnls",
+        vocabulary=None,
         sequences=counts.sequences,
         packs=counts.packs,
         tokens=tokens,
