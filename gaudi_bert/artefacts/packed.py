@@ -254,6 +254,8 @@ class Verification(_Verified):
         """The verification of a folder with this metadata; only reading its data tells the fingerprint and the mixing."""
         packs = [shard.packs for shard in metadata.shards]
         dropped, batch = dropped_packs(metadata.packs), mixing_batch_packs(packs)
+        batches = sum(count // batch for count in packs)
+        mixing = mixing if tells_mixing(batch, batches) else None
         return cls(
             sequences=metadata.sequences,
             tokens=metadata.tokens,
@@ -265,7 +267,7 @@ class Verification(_Verified):
             most_dropped_packs=max(dropped.values()),
             dropped_packs={str(workers): count for workers, count in dropped.items()},
             mixing=mixing,
-            fairly_mixed=is_fair(mixing, sum(count // batch for count in packs)),
+            fairly_mixed=is_fair(mixing, batches),
             mixing_batch_packs=batch,
         )
 
@@ -279,6 +281,7 @@ class Verification(_Verified):
 # A folder with one strategy per file (as the predecessor wrote) varies many times more.
 
 _FAIR_RATIO = 1.2
+_FEWEST_BATCHES = 20
 _MOST_WORKERS = 32
 
 
@@ -286,6 +289,11 @@ def mixing_batch_packs(packs: Sequence[int]) -> int:
     """The largest batch, a power of two up to 256, of which the median shard holds at least four."""
     median = sorted(packs)[len(packs) // 2] if packs else 0
     return int(2 ** min(8, max(0, int(math.log2(max(1, median // 4))))))
+
+
+def tells_mixing(batch_packs: int, batches: int) -> bool:
+    """Whether so many batches can tell how well they are mixed."""
+    return batch_packs >= 2 and batches >= _FEWEST_BATCHES
 
 
 def is_fair(ratio: float | None, batches: int) -> bool:

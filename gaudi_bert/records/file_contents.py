@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.packed import tells_mixing
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.records.fingerprint import CLASSES, PackSizes, ScannedPacks, add_hashes, hash_unpacked, scan_packed
 from gaudi_bert.records.read.scan import PIECE_BYTES, RecordScan, UnpackedFormat
@@ -139,8 +140,6 @@ def sum_pieces(pieces: Iterator[tuple[RecordScan, _Piece]]) -> SequenceSums:
 
 # --- how well the packs of a shard are mixed (see `artefacts.packed`)
 
-_FEWEST_BATCHES = 20
-
 
 @dataclass
 class Mixing:
@@ -168,7 +167,7 @@ class Mixing:
     @property
     def ratio(self) -> float | None:
         """Standard deviation of sequences per batch over that of independent draws; None where it cannot be told."""
-        if self.batches < _FEWEST_BATCHES or self.batch_packs < 2:
+        if not tells_mixing(self.batch_packs, self.batches):
             return None
         pack_variance = self.pack_squares / self.packs - (self.pack_sum / self.packs) ** 2
         batch_variance = self.batch_squares / self.batches - (self.batch_sum / self.batches) ** 2
