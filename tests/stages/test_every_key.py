@@ -83,9 +83,7 @@ class Unprovable(NamedTuple):
     reason: str
 
 
-SEED = Unprovable(
-    {"other", "half", "zero", "negative", "huge"}, "any seed deals the sequences to the packs, and no file holds both"
-)
+SEED = Unprovable({"other", "half", "zero", "negative", "huge"}, "with any seed the packs are as good")
 NAME = Unprovable({"other", "text"}, "a name that nothing is computed from")
 SETTING = "a setting: with other values too the plan packs every sequence, within its limits"
 PRICES = "proven by simpler sums, or by other prices as well: any prices that prove the bound are a proof"
@@ -140,9 +138,9 @@ def changes_of(content: Any, path: tuple[str | int, ...] = ()) -> Iterator[Chang
         for way, change in WAYS.items():
             new = change(content)
             in_list = bool(path) and isinstance(path[-1], int)
-            if (path or way == "key added") and new is not _NO_CHANGE and not (new is _GONE and in_list):
-                if type(new) is not type(content) or new != content:
-                    yield Change(path, way)
+            fits = (path or way == "key added") and new is not _NO_CHANGE and not (new is _GONE and in_list)
+            if fits and (type(new) is not type(content) or new != content):
+                yield Change(path, way)
     if isinstance(content, dict):
         for key, value in content.items():
             yield from changes_of(value, (*path, key))
@@ -195,7 +193,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hold_to_the_list(workdir: Path, file: str, read: Callable[[], object]) -> None:
-    """Change a file in each way, one at a time: `read` fails, or the change is listed. And each entry of the list is needed."""
+    """Change a file in each way, one at a time: `read` fails, or the change is listed; and none is listed in vain."""
     path = next(folder / Path(file).name for folder in (workdir, workdir / "packed") if (folder / Path(file).name).exists())
     before = path.read_bytes()
     content, unprovable = json.loads(before), UNPROVABLE[file]
