@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.packed import (
     manifest_path,
 )
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, names_in
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
@@ -75,7 +75,8 @@ def verify_table(
         check_shards(folder, metadata)
         sizes = {file: file.stat().st_size for file in table_files(table).files}
         prove = partial(_prove, table, folder, metadata, reporter, workers)
-        return verify_folder(folder, metadata, sizes, TableVerification, prove, reporter=reporter, overwrite=overwrite)
+        again = overwrite or is_mirrored(folder)  # a store counts whole seconds, and a copied table is always new
+        return verify_folder(folder, metadata, sizes, TableVerification, prove, reporter=reporter, overwrite=again)
 
 
 def _prove(
