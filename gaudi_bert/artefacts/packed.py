@@ -89,14 +89,7 @@ class _PackedTotals(Artefact):
         cls, groups: Sequence[GroupManifest] | Sequence[TableGroupManifest], lower_bound: int, /, **others: Any
     ) -> Self:
         """The metadata of these groups; `others` are the keys that do not follow from them."""
-        packs = sum(group.packs for group in groups)
-        figures = PackingFigures(
-            sequences=sum(group.sequences for group in groups),
-            packs=packs,
-            tokens=sum(group.tokens for group in groups),
-            slots=packs * others["max_sequence_length"],
-            lower_bound=lower_bound,
-        )
+        figures = PackingFigures.total(groups, others["max_sequence_length"], lower_bound)
         others["shards"] = tuple(shard for group in groups for shard in group.shards)
         others["histogram"] = tuple(sum(column) for column in zip(*(group.counts for group in groups), strict=True))
         return cls(**{"format_version": 1, **others}, **figures.stored())
@@ -211,18 +204,21 @@ class _Verified(Figures):
 
     file_name = VERIFICATION_NAME
     remedy = "remove it and verify again"
+    only_read: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def read_of(cls, path: Path, metadata: Any) -> Self:
         """The verification of a folder with this metadata, which a false one does not go with."""
         stored = cls.read(path)
-        difference = first_difference(stored, stored.by(metadata), METADATA_NAME)
+        kept = {key: getattr(stored, key) for key in cls.only_read}
+        difference = first_difference(stored, cls.of(metadata, **kept), METADATA_NAME)
         if difference is not None:
             raise InputError(f"{cls.path_in(path)}: {difference}; {cls.remedy}")
         return stored
 
-    def by(self, metadata: Any) -> Self:
-        """What it would be for this metadata; what only reading the data tells is kept."""
+    @classmethod
+    def of(cls, *args: Any, **only_read: Any) -> Self:
+        """The verification of a folder with this metadata; `only_read` are the keys that only reading the data tells."""
         raise NotImplementedError
 
 
@@ -249,6 +245,8 @@ class Verification(_Verified):
     fairly_mixed: bool
     mixing_batch_packs: Positive
 
+    only_read = ("fingerprint", "mixing")
+
     @classmethod
     def of(cls, metadata: Metadata, fingerprint: str, mixing: float | None) -> Self:
         """The verification of a folder with this metadata; only reading its data tells the fingerprint and the mixing."""
@@ -270,10 +268,6 @@ class Verification(_Verified):
             fairly_mixed=is_fair(mixing, batches),
             mixing_batch_packs=batch,
         )
-
-    def by(self, metadata: Metadata) -> Self:
-        """As the base says."""
-        return self.of(metadata, self.fingerprint, self.mixing)
 
 
 # How even the shards are, and whether any batch is a fair sample of the data: the number of sequences in a batch of b packs
@@ -457,10 +451,6 @@ class TableVerification(_Verified):
         copied = ("format", "rows", "sequences", "tokens", "packs", "groups", "index_only", "too_long")
         columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
         return cls(**{key: getattr(metadata, key) for key in copied}, shards=len(metadata.shards), columns=columns)
-
-    def by(self, metadata: TableMetadata) -> Self:
-        """As the base says."""
-        return self.of(metadata)
 
 
 def _is_of_table(path: Path) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -43,19 +43,12 @@ from gaudi_bert.records.files import RecordFile, RecordInputs, open_inputs
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.scan import map_files, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
-from gaudi_bert.stages.packed_proof import (
-    Proof,
-    check_bound,
-    check_crc32c,
-    check_inputs,
-    check_shards,
-    read_manifest,
-    shards_of_groups,
-    verify_folder,
-)
+from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
 
-Progress = Callable[[int], None]
+File = TypeVar("File", RecordFile, Shard)
+Entry = TypeVar("Entry", InputFile, Shard)
+Pieces = Iterator[tuple[Any, Any]]
 
 
 def verify(
@@ -75,12 +68,12 @@ def verify(
     with mirrored(packed, store) as folder, open_inputs(records, Objects(store)) as inputs:
         fetch(folder / METADATA_NAME)
         metadata = read_metadata(folder)
-        check_shards(folder, metadata)
+        proof.check_shards(folder, metadata)
         if not (folder / METADATA_NAME).exists():  # the predecessor's: we write nothing into it
             return Made(_compare(inputs, folder, metadata, reporter, workers).verification(metadata, reporter))
         sizes = {file.path: file.bytes for file in inputs.files}
         prove = partial(_prove, inputs, folder, metadata, reporter, workers)
-        return verify_folder(folder, metadata, sizes, Verification, prove, reporter=reporter, overwrite=overwrite)
+        return proof.verify_folder(folder, metadata, sizes, Verification, prove, reporter=reporter, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -116,11 +109,11 @@ class _Contents:
 
 def _prove(
     inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
-) -> Proof[Verification]:
+) -> proof.Proof[Verification]:
     """Compare the sequences of both sides, and make the manifests and the metadata anew from what was read."""
-    groups = shards_of_groups(packed, metadata)
+    groups = proof.shards_of_groups(packed, metadata)
     contents = _compare(inputs, packed, metadata, reporter, workers)
-    check_inputs(packed, metadata, contents.inputs)
+    proof.check_inputs(packed, metadata, contents.inputs)
     plan_sha256 = _plan_sha256(packed)
     counts = [contents.counts[_group_of(shards[0])] for shards in groups]
     manifests = [
@@ -135,7 +128,7 @@ def _prove(
         for number, shards in enumerate(groups)
     ]
     path = packed / METADATA_NAME
-    check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
+    proof.check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
     right = Metadata.of_groups(
         manifests,
         metadata.lower_bound,
@@ -145,7 +138,7 @@ def _prove(
         # The sizes are those of every record that was read; the others nothing tells but that they are stored.
         **{key: getattr(metadata, key) for key in Metadata.planned},
     )
-    return Proof(manifests, right, contents.verification(right, reporter))
+    return proof.Proof(manifests, right, contents.verification(right, reporter))
 
 
 def _group_of(shard: Shard) -> str:
@@ -158,83 +151,62 @@ def _plan_sha256(packed: Path) -> str:
     path = settings_path(packed)
     fetch(path)
     stored = read_signature(path).inputs.get("plan_sha256") if path.exists() else None
-    return stored if isinstance(stored, str) else read_manifest(GroupManifest, packed, 0).plan_sha256
+    return stored if isinstance(stored, str) else proof.read_manifest(GroupManifest, packed, 0).plan_sha256
 
 
 def _compare(inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None) -> _Contents:
     """Read both sides; a sequence that is not on both is named."""
-    schema, unpacked, repacked = UnpackedSchema.of(metadata), SequenceSums(), SequenceSums()
+    schema, packed_schema = UnpackedSchema.of(metadata), PackedSchema.of(metadata)
+    unpacked, repacked, length = SequenceSums(), SequenceSums(), metadata.max_sequence_length
     mixing = Mixing(mixing_batch_packs([shard.packs for shard in metadata.shards]))
+    paths = [packed / shard.name for shard in metadata.shards]
+    counts = {_group_of(shard): np.zeros(length, np.int64) for shard in metadata.shards}
+
+    def take_input(file: RecordFile, sums: SequenceSums) -> InputFile:
+        unpacked.add(sums)
+        return InputFile(name=file.name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+
+    def take_shard(shard: Shard, sums: SequenceSums) -> Shard:
+        proof.check_crc32c(packed / shard.name, shard, sums.file_crc32c, metadata.remedy)
+        repacked.add(sums)
+        mixing.add(sums.pack_sizes)
+        counts[_group_of(shard)] += sums.lengths[1 : length + 1]
+        return Shard(name=shard.name, packs=sums.pack_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+
     total = sum(file.bytes for file in inputs.files) + sum(shard.bytes for shard in metadata.shards)
     with reporter.task("verify", total, "bytes") as task:
-        present = _read_inputs(inputs, schema, unpacked, workers, task.advance)
-        shards, counts = _read_shards(packed, metadata, repacked, mixing, workers, task.advance)
-    if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
-        paths = [packed / shard.name for shard in metadata.shards]
-        with (
-            read_ahead([inputs.paths]) as records,
-            records.batch(0),
-            read_ahead([paths]) as shards_too,
-            shards_too.batch(0),
-        ):
-            difference = _describe_difference(inputs.files, schema, packed, metadata, unpacked, repacked, workers)
-        raise FailedError(f"{packed}: {difference}")
-    return _Contents(present, shards, counts, repacked, mixing)
-
-
-def _read_inputs(
-    inputs: RecordInputs, schema: UnpackedSchema, total: SequenceSums, workers: int | None, progress: Progress
-) -> tuple[InputFile, ...]:
-    """Add all input files to `total`; the files as they are."""
-    lock, files = threading.Lock(), inputs.files
-    with read_ahead([[path] for path in inputs.paths], worker_count(workers, len(files))) as batches:
-
-        def read(number: int, buffer: ByteArray) -> InputFile:
-            with batches.batch(number):
-                sums = sum_pieces(unpacked_pieces(files[number].path, schema, buffer, progress))
-            with lock:
-                total.add(sums)
-            return InputFile(name=files[number].name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
-
-        return tuple(map_files(read, range(len(files)), workers))
-
-
-def _read_shards(
-    packed: Path,
-    metadata: Metadata,
-    total: SequenceSums,
-    mixing: Mixing,
-    workers: int | None,
-    progress: Progress,
-) -> tuple[dict[str, Shard], dict[str, IntArray]]:
-    """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata; see `_Contents`."""
-    lock, schema, length = threading.Lock(), PackedSchema.of(metadata), metadata.max_sequence_length
-    counts = {_group_of(shard): np.zeros(length, np.int64) for shard in metadata.shards}
-    paths = {shard.name: packed / shard.name for shard in metadata.shards}
-
-    def read_shard(shard: Shard, buffer: ByteArray) -> Shard:
-        path = paths[shard.name]
+        read = partial(unpacked_pieces, schema=schema, progress=task.advance)
+        present = _read_files(inputs.files, inputs.paths, read, take_input, workers)
+        read = partial(packed_pieces, schema=packed_schema, progress=task.advance)
         try:
-            sums = sum_pieces(packed_pieces(path, schema, buffer, progress) if shard.bytes else iter(()))
+            shards = _read_files(metadata.shards, paths, read, take_shard, workers)
         except InputError as error:
             raise FailedError(str(error)) from error
-        check_crc32c(path, shard, sums.file_crc32c, metadata.remedy)
-        packs = sums.pack_sizes.size
-        if packs != shard.packs:
-            raise FailedError(f"{path}: {packs} packs, metadata.json says {shard.packs}; {metadata.remedy}")
-        with lock:
-            total.add(sums)
-            mixing.add(sums.pack_sizes)
-            counts[_group_of(shard)] += sums.lengths[1 : length + 1]
-        return Shard(name=shard.name, packs=packs, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+    if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
+        with read_ahead([inputs.paths]) as one, one.batch(0), read_ahead([paths]) as other, other.batch(0):
+            difference = _describe_difference(inputs.files, schema, packed, metadata, unpacked, repacked, workers)
+        raise FailedError(f"{packed}: {difference}")
+    return _Contents(tuple(present), {shard.name: shard for shard in shards}, counts, repacked, mixing)
 
-    with read_ahead([[path] for path in paths.values()], worker_count(workers, len(paths))) as batches:
 
-        def read(number: int, buffer: ByteArray) -> Shard:
+def _read_files(
+    files: Sequence[File],
+    paths: Sequence[Path],
+    read: Callable[..., Pieces],
+    take: Callable[[File, SequenceSums], Entry],
+    workers: int | None,
+) -> list[Entry]:
+    """What `take` makes of each file and its sums, one at a time; a store's files are fetched shortly before."""
+    lock = threading.Lock()
+    with read_ahead([[path] for path in paths], worker_count(workers, len(paths))) as batches:
+
+        def read_file(number: int, buffer: ByteArray) -> Entry:
             with batches.batch(number):
-                return read_shard(metadata.shards[number], buffer)
+                sums = sum_pieces(read(paths[number], buffer=buffer) if files[number].bytes else iter(()))
+            with lock:
+                return take(files[number], sums)
 
-        return dict(zip(paths, map_files(read, range(len(paths)), workers), strict=True)), counts
+        return map_files(read_file, range(len(paths)), workers)
 
 
 # --- the second pass: which sequences are missing, doubled or changed
@@ -291,7 +263,7 @@ def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArra
 
 def _collect(
     items: Sequence[Any],
-    open_pieces: Callable[[Any, ByteArray], Iterator[tuple[Any, Any]]],
+    open_pieces: Callable[[Any, ByteArray], Pieces],
     classes: BoolArray,
     workers: int | None,
 ) -> IntArray:

@@ -34,16 +34,7 @@ from gaudi_bert.packing.algorithms import depth_of
 from gaudi_bert.records.tables.compare import StoredPacks, check_scalars, check_tokens, stored_packs
 from gaudi_bert.records.tables.rows import GroupRows, RowSequences, read_rows, value_codes
 from gaudi_bert.records.tables.sources import file_identity, table_files
-from gaudi_bert.stages.packed_proof import (
-    Proof,
-    check_bound,
-    check_crc32c,
-    check_inputs,
-    check_shards,
-    read_manifest,
-    shards_of_groups,
-    verify_folder,
-)
+from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.tables.table_groups import (
     GroupedTable,
@@ -72,25 +63,25 @@ def verify_table(
     with local_copy(source, store) as table, mirrored(packed, store) as folder:
         fetch(*(folder / name for name in names_in(folder)))
         metadata = TableMetadata.read(folder)
-        check_shards(folder, metadata)
+        proof.check_shards(folder, metadata)
         sizes = {file: file.stat().st_size for file in table_files(table).files}
         prove = partial(_prove, table, folder, metadata, reporter, workers)
         again = overwrite or is_mirrored(folder)  # a store counts whole seconds, and a copied table is always new
-        return verify_folder(folder, metadata, sizes, TableVerification, prove, reporter=reporter, overwrite=again)
+        return proof.verify_folder(folder, metadata, sizes, TableVerification, prove, reporter=reporter, overwrite=again)
 
 
 def _prove(
     source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
-) -> Proof[TableVerification]:
+) -> proof.Proof[TableVerification]:
     """Compare both sides group by group, and make the manifests and the metadata anew from what was read."""
     path = settings_path(packed)
     signature = read_signature(path)
     settings = section_from_mapping(TableSettings, signature.settings, str(path))
     inputs = {file.name: file_identity(file) for file in table_files(source).files}
-    check_inputs(packed, metadata, [InputFile(name=name, **identity) for name, identity in inputs.items()])
+    proof.check_inputs(packed, metadata, [InputFile(name=name, **identity) for name, identity in inputs.items()])
     if signature.inputs != inputs:
         raise FailedError(f"{path}: its inputs are not those of metadata.json; {metadata.remedy}")
-    table, shards = open_table(source, settings, reporter), shards_of_groups(packed, metadata)
+    table, shards = open_table(source, settings, reporter), proof.shards_of_groups(packed, metadata)
     if len(shards) != len(table.groups):
         raise FailedError(f"{packed}: {len(shards)} groups, the table gives {len(table.groups)}; {metadata.remedy}")
     with reporter.task("verify", table.rows, "rows") as task:
@@ -99,7 +90,7 @@ def _prove(
             manifests.append(_prove_group(packed, table, number, shards[number], settings, signature.sha256, workers))
             task.advance(manifests[-1].rows)
     right = table_metadata(table, settings, manifests, inputs, metadata.tool_version)
-    return Proof(manifests, right, TableVerification.of(right))
+    return proof.Proof(manifests, right, TableVerification.of(right))
 
 
 def _prove_group(
@@ -123,7 +114,7 @@ def _prove_group(
     for shard in shards:
         path, before = packed / shard.name, packs
         identity = file_identity(path)
-        check_crc32c(path, shard, identity["crc32c"], TableMetadata.remedy)
+        proof.check_crc32c(path, shard, identity["crc32c"], TableMetadata.remedy)
         for stored in stored_packs(path, layout):
             members = _members(stored, rows, sequences, settings, positions)
             positions[members] = seen + np.arange(members.size)
@@ -138,11 +129,11 @@ def _prove_group(
         row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
         raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
     together = _check_together(packed, rows, sequences, settings.keep_together, positions, of_pack)
-    claimed = read_manifest(TableGroupManifest, packed, number)
+    claimed = proof.read_manifest(TableGroupManifest, packed, number)
     length = settings.max_sequence_length
     counts = np.bincount(together, minlength=length + 1)[1:]
     path, depth = manifest_path(packed, number), depth_of(settings.depth, length)
-    check_bound(path, claimed.lower_bound, packs, [counts], depth, TableMetadata.remedy)
+    proof.check_bound(path, claimed.lower_bound, packs, [counts], depth, TableMetadata.remedy)
     return TableGroupManifest(
         **said_of_rows(rows, sequences, effect, settings),
         signature_sha256=signature_sha256,
