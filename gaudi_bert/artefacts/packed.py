@@ -19,7 +19,8 @@ from pydantic import Field
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.artefacts.completion import first_difference
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import read_json
 
@@ -183,22 +184,6 @@ def of_counts(counts: Sequence[int]) -> dict[str, Any]:
     return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
 
 
-def first_difference(stored: Artefact, right: Artefact, source: str) -> str | None:
-    """The first key in which what is stored is not what `source` gives, and both values; None where there is none."""
-    for key in type(right).model_fields:
-        one, other = getattr(stored, key), getattr(right, key)
-        if one == other:
-            continue
-        if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-            index = next(index for index in range(len(one)) if one[index] != other[index])
-            what = f"length {index + 1}" if isinstance(one[index], int) else f"entry {index}"
-            key, one, other = f"{key} of {what}", one[index], other[index]
-        if isinstance(one, Artefact) and isinstance(other, Artefact):
-            return f"{key}: {first_difference(one, other, source)}"
-        return f"{key} is {shortened(str(one))}, by {source} it is {shortened(str(other))}"
-    return None
-
-
 class _Verified(Figures):
     """verification.json: the result of `verify`. It lies in the verified folder, and only where the proof succeeded."""
 
@@ -211,7 +196,7 @@ class _Verified(Figures):
         """The verification of a folder with this metadata, which a false one does not go with."""
         stored = cls.read(path)
         kept = {key: getattr(stored, key) for key in cls.only_read}
-        difference = first_difference(stored, cls.of(metadata, **kept), METADATA_NAME)
+        difference = first_difference(stored.as_json(), cls.of(metadata, **kept).as_json(), "by metadata.json")
         if difference is not None:
             raise InputError(f"{cls.path_in(path)}: {difference}; {cls.remedy}")
         return stored

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
 from gaudi_bert.artefacts.packed import (
     METADATA_NAME,
     VERIFICATION_NAME,
@@ -32,18 +32,9 @@ from gaudi_bert.artefacts.packed import (
     TableMetadata,
     TableVerification,
     Verification,
-    first_difference,
     manifest_path,
 )
-from gaudi_bert.artefacts.store.mirrored_folder import (
-    fetch,
-    files_in,
-    is_mirrored,
-    last_change,
-    names_in,
-    remove,
-    shown,
-)
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, is_mirrored, last_change, names_in, remove, shown
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
@@ -134,17 +125,12 @@ def check_crc32c(path: Path, stored: Shard, crc32c: int, remedy: str) -> None:
 
 def check_inputs(packed: Path, metadata: Metadata | TableMetadata, present: Sequence[InputFile]) -> None:
     """The input files are those that were packed; otherwise the first that is new, missing or changed is named."""
-    known = {file.name: (file.bytes, file.crc32c) for file in metadata.inputs}
-    problem = None
-    for file in present:
-        if file.name not in known:
-            problem = f"input file {file.name} is not among those that were packed"
-        elif known.pop(file.name) != (file.bytes, file.crc32c):
-            problem = f"input file {file.name} has changed since it was packed"
-        if problem is not None:
-            raise FailedError(f"{packed}: {problem}; {metadata.remedy}")
-    for name in known:
-        raise FailedError(f"{packed}: input file {name} was packed but is missing now; bring it back")
+    known, now = ({file.name: (file.bytes, file.crc32c) for file in files} for files in (metadata.inputs, present))
+    for name in [*now, *known]:
+        if now.get(name) != known.get(name):
+            gone = "was packed but is missing now" if name not in now else "has changed since it was packed"
+            problem = gone if name in known else "is not among those that were packed"
+            raise FailedError(f"{packed}: input file {name} {problem}; {metadata.remedy}")
 
 
 def shards_of_groups(packed: Path, metadata: Metadata | TableMetadata) -> list[list[Shard]]:
@@ -191,7 +177,7 @@ def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[
 
 
 def _check_same(path: Path, stored: Artefact, right: Artefact) -> None:
-    difference = first_difference(stored, right, "the data")
+    difference = first_difference(stored.as_json(), right.as_json(), "by the data")
     if difference is not None:
         raise FailedError(f"{path}: {difference}; {stored.remedy}")
 

@@ -12,6 +12,7 @@ the standard deviation of sequences per batch against that of independent draws.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -288,14 +289,11 @@ def _collect(
 
 def _surplus(left: IntArray, right: IntArray) -> IntArray:
     """The rows of `left` whose hash occurs more often there than in `right` (the later ones of each hash)."""
-    values, inverse, counts = np.unique(left[:, 0], return_inverse=True, return_counts=True)
-    others, other_counts = np.unique(right[:, 0], return_counts=True)
-    allowed = np.zeros(values.size, np.int64)
-    indices: IntArray = np.asarray(np.searchsorted(others, values))
-    known = indices < others.size
-    known[known] = others[indices[known]] == values[known]
-    allowed[known] = other_counts[indices[known]]
-    order = np.argsort(inverse, kind="stable")
-    rank = np.empty(left.shape[0], np.int64)
-    rank[order] = np.arange(left.shape[0]) - np.repeat(np.cumsum(counts) - counts, counts)
-    return left[rank >= allowed[inverse]]
+    allowed = Counter(right[:, 0].tolist())
+    surplus = []
+    for number, value in enumerate(left[:, 0].tolist()):
+        if not allowed[value]:
+            surplus.append(number)
+        else:
+            allowed[value] -= 1
+    return left[surplus]

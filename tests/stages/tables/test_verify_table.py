@@ -131,7 +131,7 @@ def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
     value = json.loads(stored.read_text())
     value["too_long"]["rows"] = 1
     stored.write_text(json.dumps(value))
-    with pytest.raises(FailedError, match=r"metadata[.]json: too_long: rows is 1, by the data it is 0"):
+    with pytest.raises(FailedError, match=r"metadata[.]json: too_long[.]rows: 1 there, 0 by the data"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
 
