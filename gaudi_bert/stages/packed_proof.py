@@ -168,6 +168,7 @@ def read_manifest(kind: type[Manifest], packed: Path, number: int) -> Manifest:
 
 def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[Stored]) -> None:
     paths = [manifest_path(packed, number) for number in range(len(proof.manifests))]
+    fetch(*paths)
     present = {name for name in names_in(packed) if name.startswith("group-") and name.endswith(".json")}
     for name in sorted(present - {path.name for path in paths}):
         raise FailedError(f"{packed / name}: the manifest of a group that metadata.json does not have; {metadata.remedy}")
