@@ -75,7 +75,7 @@ def is_finished(artefact: Path, final: Path, signature: Signature, sources: Iter
     fetch(settings, final)
     if not settings.exists() or not final.exists():
         return False
-    if _first_difference(read_json(settings), signature.as_json()) is not None:
+    if first_difference(read_json(settings), signature.as_json(), "requested") is not None:
         return False
     written = final.stat().st_mtime_ns
     return all(source.stat().st_ctime_ns <= written for source in sources)
@@ -96,7 +96,7 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     check_name(artefact)
     settings = settings_path(artefact)
     fetch(settings, final)
-    difference = _first_difference(read_json(settings), signature.as_json()) if settings.exists() else None
+    difference = first_difference(read_json(settings), signature.as_json(), "requested") if settings.exists() else None
     if settings.exists() and difference is None:
         if final.exists():
             return True
@@ -130,28 +130,28 @@ def _holds_something(artefact: Path) -> bool:
     return artefact.exists()
 
 
-def _first_difference(stored: Any, requested: Any, path: str = "") -> str | None:
-    """The first key in which two signatures differ, and its values; None where they are equal."""
-    if isinstance(stored, dict) and isinstance(requested, dict):
-        for key in [*stored, *(key for key in requested if key not in stored)]:
+def first_difference(stored: Any, right: Any, wanted: str, path: str = "") -> str | None:
+    """The first key in which two JSON values differ, with both values; `wanted` says whose the right one is."""
+    if isinstance(stored, dict) and isinstance(right, dict):
+        for key in [*stored, *(key for key in right if key not in stored)]:
             inner = f"{path}.{key}" if path else str(key)
-            if key not in stored or key not in requested:
+            if key not in stored or key not in right:
                 before = "absent" if key not in stored else _short(stored[key])
-                now = "absent" if key not in requested else _short(requested[key])
-                return f"{inner}: {before} there, {now} requested"
-            difference = _first_difference(stored[key], requested[key], inner)
+                now = "absent" if key not in right else _short(right[key])
+                return f"{inner}: {before} there, {now} {wanted}"
+            difference = first_difference(stored[key], right[key], wanted, inner)
             if difference is not None:
                 return difference
         return None
-    if isinstance(stored, list) and isinstance(requested, list) and len(stored) == len(requested):
-        for index, (one, other) in enumerate(zip(stored, requested, strict=True)):
-            difference = _first_difference(one, other, f"{path}[{index}]")
+    if isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
+        for index, (one, other) in enumerate(zip(stored, right, strict=True)):
+            difference = first_difference(one, other, wanted, f"{path}[{index}]")
             if difference is not None:
                 return difference
         return None
-    if stored == requested:
+    if stored == right:
         return None
-    return f"{path or 'value'}: {_short(stored)} there, {_short(requested)} requested"
+    return f"{path or 'value'}: {_short(stored)} there, {_short(right)} {wanted}"
 
 
 def _short(value: Any) -> str:

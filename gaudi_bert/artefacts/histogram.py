@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Length
-from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo
+from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo, of_counts
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import shortened
 
@@ -47,8 +47,12 @@ class CountedFile(InputFile):
     def _adds_up(self) -> CountedFile:
         if (self.counts < 0).any():
             raise ValueError(f"{_short(self.name)} has a negative count; lengths, masked positions and sequences are from 0")
-        if sum(self.counts[:, 2].tolist()) != self.sequences:  # Python's whole numbers cannot overflow
-            raise ValueError(f"the counts of {_short(self.name)} do not add up to its {self.sequences} sequences")
+        rows = self.counts.tolist()  # Python's whole numbers cannot overflow
+        sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
+        if (sequences, tokens) != (self.sequences, self.tokens):
+            raise ValueError(
+                f"the counts of {_short(self.name)} do not add up to its {self.sequences} sequences, {self.tokens} tokens"
+            )
         return self
 
 
@@ -79,8 +83,12 @@ class HistogramFile(Artefact):
         length = self.max_sequence_length
         if len(self.counts) != length:
             raise ValueError(f"{len(self.counts)} counts for lengths 1 to {length}")
-        if sum(number * count for number, count in enumerate(self.counts, start=1)) > MAX_TOKENS:
+        right = of_counts(self.counts)
+        if right["tokens"] > MAX_TOKENS:
             raise ValueError(f"more than {MAX_TOKENS} tokens; split the data")
+        for key, value in (("sequences", self.sequences), ("tokens", self.tokens)):
+            if value not in (None, right[key]):
+                raise ValueError(f"{key} is {value}, the counts add up to {right[key]}")
         if self.files is not None:
             self._check_files(self.files)
         return self

@@ -9,6 +9,9 @@ this project calls *the predecessor*.
 from __future__ import annotations
 
 import hashlib
+import math
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +19,9 @@ from pydantic import Field
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
+from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import read_json
 
 METADATA_NAME = "metadata.json"
@@ -80,11 +85,21 @@ class _PackedTotals(Artefact):
     lower_bound: Count
     gap: int
 
+    @classmethod
+    def of_groups(
+        cls, groups: Sequence[GroupManifest] | Sequence[TableGroupManifest], lower_bound: int, /, **others: Any
+    ) -> Self:
+        """The metadata of these groups; `others` are the keys that do not follow from them."""
+        figures = PackingFigures.total(groups, others["max_sequence_length"], lower_bound)
+        others["shards"] = tuple(shard for group in groups for shard in group.shards)
+        others["histogram"] = tuple(sum(column) for column in zip(*(group.counts for group in groups), strict=True))
+        return cls(**{"format_version": 1, **others}, **figures.stored())
+
 
 class _MetadataHead(Artefact):
     """The first keys of metadata.json."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1]
     tool_version: str
     max_sequence_length: Length
     max_predictions: Length
@@ -92,7 +107,7 @@ class _MetadataHead(Artefact):
     depth: Length
     seed: int
     algorithm: str
-    vocabulary: VocabularyInfo | None = None
+    vocabulary: VocabularyInfo | None
 
 
 class Metadata(_PackedTotals, _MetadataHead):
@@ -106,6 +121,11 @@ class Metadata(_PackedTotals, _MetadataHead):
 
     file_name = METADATA_NAME
     remedy = "write the folder again"
+    planned: ClassVar = (
+        *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
+        *("seed", "algorithm", "shard_multiple"),
+    )
+    """Keys that are those of the plan."""
 
     shard_multiple: Length
     inputs: tuple[InputFile, ...]
@@ -143,7 +163,7 @@ class GroupManifest(Artefact):
 
     remedy = "remove it and write the folder again"
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1]
     plan_sha256: Sha256
     group: Count
     sequences: Positive
@@ -158,8 +178,37 @@ class GroupManifest(Artefact):
         return self.plan_sha256
 
 
-class Verification(Figures):
-    """verification.json: the result of `verify`. It lies in the verified folder, and only where the proof succeeded.
+def of_counts(counts: Sequence[int]) -> dict[str, Any]:
+    """What a manifest says of the sequences of its group; `counts` are those of length 1, 2, ..."""
+    tokens = sum(length * count for length, count in enumerate(counts, start=1))
+    return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
+
+
+class _Verified(Figures):
+    """verification.json: the result of `verify`. It lies in the verified folder, and only where the proof succeeded."""
+
+    file_name = VERIFICATION_NAME
+    remedy = "remove it and verify again"
+    only_read: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def read_of(cls, path: Path, metadata: Any) -> Self:
+        """The verification of a folder with this metadata, which a false one does not go with."""
+        stored = cls.read(path)
+        kept = {key: getattr(stored, key) for key in cls.only_read}
+        difference = first_difference(stored.as_json(), cls.of(metadata, **kept).as_json(), "by metadata.json")
+        if difference is not None:
+            raise InputError(f"{cls.path_in(path)}: {difference}; {cls.remedy}")
+        return stored
+
+    @classmethod
+    def of(cls, *args: Any, **only_read: Any) -> Self:
+        """The verification of a folder with this metadata; `only_read` are the keys that only reading the data tells."""
+        raise NotImplementedError
+
+
+class Verification(_Verified):
+    """The verification of packed TFRecords.
 
     Attributes:
         fingerprint: of all sequences, whatever their order: 16 hexadecimal digits.
@@ -167,9 +216,6 @@ class Verification(Figures):
         dropped_packs: packs of an epoch that 1 .. 32 workers cannot share evenly; our readers continue, others drop them.
         mixing: standard deviation of sequences per batch over that of independent draws; None for too few packs.
     """
-
-    file_name = VERIFICATION_NAME
-    remedy = "remove it and verify again"
 
     sequences: Count
     tokens: Count
@@ -183,6 +229,72 @@ class Verification(Figures):
     mixing: float | None
     fairly_mixed: bool
     mixing_batch_packs: Positive
+
+    only_read = ("fingerprint", "mixing")
+
+    @classmethod
+    def of(cls, metadata: Metadata, fingerprint: str, mixing: float | None) -> Self:
+        """The verification of a folder with this metadata; only reading its data tells the fingerprint and the mixing."""
+        packs = [shard.packs for shard in metadata.shards]
+        dropped, batch = dropped_packs(metadata.packs), mixing_batch_packs(packs)
+        batches = sum(count // batch for count in packs)
+        mixing = mixing if tells_mixing(batch, batches) else None
+        return cls(
+            sequences=metadata.sequences,
+            tokens=metadata.tokens,
+            packs=metadata.packs,
+            shards=len(packs),
+            input_files=len(metadata.inputs),
+            fingerprint=fingerprint,
+            balanced=is_balanced([shard.name for shard in metadata.shards], packs),
+            most_dropped_packs=max(dropped.values()),
+            dropped_packs={str(workers): count for workers, count in dropped.items()},
+            mixing=mixing,
+            fairly_mixed=is_fair(mixing, batches),
+            mixing_batch_packs=batch,
+        )
+
+
+# How even the shards are, and whether any batch is a fair sample of the data: the number of sequences in a batch of b packs
+# varies as if the packs were drawn independently, whose standard deviation is that of one pack times the square root of b.
+# A folder with one strategy per file (as the predecessor wrote) varies many times more.
+
+_FAIR_RATIO = 1.2
+_FEWEST_BATCHES = 20
+_MOST_WORKERS = 32
+
+
+def mixing_batch_packs(packs: Sequence[int]) -> int:
+    """The largest batch, a power of two up to 256, of which the median shard holds at least four."""
+    median = sorted(packs)[len(packs) // 2] if packs else 0
+    return int(2 ** min(8, max(0, int(math.log2(max(1, median // 4))))))
+
+
+def tells_mixing(batch_packs: int, batches: int) -> bool:
+    """Whether so many batches can tell how well they are mixed."""
+    return batch_packs >= 2 and batches >= _FEWEST_BATCHES
+
+
+def is_fair(ratio: float | None, batches: int) -> bool:
+    """Whether a ratio of deviations is at most 1.2, or within four standard errors of 1 where there are few batches."""
+    return ratio is None or ratio <= max(_FAIR_RATIO, 1 + 4 / math.sqrt(2 * max(1, batches)))
+
+
+def is_balanced(names: Sequence[str], packs: Sequence[int]) -> bool:
+    """Whether the shards of each group (the first number in their names) hold equal packs, to within one."""
+    groups: dict[str, list[int]] = {}
+    for name, count in zip(names, packs, strict=True):
+        match = re.match(r"packed-(\d+)-", name)
+        groups.setdefault(match[1] if match else "", []).append(count)
+    return all(max(counts) - min(counts) <= 1 for counts in groups.values())
+
+
+def dropped_packs(packs: int) -> dict[int, int]:
+    """Packs of an epoch that do not go round, by number of workers W = 1 .. 32, when rank r takes pack i with i mod W = r.
+
+    Our trainer counts on into the next epoch and drops none of them; a reader that ends with the epoch drops them.
+    """
+    return {workers: packs % workers for workers in range(1, _MOST_WORKERS + 1)}
 
 
 # --- packed tables
@@ -223,8 +335,8 @@ class TableGroupManifest(Artefact):
 
     remedy = "remove it and pack the table again"
 
-    format_version: Literal[1] = 1
-    format: Literal["table"] = "table"
+    format_version: Literal[1]
+    format: Literal["table"]
     signature_sha256: Sha256
     group: Count
     rows: Positive
@@ -247,8 +359,8 @@ class TableGroupManifest(Artefact):
 class _TableMetadataHead(Artefact):
     """The first keys of the metadata.json of packed tables."""
 
-    format_version: Literal[1] = 1
-    format: Literal["table"] = "table"
+    format_version: Literal[1]
+    format: Literal["table"]
     tool_version: str
     max_sequence_length: Length
     depth: Length | None
@@ -304,13 +416,10 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         return {**content, "shards": len(self.shards)}
 
 
-class TableVerification(Figures):
-    """verification.json of a folder of packed tables."""
+class TableVerification(_Verified):
+    """The verification of packed tables."""
 
-    file_name: ClassVar[str] = VERIFICATION_NAME
-    remedy: ClassVar[str] = "remove it and verify again"
-
-    format: Literal["table"] = "table"
+    format: Literal["table"]
     rows: Count
     sequences: Count
     tokens: Count
@@ -320,6 +429,13 @@ class TableVerification(Figures):
     columns: tuple[str, ...]
     index_only: bool
     too_long: TooLongRows
+
+    @classmethod
+    def of(cls, metadata: TableMetadata) -> Self:
+        """The verification of a folder with this metadata: all of it follows."""
+        copied = ("format", "rows", "sequences", "tokens", "packs", "groups", "index_only", "too_long")
+        columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
+        return cls(**{key: getattr(metadata, key) for key in copied}, shards=len(metadata.shards), columns=columns)
 
 
 def _is_of_table(path: Path) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -15,6 +16,7 @@ from typing_extensions import Self
 from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share
 from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.figures import PackingFigures
 
 LARGEST_SHARD_MULTIPLE = 4096
 """As in the settings: a group has at least this many files."""
@@ -67,6 +69,13 @@ class PlanTotals(Artefact):
     masked_slots_needed: Count | None
     smaller_masked_slots: tuple[SmallerBudget, ...]
 
+    @model_validator(mode="after")
+    def _budgets_descend(self) -> PlanTotals:
+        budgets = [self.masked_slots_needed or 0, *(smaller.masked_slots for smaller in self.smaller_masked_slots)]
+        if budgets[0] > (self.masked_slots or 0) or budgets != sorted(set(budgets), reverse=True):
+            raise ValueError(f"masked slots {budgets} do not fall from at most {self.masked_slots}")
+        return self
+
 
 class PlannedGroup(Artefact):
     """A group: the names of its files, how often each strategy is used, and the integer prices that prove its bound.
@@ -83,6 +92,28 @@ class PlannedGroup(Artefact):
     strategies: tuple[tuple[Strategy, Positive], ...]
     bound_prices: tuple[Count, ...] | None
 
+    @property
+    def tokens(self) -> int:
+        """Of all its sequences."""
+        return sum(sum(strategy) * count for strategy, count in self.strategies)
+
+
+def totals_of(
+    groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str, masked_slots: int | None
+) -> dict[str, Any]:
+    """The totals of a plan of these groups, but for what only the masked positions of the data tell."""
+    strategies = {strategy for group in groups for strategy, _ in group.strategies}
+    return {
+        **PackingFigures.total(groups, max_sequence_length).stored(),
+        "depth_used": max(map(len, strategies)),
+        "strategies_used": len(strategies),
+        "algorithm": algorithm,
+        "algorithms_used": tuple(sorted({group.algorithm_used for group in groups})),
+        "token_bound": sum(-(-group.tokens // max_sequence_length) for group in groups),
+        "groups": len(groups),
+        "masked_slots": masked_slots,
+    }
+
 
 class Plan(Artefact):
     """The content of plan.json; a plan that was made from counts without files can only be looked at."""
@@ -90,7 +121,7 @@ class Plan(Artefact):
     remedy = "make the plan again"
     line_per_entry = ("files", "groups")
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1]
     algorithm: str
     depth: Length
     max_sequence_length: Length
@@ -124,10 +155,12 @@ class Plan(Artefact):
     def _adds_up(self) -> Plan:
         for number, group in enumerate(self.groups):
             _check_group(number, group, self.depth, self.max_sequence_length)
-        for key in ("sequences", "packs", "lower_bound"):
-            total = sum(getattr(group, key) for group in self.groups)
-            if getattr(self.totals, key) != total:
-                raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {total}")
+        right = totals_of(self.groups, self.max_sequence_length, self.algorithm, self.masked_slots)
+        for key, value in right.items():
+            if getattr(self.totals, key) != value:
+                raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")
+        if self.writable != bool(self.files):
+            raise ValueError(f"writable is {self.writable}, but there are {len(self.files)} files")
         return self
 
 

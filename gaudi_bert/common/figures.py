@@ -23,8 +23,8 @@ class PackingFigures:
     lower_bound: int
 
     @classmethod
-    def total(cls, groups: Iterable[Any], max_sequence_length: int) -> PackingFigures:
-        """The sum over groups: whatever has `sequences`, `packs`, `tokens` and `lower_bound`."""
+    def total(cls, groups: Iterable[Any], max_sequence_length: int, lower_bound: int | None = None) -> PackingFigures:
+        """The sum over groups: whatever has `sequences`, `packs`, `tokens` and, where it is not given, `lower_bound`."""
         groups = list(groups)
         packs = sum(group.packs for group in groups)
         return cls(
@@ -32,7 +32,7 @@ class PackingFigures:
             packs=packs,
             tokens=sum(group.tokens for group in groups),
             slots=packs * max_sequence_length,
-            lower_bound=sum(group.lower_bound for group in groups),
+            lower_bound=sum(group.lower_bound for group in groups) if lower_bound is None else lower_bound,
         )
 
     @property

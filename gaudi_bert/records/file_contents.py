@@ -1,15 +1,15 @@
-"""What a file holds: the fingerprints of its sequences, piece by piece; and how evenly the packs of a shard are mixed."""
+"""What a file holds: the fingerprints of its sequences, piece by piece; and how well the packs of a shard are mixed."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from gaudi_bert.artefacts.packed import tells_mixing
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.records.fingerprint import CLASSES, PackSizes, ScannedPacks, add_hashes, hash_unpacked, scan_packed
 from gaudi_bert.records.read.scan import PIECE_BYTES, RecordScan, UnpackedFormat
@@ -25,15 +25,13 @@ class _Piece:
 
     Attributes:
         hashes: int64 [sequences].
-        tokens: their number of tokens in all.
+        lengths: int32 [sequences], tokens of each.
         pack_sizes: int32 [packs], how many of them each pack holds; None for unpacked records.
-        lengths: int32 [sequences], tokens of each; None for packed records.
     """
 
     hashes: IntArray
-    tokens: int
-    pack_sizes: Int32Array | None
-    lengths: Int32Array | None = None
+    lengths: Int32Array
+    pack_sizes: Int32Array | None = None
 
 
 @dataclass
@@ -43,7 +41,7 @@ class SequenceSums:
     Attributes:
         sums: int64 [CLASSES, 2], see `fingerprint.add_hashes`.
         pack_sizes: int32, the number of sequences of each pack of one shard, in order (empty for unpacked records).
-        lengths: int64 [most tokens + 1], unpacked sequences of each number of tokens.
+        lengths: int64 [most tokens + 1], sequences of each number of tokens.
     """
 
     sums: IntArray = field(default_factory=lambda: np.zeros((CLASSES, 2), np.int64))
@@ -75,9 +73,14 @@ class _PackedFormat:
         self.records = 0
         smallest = 4 * schema.max_sequence_length + 6 * schema.masked_slots + 6 * schema.depth
         packs = (PIECE_BYTES + MAX_RECORD_BYTES) // smallest + 1
-        hashes = np.empty((packs + 1) * min(schema.depth, schema.max_sequence_length), np.int64)
-        starts = np.empty(schema.depth + 1, np.int64)
-        self.scanned = ScannedPacks(hashes, np.empty(packs, np.int32), np.zeros(3, np.int64), starts)
+        sequences = (packs + 1) * min(schema.depth, schema.max_sequence_length)
+        self.scanned = ScannedPacks(
+            hashes=np.empty(sequences, np.int64),
+            lengths=np.empty(sequences, np.int32),
+            sequences=np.empty(packs, np.int32),
+            done=np.zeros(2, np.int64),
+            starts=np.empty(schema.depth + 1, np.int64),
+        )
         self._buffer = buffer
         self._sizes = PackSizes(schema.max_sequence_length, schema.masked_slots, schema.depth, schema.max_predictions)
         self._table = feature_table(schema.features)
@@ -106,8 +109,7 @@ def unpacked_pieces(
     scan = RecordScan(path, records, buffer, progress=progress)
     for _ in scan.pieces():
         hash_unpacked(records.index, records.rows, hashes)
-        lengths = records.index.lengths[: records.rows]
-        yield scan, _Piece(hashes[: records.rows], int(lengths.sum(dtype=np.int64)), None, lengths)
+        yield scan, _Piece(hashes[: records.rows], records.index.lengths[: records.rows])
 
 
 def packed_pieces(
@@ -117,8 +119,8 @@ def packed_pieces(
     records = _PackedFormat(schema, buffer)
     scan = RecordScan(path, records, buffer, progress=progress)
     for _ in scan.pieces():
-        packs, sequences, tokens = (int(count) for count in records.scanned.done)
-        yield scan, _Piece(records.scanned.hashes[:sequences], tokens, records.scanned.sequences[:packs])
+        scanned, (packs, sequences) = records.scanned, records.scanned.done.tolist()
+        yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], scanned.sequences[:packs])
 
 
 def sum_pieces(pieces: Iterator[tuple[RecordScan, _Piece]]) -> SequenceSums:
@@ -127,25 +129,16 @@ def sum_pieces(pieces: Iterator[tuple[RecordScan, _Piece]]) -> SequenceSums:
     for scan, piece in pieces:
         add_hashes(piece.hashes, piece.hashes.size, sums.sums)
         sums.sequences += piece.hashes.size
-        sums.tokens += piece.tokens
+        sums.tokens += int(piece.lengths.sum(dtype=np.int64))
         sums.file_bytes, sums.file_crc32c = scan.file_bytes, scan.file_crc32c
-        if piece.lengths is not None:
-            sums.lengths += np.bincount(piece.lengths, minlength=sums.lengths.size)
+        sums.lengths += np.bincount(piece.lengths, minlength=sums.lengths.size)
         if piece.pack_sizes is not None:
             sizes.append(piece.pack_sizes.copy())
     sums.pack_sizes = np.concatenate(sizes) if sizes else np.zeros(0, np.int32)
     return sums
 
 
-# --- how even the shards are, and whether any batch is a fair sample of the data
-#
-# Fair mixing: the number of sequences in a batch of b packs varies as if the packs were drawn independently,
-# whose standard deviation is that of one pack times the square root of b. A folder with one strategy per file (as
-# the predecessor wrote) varies many times more.
-
-_FAIR_RATIO = 1.2
-_FEWEST_BATCHES = 20
-_MOST_WORKERS = 32
+# --- how well the packs of a shard are mixed (see `artefacts.packed`)
 
 
 @dataclass
@@ -159,12 +152,6 @@ class Mixing:
     batches: int = 0
     batch_sum: int = 0
     batch_squares: int = 0
-
-    @classmethod
-    def for_shards(cls, packs: Sequence[int]) -> Mixing:
-        """With the largest batch, a power of two up to 256, of which the median shard holds at least four."""
-        median = sorted(packs)[len(packs) // 2] if packs else 0
-        return cls(2 ** min(8, max(0, int(math.log2(max(1, median // 4))))))
 
     def add(self, pack_sizes: Int32Array) -> None:
         """Add a shard: int32 [packs], the number of sequences of each pack in order."""
@@ -180,33 +167,10 @@ class Mixing:
     @property
     def ratio(self) -> float | None:
         """Standard deviation of sequences per batch over that of independent draws; None where it cannot be told."""
-        if self.batches < _FEWEST_BATCHES or self.batch_packs < 2:
+        if not tells_mixing(self.batch_packs, self.batches):
             return None
         pack_variance = self.pack_squares / self.packs - (self.pack_sum / self.packs) ** 2
         batch_variance = self.batch_squares / self.batches - (self.batch_sum / self.batches) ** 2
         if pack_variance <= 0:
             return 0.0
         return math.sqrt(max(batch_variance, 0.0) / (self.batch_packs * pack_variance))
-
-    @property
-    def is_fair(self) -> bool:
-        """Whether the ratio is at most 1.2, or within four standard errors of 1 where there are few batches."""
-        ratio = self.ratio
-        return ratio is None or ratio <= max(_FAIR_RATIO, 1 + 4 / math.sqrt(2 * self.batches))
-
-
-def is_balanced(names: Sequence[str], packs: Sequence[int]) -> bool:
-    """Whether the shards of each group (the first number in their names) hold equal packs, to within one."""
-    groups: dict[str, list[int]] = {}
-    for name, count in zip(names, packs, strict=True):
-        match = re.match(r"packed-(\d+)-", name)
-        groups.setdefault(match[1] if match else "", []).append(count)
-    return all(max(counts) - min(counts) <= 1 for counts in groups.values())
-
-
-def dropped_packs(packs: int) -> dict[int, int]:
-    """Packs of an epoch that do not go round, by number of workers W = 1 .. 32, when rank r takes pack i with i mod W = r.
-
-    Our trainer counts on into the next epoch and drops none of them; a reader that ends with the epoch drops them.
-    """
-    return {workers: packs % workers for workers in range(1, _MOST_WORKERS + 1)}

@@ -149,12 +149,14 @@ class ScannedPacks(NamedTuple):
 
     Attributes:
         hashes: int64, of each sequence.
+        lengths: int32, tokens of each sequence.
         sequences: int32, how many each pack holds.
-        done: int64 [3]: packs, sequences and tokens.
+        done: int64 [2]: packs and sequences.
         starts: int64 [S + 1], work space: where the sequences of the last pack start.
     """
 
     hashes: IntArray
+    lengths: Int32Array
     sequences: Int32Array
     done: IntArray
     starts: IntArray
@@ -432,8 +434,9 @@ def scan_packed(
         count = _hash_pack(table.spans, sizes, varints, starts, scanned.hashes[done[1] :])
         if count < 0:
             return ScanStatus.UNUSUAL, position
+        for sequence in range(count):
+            scanned.lengths[done[1] + sequence] = starts[sequence + 1] - starts[sequence]
         scanned.sequences[done[0]] = count
         done[0] += 1
         done[1] += count
-        done[2] += starts[count]
         position += size + 16

@@ -17,6 +17,7 @@ from gaudi_bert.artefacts.base import LARGEST_COUNT
 from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, Shard
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.read.scan import first_record
@@ -94,8 +95,9 @@ def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tupl
             f"{sibling}: {counts.sequences} sequences and {counts.padding_tokens} padding tokens do not go with "
             f"{counts.packs} packs of {schema.max_sequence_length}; it belongs to other data"
         )
-    lower_bound = -(-tokens // schema.max_sequence_length)
+    figures = PackingFigures(counts.sequences, counts.packs, tokens, slots, -(-tokens // schema.max_sequence_length))
     return Metadata(
+        format_version=1,
         tool_version="predecessor",
         max_sequence_length=schema.max_sequence_length,
         max_predictions=schema.max_predictions,
@@ -103,14 +105,8 @@ def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tupl
         depth=schema.depth,
         seed=0,
         algorithm="nnls",
-        sequences=counts.sequences,
-        packs=counts.packs,
-        tokens=tokens,
-        padding_tokens=counts.padding_tokens,
-        efficiency=tokens / slots,
-        packing_factor=counts.sequences / counts.packs,
-        lower_bound=lower_bound,
-        gap=counts.packs - lower_bound,
+        vocabulary=None,
+        **figures.stored(),
         shard_multiple=1,
         inputs=(),
         shards=shards,

@@ -117,6 +117,11 @@ def read_inputs(workdir: Path) -> ReportInputs:
     if not any(paths[key].exists() for key in _ENOUGH):
         names = ", ".join(NAMES[key] for key in _ENOUGH)
         raise InputError(f"{workdir}: nothing to report on (looked for {names}); run the pipeline first")
+    metadata = _read(paths["metadata"], lambda path: Metadata.read(path.parent))
+
+    def read_verification(path: Path) -> Verification:
+        return Verification.read(path) if metadata is None else Verification.read_of(path, metadata)
+
     inputs = ReportInputs(
         name=workdir.resolve().name,
         examples=_read(paths["examples"], lambda path: PreparedExamples.read(path.parent)),
@@ -124,9 +129,9 @@ def read_inputs(workdir: Path) -> ReportInputs:
         histogram_file=_read(paths["histogram_file"], HistogramFile.read),
         plan=_read(paths["plan"], Plan.read),
         plan_settings=_read(paths["plan_settings"], read_signature),
-        metadata=_read(paths["metadata"], lambda path: Metadata.read(path.parent)),
+        metadata=metadata,
         # The first edition kept it in the work folder.
-        verification=_read(paths["verification"], Verification.read) or _read(workdir / "verify.json", Verification.read),
+        verification=_read(paths["verification"], read_verification) or _read(workdir / "verify.json", read_verification),
         metrics=_read(paths["metrics"], MetricsLine.read_lines),
         training=_read(paths["training"], TrainingResult.read),
         evaluation=_read(paths["evaluation"], EvaluationResult.read),

@@ -132,8 +132,3 @@ class PackedOutput(GroupedOutput[int, Manifest]):
             packs=sum(manifest.packs for manifest in manifests),
             tokens=sum(manifest.tokens for manifest in manifests),
         )
-
-
-def sum_of_counts(manifests: Sequence[GroupManifest] | Sequence[TableGroupManifest]) -> tuple[int, ...]:
-    """Sequences of each length in all groups."""
-    return tuple(sum(column) for column in zip(*(manifest.counts for manifest in manifests), strict=True))

@@ -13,7 +13,7 @@ def plan_content(groups: Sequence[Mixture], max_sequence_length: int, gap: int =
     depth = max(len(strategy) for mixture in groups for strategy in mixture)
     stored = [_group(mixture, gap) for mixture in groups]
     sequences, packs = sum(group["sequences"] for group in stored), sum(group["packs"] for group in stored)
-    tokens = sum(sum(strategy) * count for mixture in groups for strategy, count in mixture.items())
+    tokens = sum(map(_tokens, groups))
     lower_bound = packs - gap * len(groups)
     return {
         "format_version": 1,
@@ -41,7 +41,7 @@ def plan_content(groups: Sequence[Mixture], max_sequence_length: int, gap: int =
             "algorithms_used": ["iterative-nnls"],
             "sequences": sequences,
             "tokens": tokens,
-            "token_bound": -(-tokens // max_sequence_length),
+            "token_bound": sum(-(-_tokens(mixture) // max_sequence_length) for mixture in groups),
             "groups": len(groups),
             "masked_slots": None,
             "masked_slots_needed": None,
@@ -50,6 +50,10 @@ def plan_content(groups: Sequence[Mixture], max_sequence_length: int, gap: int =
         "files": [],
         "groups": stored,
     }
+
+
+def _tokens(mixture: Mixture) -> int:
+    return sum(sum(strategy) * count for strategy, count in mixture.items())
 
 
 def _group(mixture: Mixture, gap: int) -> dict[str, Any]:

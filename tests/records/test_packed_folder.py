@@ -97,6 +97,7 @@ def test_a_folder_without_its_files(tmp_path: Path) -> None:
 
 def metadata(**changes) -> Metadata:
     values = {
+        "format_version": 1,
         "tool_version": "1",
         "max_sequence_length": 128,
         "max_predictions": 20,
@@ -104,6 +105,7 @@ def metadata(**changes) -> Metadata:
         "depth": 3,
         "seed": 1,
         "algorithm": "nnls",
+        "vocabulary": None,
         "sequences": 2,
         "packs": 1,
         "tokens": 100,

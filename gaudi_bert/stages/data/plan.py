@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile
-from gaudi_bert.artefacts.plan import Plan, PlannedFile, PlannedGroup, PlanTotals, SmallerBudget
+from gaudi_bert.artefacts.plan import Plan, PlannedFile, PlannedGroup, PlanTotals, SmallerBudget, totals_of
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
-from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
@@ -114,54 +114,48 @@ def _content(
     settings: PackingSettings,
 ) -> Plan:
     """The plan as it is stored."""
-    masked_slots = [packing.masked_slots for packing in packings if packing.masked_slots is not None]
+    masked_slots = max(packing.masked_slots or 0 for packing in packings) or None
     depths = [packing.depth_used if settings.depth == "max" else packing.depth for packing in packings]
+    length = records.histogram.max_sequence_length
+    planned = tuple(
+        PlannedGroup(
+            files=tuple(file.name for file in files),
+            sequences=packing.sequences,
+            packs=packing.packs,
+            lower_bound=packing.lower_bound,
+            algorithm_used=packing.algorithm_used,
+            strategies=tuple(packing.mixture.items()),
+            bound_prices=tuple(packing.certificate.prices.tolist()),
+        )
+        for files, packing in zip(groups, packings, strict=True)
+    )
     return Plan(
+        format_version=1,
         algorithm=settings.algorithm,
         depth=max(depths),
-        max_sequence_length=records.histogram.max_sequence_length,
+        max_sequence_length=length,
         max_predictions=records.max_predictions,
-        masked_slots=max(masked_slots, default=None),
+        masked_slots=masked_slots,
         seed=settings.seed,
         shard_multiple=settings.shard_multiple,
         shard_bytes=settings.shard_bytes,
         histogram_sha256=records.sha256,
         vocabulary=records.vocabulary,
         writable=records.files is not None,
-        totals=_totals(packings, settings),
+        totals=PlanTotals(**totals_of(planned, length, settings.algorithm, masked_slots), **_masked_totals(packings)),
         files=tuple(
             PlannedFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c, sequences=file.sequences)
             for file in records.files or ()
         ),
-        groups=tuple(
-            PlannedGroup(
-                files=tuple(file.name for file in files),
-                sequences=packing.sequences,
-                packs=packing.packs,
-                lower_bound=packing.lower_bound,
-                algorithm_used=packing.algorithm_used,
-                strategies=tuple(packing.mixture.items()),
-                bound_prices=None if packing.certificate is None else tuple(packing.certificate.prices.tolist()),
-            )
-            for files, packing in zip(groups, packings, strict=True)
-        ),
+        groups=planned,
     )
 
 
-def _totals(packings: Sequence[Packing], settings: PackingSettings) -> PlanTotals:
-    """The quality of the plan over all groups."""
-    figures = PackingFigures.total(packings, packings[0].histogram.max_sequence_length)
+def _masked_totals(packings: Sequence[Packing]) -> dict[str, Any]:
+    """What the masked positions of the data add to the totals."""
     costs = budget_costs([(packing.mixture, packing.histogram) for packing in packings], packings[0].depth)
     needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
-    return PlanTotals(
-        **figures.stored(),
-        depth_used=max(packing.depth_used for packing in packings),
-        strategies_used=len(set().union(*(packing.mixture for packing in packings))),
-        algorithm=settings.algorithm,
-        algorithms_used=tuple(sorted({packing.algorithm_used for packing in packings})),
-        token_bound=sum(packing.token_bound for packing in packings),
-        groups=len(packings),
-        masked_slots=max((packing.masked_slots or 0 for packing in packings), default=0) or None,
-        masked_slots_needed=max(needed, default=None),
-        smaller_masked_slots=tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items()),
-    )
+    return {
+        "masked_slots_needed": max(needed, default=None),
+        "smaller_masked_slots": tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items()),
+    }

@@ -2,60 +2,54 @@
 
 First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked (both CRCs of
 every record, every value, the CRC of every file against metadata.json) and summed into fingerprints (see
-`records.fingerprint`). Equal sums: done, if metadata.json and the manifests say the same (`verify_metadata`). Second pass,
+`records.fingerprint`). Equal sums: done, if metadata.json and the manifests say the same (`packed_proof`). Second pass,
 only if they differ: the sequences of the classes that differ are compared one by one and named.
 
-The result is stored in the folder itself, so that the same folder is not verified twice; a shard or an input file that
-changed since, if only by its time, is verified anew. It also tells how even and how well mixed the shards are: the packs
-that an epoch drops at a number of workers, and the standard deviation of sequences per batch against that of independent
-draws.
+The result also tells how even and how well mixed the shards are: the packs that an epoch drops at a number of workers, and
+the standard deviation of sequences per batch against that of independent draws.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
-from gaudi_bert.artefacts.packed import METADATA_NAME, VERIFICATION_NAME, Metadata, Shard, Verification, VocabularyInfo
-from gaudi_bert.artefacts.store.mirrored_folder import (
-    fetch,
-    files_in,
-    is_mirrored,
-    last_change,
-    mirrored,
-    names_in,
-    read_ahead,
-    remove,
-    shown,
+from gaudi_bert.artefacts.completion import read_signature, settings_path
+from gaudi_bert.artefacts.packed import (
+    METADATA_NAME,
+    GroupManifest,
+    InputFile,
+    Metadata,
+    Shard,
+    Verification,
+    VocabularyInfo,
+    mixing_batch_packs,
+    of_counts,
 )
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.records.file_contents import (
-    Mixing,
-    SequenceSums,
-    dropped_packs,
-    is_balanced,
-    packed_pieces,
-    sum_pieces,
-    unpacked_pieces,
-)
+from gaudi_bert.records.file_contents import Mixing, SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
 from gaudi_bert.records.files import RecordFile, RecordInputs, open_inputs
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.scan import map_files, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
-from gaudi_bert.stages.data.verify_metadata import PackedContents, ShardContents, check_metadata
+from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
+
+File = TypeVar("File", RecordFile, Shard)
+Entry = TypeVar("Entry", InputFile, Shard)
+Pieces = Iterator[tuple[Any, Any]]
 
 
 def verify(
@@ -75,178 +69,145 @@ def verify(
     with mirrored(packed, store) as folder, open_inputs(records, Objects(store)) as inputs:
         fetch(folder / METADATA_NAME)
         metadata = read_metadata(folder)
-        _check_folder(folder, metadata)
+        proof.check_shards(folder, metadata)
         if not (folder / METADATA_NAME).exists():  # the predecessor's: we write nothing into it
-            return Made(_prove(inputs, folder, metadata, reporter, workers))
-        out, signature = folder / VERIFICATION_NAME, _signature(folder, inputs.files)
-        if not overwrite and _is_verified(inputs, folder, metadata, signature):
-            reporter.say(f"{shown(folder)}: already verified, nothing to do")
-            return Made(Verification.read(out), skipped=True)
-        is_writable = is_mirrored(folder) or os.access(folder, os.W_OK)
-        if is_writable:
-            # A verification is of no use to anyone once its data changed, so it is replaced without `overwrite`.
-            remove(out, settings_path(out))
-            begin_artefact(out, out, signature)
-        else:
-            reporter.say(f"note: {shown(folder)} is read-only, so the verification cannot be stored there")
-        verification = _prove(inputs, folder, metadata, reporter, workers)
-        if is_writable:
-            verification.write(out)
-    return Made(verification)
+            return Made(_compare(inputs, folder, metadata, reporter, workers).verification(metadata, reporter))
+        sizes = {file.path: file.bytes for file in inputs.files}
+        prove = partial(_prove, inputs, folder, metadata, reporter, workers)
+        return proof.verify_folder(folder, metadata, sizes, Verification, prove, reporter=reporter, overwrite=overwrite)
 
 
-def _signature(packed: Path, files: Sequence[RecordFile]) -> Signature:
-    """What is verified: the metadata, which holds every size and CRC, against these files."""
-    metadata_sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
-    return Signature("verify", {}, {"metadata_sha256": metadata_sha256, "files": {file.name: file.bytes for file in files}})
+@dataclass(frozen=True)
+class _Contents:
+    """What was read, of sequences that are the same on both sides.
+
+    Attributes:
+        inputs: the input files as they are.
+        shards: as they are, by name.
+        counts: of each group, by what the names of its shards begin with: int64 [L], sequences of length 1, 2, ...
+    """
+
+    inputs: tuple[InputFile, ...]
+    shards: dict[str, Shard]
+    counts: dict[str, IntArray]
+    repacked: SequenceSums
+    mixing: Mixing
+
+    def verification(self, metadata: Metadata, reporter: Reporter) -> Verification:
+        """The result, with a note on what does not fail a proof but is not as we write it."""
+        true = metadata.model_copy(update={"sequences": self.repacked.sequences, "tokens": self.repacked.tokens})
+        result = Verification.of(true, self.repacked.fingerprint, self.mixing.ratio)
+        if not result.balanced:
+            reporter.say(
+                "note: the shards of a group differ by more than one pack, so readers of whole shards get unequal shares"
+            )
+        if result.mixing is not None and not result.fairly_mixed:
+            reporter.say(
+                f"note: sequences per batch vary {result.mixing:.2f} times as much as independent draws would (1.2 is fair)"
+            )
+        return result
 
 
-def _is_verified(inputs: RecordInputs, packed: Path, metadata: Metadata, signature: Signature) -> bool:
-    """Whether the same was verified, and nothing was changed since."""
-    out, sources = packed / VERIFICATION_NAME, [packed / shard.name for shard in metadata.shards]
-    if not is_mirrored(packed):
-        return is_finished(out, out, signature, sources if is_mirrored(inputs.folder) else [*sources, *inputs.paths])
-    if not is_finished(out, out, signature):
-        return False
-    return max(map(last_change, [*sources, *inputs.paths])) <= last_change(out) < math.inf
+def _prove(
+    inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
+) -> proof.Proof[Verification]:
+    """Compare the sequences of both sides, and make the manifests and the metadata anew from what was read."""
+    groups = proof.shards_of_groups(packed, metadata)
+    contents = _compare(inputs, packed, metadata, reporter, workers)
+    proof.check_inputs(packed, metadata, contents.inputs)
+    plan_sha256 = _plan_sha256(packed)
+    counts = [contents.counts[_group_of(shards[0])] for shards in groups]
+    manifests = [
+        GroupManifest(
+            format_version=1,
+            plan_sha256=plan_sha256,
+            group=number,
+            packs=sum(contents.shards[shard.name].packs for shard in shards),
+            **of_counts(counts[number].tolist()),
+            shards=tuple(contents.shards[shard.name] for shard in shards),
+        )
+        for number, shards in enumerate(groups)
+    ]
+    path = packed / METADATA_NAME
+    proof.check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
+    right = Metadata.of_groups(
+        manifests,
+        metadata.lower_bound,
+        tool_version=metadata.tool_version,
+        vocabulary=metadata.vocabulary if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary),
+        inputs=contents.inputs,
+        # The sizes are those of every record that was read; the others nothing tells but that they are stored.
+        **{key: getattr(metadata, key) for key in Metadata.planned},
+    )
+    return proof.Proof(manifests, right, contents.verification(right, reporter))
 
 
-def _prove(inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None) -> Verification:
-    """Read both sides, compare them, and compare the metadata with what was read."""
-    schema, unpacked, repacked = UnpackedSchema.of(metadata), SequenceSums(), SequenceSums()
-    mixing = Mixing.for_shards([shard.packs for shard in metadata.shards])
+def _group_of(shard: Shard) -> str:
+    """What the names of the shards of a group begin with."""
+    return shard.name.rpartition("-")[0]
+
+
+def _plan_sha256(packed: Path) -> str:
+    """The plan by which all groups were written: of the folder's settings, or of the first group where they are gone."""
+    path = settings_path(packed)
+    fetch(path)
+    stored = read_signature(path).inputs.get("plan_sha256") if path.exists() else None
+    return stored if isinstance(stored, str) else proof.read_manifest(GroupManifest, packed, 0).plan_sha256
+
+
+def _compare(inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None) -> _Contents:
+    """Read both sides; a sequence that is not on both is named."""
+    schema, packed_schema = UnpackedSchema.of(metadata), PackedSchema.of(metadata)
+    unpacked, repacked, length = SequenceSums(), SequenceSums(), metadata.max_sequence_length
+    mixing = Mixing(mixing_batch_packs([shard.packs for shard in metadata.shards]))
+    paths = [packed / shard.name for shard in metadata.shards]
+    counts = {_group_of(shard): np.zeros(length, np.int64) for shard in metadata.shards}
+
+    def take_input(file: RecordFile, sums: SequenceSums) -> InputFile:
+        unpacked.add(sums)
+        return InputFile(name=file.name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+
+    def take_shard(shard: Shard, sums: SequenceSums) -> Shard:
+        proof.check_crc32c(packed / shard.name, shard, sums.file_crc32c, metadata.remedy)
+        repacked.add(sums)
+        mixing.add(sums.pack_sizes)
+        counts[_group_of(shard)] += sums.lengths[1 : length + 1]
+        return Shard(name=shard.name, packs=sums.pack_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+
     total = sum(file.bytes for file in inputs.files) + sum(shard.bytes for shard in metadata.shards)
     with reporter.task("verify", total, "bytes") as task:
-        differing = _read_inputs(inputs, schema, metadata, unpacked, workers, task.advance)
-        shards = _read_shards(packed, metadata, repacked, mixing, workers, task.advance)
-    if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
-        paths = [packed / shard.name for shard in metadata.shards]
-        with (
-            read_ahead([inputs.paths]) as records,
-            records.batch(0),
-            read_ahead([paths]) as shards_too,
-            shards_too.batch(0),
-        ):
-            difference = _describe_difference(inputs.files, schema, packed, metadata, unpacked, repacked, workers)
-        raise FailedError(f"{packed}: {difference}")
-    if differing:
-        raise FailedError(f"{packed}: {differing[0]}; the sequences are the same, but write it again to be sure")
-    if (packed / METADATA_NAME).exists():
-        fetch(*(packed / name for name in names_in(packed) if name.startswith("group-")))
-        vocabulary = None if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary)
-        histogram = unpacked.lengths[1 : metadata.max_sequence_length + 1]
-        check_metadata(packed, metadata, PackedContents(histogram, shards, vocabulary))
-    return _verification(metadata, repacked, mixing, reporter)
-
-
-def _check_folder(packed: Path, metadata: Metadata) -> None:
-    """The folder holds the shards of the metadata, and no other TFRecords that a reader might take for its own."""
-    stored, named = files_in(packed), {shard.name for shard in metadata.shards}
-    for shard in metadata.shards:
-        path = packed / shard.name
-        if shard.name not in stored:
-            raise FailedError(f"{path}: the shard is missing; write the folder again")
-        if stored[shard.name].bytes != shard.bytes:
-            raise FailedError(f"{path}: {stored[shard.name].bytes} bytes, metadata.json says {shard.bytes}; write it again")
-    for name in sorted(stored):
-        if name.startswith("packed-") and name not in named:
-            raise FailedError(f"{packed / name}: is not in metadata.json; remove it, or write the folder again")
-
-
-def _read_inputs(
-    inputs: RecordInputs,
-    schema: UnpackedSchema,
-    metadata: Metadata,
-    total: SequenceSums,
-    workers: int | None,
-    progress: Callable[[int], None],
-) -> list[str]:
-    """Add all input files to `total`; how they differ from those of the metadata."""
-    lock, files = threading.Lock(), inputs.files
-    with read_ahead([[path] for path in inputs.paths], worker_count(workers, len(files))) as batches:
-
-        def read(number: int, buffer: ByteArray) -> tuple[int, int]:
-            with batches.batch(number):
-                sums = sum_pieces(unpacked_pieces(files[number].path, schema, buffer, progress))
-            with lock:
-                total.add(sums)
-            return sums.file_bytes, sums.file_crc32c
-
-        seen = map_files(read, range(len(files)), workers)
-    present = {file.name: each for file, each in zip(files, seen, strict=True)}
-    if not metadata.inputs:
-        return []  # the predecessor did not note its input files
-    packed = {file.name: (file.bytes, file.crc32c) for file in metadata.inputs}
-    differing = [f"input file {name} is not among those that were packed" for name in present if name not in packed]
-    for name, identity in packed.items():
-        if name not in present:
-            differing.append(f"input file {name} was packed but is missing now")
-        elif present[name] != identity:
-            differing.append(f"input file {name} has changed since it was packed")
-    return differing
-
-
-def _read_shards(
-    packed: Path,
-    metadata: Metadata,
-    total: SequenceSums,
-    mixing: Mixing,
-    workers: int | None,
-    progress: Callable[[int], None],
-) -> dict[str, ShardContents]:
-    """Add all shards to `total` and `mixing`, and hold each to its entry in the metadata; what each holds, by name."""
-    lock, schema = threading.Lock(), PackedSchema.of(metadata)
-    paths = {shard.name: packed / shard.name for shard in metadata.shards}
-
-    def read_shard(shard: Shard, buffer: ByteArray) -> ShardContents:
-        path = paths[shard.name]
+        read = partial(unpacked_pieces, schema=schema, progress=task.advance)
+        present = _read_files(inputs.files, inputs.paths, read, take_input, workers)
+        read = partial(packed_pieces, schema=packed_schema, progress=task.advance)
         try:
-            sums = sum_pieces(packed_pieces(path, schema, buffer, progress) if shard.bytes else iter(()))
+            shards = _read_files(metadata.shards, paths, read, take_shard, workers)
         except InputError as error:
             raise FailedError(str(error)) from error
-        if shard.crc32c is not None and sums.file_crc32c != shard.crc32c:
-            raise FailedError(f"{path}: its CRC-32C differs from metadata.json; write it again")
-        if sums.pack_sizes.size != shard.packs:
-            raise FailedError(f"{path}: {sums.pack_sizes.size} packs, metadata.json says {shard.packs}; write it again")
-        with lock:
-            total.add(sums)
-            mixing.add(sums.pack_sizes)
-        return ShardContents(sums.pack_sizes.size, sums.sequences, sums.tokens)
+    if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
+        with read_ahead([inputs.paths]) as one, one.batch(0), read_ahead([paths]) as other, other.batch(0):
+            difference = _describe_difference(inputs.files, schema, packed, metadata, unpacked, repacked, workers)
+        raise FailedError(f"{packed}: {difference}")
+    return _Contents(tuple(present), {shard.name: shard for shard in shards}, counts, repacked, mixing)
 
-    with read_ahead([[path] for path in paths.values()], worker_count(workers, len(paths))) as batches:
 
-        def read(number: int, buffer: ByteArray) -> ShardContents:
+def _read_files(
+    files: Sequence[File],
+    paths: Sequence[Path],
+    read: Callable[..., Pieces],
+    take: Callable[[File, SequenceSums], Entry],
+    workers: int | None,
+) -> list[Entry]:
+    """What `take` makes of each file and its sums, one at a time; a store's files are fetched shortly before."""
+    lock = threading.Lock()
+    with read_ahead([[path] for path in paths], worker_count(workers, len(paths))) as batches:
+
+        def read_file(number: int, buffer: ByteArray) -> Entry:
             with batches.batch(number):
-                return read_shard(metadata.shards[number], buffer)
+                sums = sum_pieces(read(paths[number], buffer=buffer) if files[number].bytes else iter(()))
+            with lock:
+                return take(files[number], sums)
 
-        return dict(zip(paths, map_files(read, range(len(paths)), workers), strict=True))
-
-
-def _verification(metadata: Metadata, repacked: SequenceSums, mixing: Mixing, reporter: Reporter) -> Verification:
-    packs = [shard.packs for shard in metadata.shards]
-    balanced = is_balanced([shard.name for shard in metadata.shards], packs)
-    dropped = dropped_packs(sum(packs))
-    ratio = mixing.ratio
-    if not balanced:
-        reporter.say(
-            "note: the shards of a group differ by more than one pack, so readers of whole shards get unequal shares"
-        )
-    if ratio is not None and not mixing.is_fair:
-        reporter.say(f"note: sequences per batch vary {ratio:.2f} times as much as independent draws would (1.2 is fair)")
-    return Verification(
-        sequences=repacked.sequences,
-        tokens=repacked.tokens,
-        packs=sum(packs),
-        shards=len(packs),
-        input_files=len(metadata.inputs),
-        fingerprint=repacked.fingerprint,
-        balanced=balanced,
-        most_dropped_packs=max(dropped.values()),
-        dropped_packs={str(workers): count for workers, count in dropped.items()},
-        mixing=ratio,
-        fairly_mixed=mixing.is_fair,
-        mixing_batch_packs=mixing.batch_packs,
-    )
+        return map_files(read_file, range(len(paths)), workers)
 
 
 # --- the second pass: which sequences are missing, doubled or changed
@@ -303,7 +264,7 @@ def _classes_to_search(unpacked: IntArray, repacked: IntArray) -> tuple[BoolArra
 
 def _collect(
     items: Sequence[Any],
-    open_pieces: Callable[[Any, ByteArray], Iterator[tuple[Any, Any]]],
+    open_pieces: Callable[[Any, ByteArray], Pieces],
     classes: BoolArray,
     workers: int | None,
 ) -> IntArray:
@@ -328,14 +289,11 @@ def _collect(
 
 def _surplus(left: IntArray, right: IntArray) -> IntArray:
     """The rows of `left` whose hash occurs more often there than in `right` (the later ones of each hash)."""
-    values, inverse, counts = np.unique(left[:, 0], return_inverse=True, return_counts=True)
-    others, other_counts = np.unique(right[:, 0], return_counts=True)
-    allowed = np.zeros(values.size, np.int64)
-    indices: IntArray = np.asarray(np.searchsorted(others, values))
-    known = indices < others.size
-    known[known] = others[indices[known]] == values[known]
-    allowed[known] = other_counts[indices[known]]
-    order = np.argsort(inverse, kind="stable")
-    rank = np.empty(left.shape[0], np.int64)
-    rank[order] = np.arange(left.shape[0]) - np.repeat(np.cumsum(counts) - counts, counts)
-    return left[rank >= allowed[inverse]]
+    allowed = Counter(right[:, 0].tolist())
+    surplus = []
+    for number, value in enumerate(left[:, 0].tolist()):
+        if not allowed[value]:
+            surplus.append(number)
+        else:
+            allowed[value] -= 1
+    return left[surplus]

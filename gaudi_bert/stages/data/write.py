@@ -18,7 +18,16 @@ import numpy as np
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.packed import METADATA_NAME, GroupManifest, InputFile, Metadata, Shard, manifest_path
+from gaudi_bert.artefacts.packed import (
+    METADATA_NAME,
+    GroupManifest,
+    InputFile,
+    Metadata,
+    Shard,
+    VocabularyInfo,
+    manifest_path,
+    of_counts,
+)
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
@@ -26,7 +35,6 @@ from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, rel
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
@@ -37,7 +45,7 @@ from gaudi_bert.records.packed_shards import write_shard as write_packs
 from gaudi_bert.records.read.group import buffer_bytes, group_buffer, match_files, read_group
 from gaudi_bert.records.read.scan import map_in_threads, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
-from gaudi_bert.stages.grouped_output import PackedOutput, sum_of_counts
+from gaudi_bert.stages.grouped_output import PackedOutput
 from gaudi_bert.stages.results import GroupsResult, Made
 
 
@@ -135,6 +143,10 @@ def _write_groups(
     """Write the groups that have no manifest yet; how many that were."""
     with open_inputs(records, Objects(store)) as inputs:
         files = match_files(inputs.shown, inputs.files, plan)
+        if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
+            raise InputError(
+                f"{inputs.vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again"
+            )
         pending = output.missing(numbers)
         if pending:
             members = {number: [files[name] for name in plan.groups[number].files] for number in pending}
@@ -198,45 +210,32 @@ def _write_group(
 
 def _manifest(plan: WritablePlan, number: int, lengths: Int32Array, shards: Sequence[Shard]) -> GroupManifest:
     return GroupManifest(
+        format_version=1,
         plan_sha256=plan.sha256,
         group=number,
-        sequences=lengths.size,
         packs=plan.groups[number].packs,
-        tokens=int(lengths.sum(dtype=np.int64)),
-        counts=tuple(np.bincount(lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
+        **of_counts(np.bincount(lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
         shards=tuple(shards),
     )
 
 
 def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata:
-    """Check the sums of all manifests against the plan and write metadata.json."""
+    """Hold all manifests to the plan and write metadata.json."""
     groups = output.all_whole(range(len(plan.groups)))
-    figures = PackingFigures(
-        sequences=sum(group.sequences for group in groups),
-        packs=sum(group.packs for group in groups),
-        tokens=sum(group.tokens for group in groups),
-        slots=sum(group.packs for group in groups) * plan.max_sequence_length,
-        lower_bound=sum(group.lower_bound for group in plan.groups),
-    )
-    planned = sum(file.sequences for file in plan.files)
-    if figures.sequences != planned or figures.packs != sum(group.packs for group in plan.groups):
-        raise FailedError(
-            f"{output.folder}: {figures.sequences} sequences, {figures.packs} packs; {planned} were planned; write it again"
-        )
-    metadata = Metadata(
+    for group, planned in zip(groups, plan.groups, strict=True):
+        right = {"packs": planned.packs, **of_counts(_counts(planned, plan.max_sequence_length).tolist())}
+        if any(getattr(group, key) != value for key, value in right.items()):
+            raise FailedError(
+                f"{manifest_path(output.folder, group.group)}: {group.sequences} sequences, {group.packs} packs, not those"
+                f" of the plan; {group.remedy}"
+            )
+    metadata = Metadata.of_groups(
+        groups,
+        plan.totals.lower_bound,
         tool_version=__version__,
-        max_sequence_length=plan.max_sequence_length,
-        max_predictions=plan.max_predictions,
-        masked_slots=plan.masked_slots,
-        depth=plan.depth,
-        seed=plan.seed,
-        algorithm=plan.algorithm,
         vocabulary=plan.vocabulary,
-        **figures.stored(),
-        shard_multiple=plan.shard_multiple,
         inputs=tuple(InputFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c) for file in plan.files),
-        shards=tuple(shard for group in groups for shard in group.shards),
-        histogram=sum_of_counts(groups),
+        **{key: getattr(plan, key) for key in Metadata.planned},
     )
     output.write_final(metadata)
     return metadata

@@ -14,27 +14,19 @@ from pathlib import Path
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature, remove_artefact
-from gaudi_bert.artefacts.packed import (
-    METADATA_NAME,
-    InputTable,
-    TableGroupManifest,
-    TableMetadata,
-    TooLongRows,
-    manifest_path,
-)
+from gaudi_bert.artefacts.packed import METADATA_NAME, TableGroupManifest, TableMetadata, manifest_path
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, names_in, release, remove
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import check_name
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.tables.parts import require_pyarrow
 from gaudi_bert.records.tables.sources import file_identity, table_files
-from gaudi_bert.stages.grouped_output import PackedOutput, sum_of_counts
+from gaudi_bert.stages.grouped_output import PackedOutput
 from gaudi_bert.stages.results import GroupsResult, Made, PackResult
-from gaudi_bert.stages.tables.table_groups import GroupedTable, open_table, write_table_group
+from gaudi_bert.stages.tables.table_groups import GroupedTable, open_table, table_metadata, write_table_group
 from gaudi_bert.stages.tables.verify_table import verify_table
 
 
@@ -184,32 +176,12 @@ def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, setti
         raise FailedError(
             f"{output.folder}: the groups hold {rows} rows, the table has {table.rows}; pack it again with --overwrite"
         )
-    figures = PackingFigures.total(groups, settings.max_sequence_length)
-    if not figures.packs:
+    if not sum(group.packs for group in groups):
         _remove_all(output.folder)
         raise InputError(
             f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so none is left; "
             "raise --max-sequence-length"
         )
-    copied = ("max_sequence_length", "seed", "algorithm", "index_only", "keep_together", "shard_multiple")
-    metadata = TableMetadata(
-        **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),
-        **figures.stored(),
-        tool_version=__version__,
-        depth=None if settings.depth == "max" else settings.depth,
-        deepest_pack=max(group.deepest_pack for group in groups),
-        algorithms_used=tuple(sorted({group.algorithm_used for group in groups})),
-        aligned_columns={name: str(kind) for name, kind in table.columns.aligned.items()},
-        scalar_columns={name: str(kind) for name, kind in table.columns.scalars.items()},
-        rows=table.rows,
-        too_long=TooLongRows.total(settings.too_long, [group.too_long for group in groups]),
-        groups=len(groups),
-        inputs=tuple(
-            InputTable(name=file.name, rows=rows, **output.signature.inputs[file.name])
-            for file, rows in zip(table.files, table.file_rows, strict=True)
-        ),
-        shards=tuple(shard for group in groups for shard in group.shards),
-        histogram=sum_of_counts(groups),
-    )
+    metadata = table_metadata(table, settings, groups, output.signature.inputs, __version__)
     output.write_final(metadata)
     return metadata

@@ -11,14 +11,14 @@ are neighbours, that is at most one part more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import Shard, TableGroupManifest, TooLongRows
+from gaudi_bert.artefacts.packed import InputTable, Shard, TableGroupManifest, TableMetadata, TooLongRows, of_counts
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
@@ -181,18 +181,51 @@ def write_table_group(
     shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
     progress(rows.lengths.size / 2)
     return TableGroupManifest(
+        **said_of_rows(rows, sequences, effect, settings),
         signature_sha256=signature_sha256,
         group=number,
-        rows=rows.lengths.size,
-        sequences=sequences.rows.size,
         packs=dealt.packs.packs,
-        tokens=int(sequences.lengths.sum(dtype=np.int64)),
         lower_bound=dealt.packing.lower_bound,
         deepest_pack=int(np.diff(dealt.packs.offsets).max(initial=0)),
         algorithm_used=dealt.packing.algorithm_used,
-        too_long=TooLongRows(policy=settings.too_long, **effect._asdict()),
-        counts=tuple(np.bincount(sequences.lengths, minlength=settings.max_sequence_length + 1)[1:].tolist()),
         shards=tuple(shards),
+    )
+
+
+def said_of_rows(rows: GroupRows, sequences: RowSequences, effect: PolicyEffect, settings: TableSettings) -> dict[str, Any]:
+    """What a manifest says of the rows of its group."""
+    counts = np.bincount(sequences.lengths, minlength=settings.max_sequence_length + 1)[1:].tolist()
+    too_long = TooLongRows(policy=settings.too_long, **effect._asdict())
+    return {"format_version": 1, "format": "table", "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
+
+
+def table_metadata(
+    table: GroupedTable,
+    settings: TableSettings,
+    groups: Sequence[TableGroupManifest],
+    inputs: Mapping[str, Mapping[str, int]],
+    tool_version: str,
+) -> TableMetadata:
+    """The metadata of a packed table; `inputs` are bytes and CRC-32C of its files."""
+    copied = ("max_sequence_length", "seed", "algorithm", "index_only", "keep_together", "shard_multiple")
+    return TableMetadata.of_groups(
+        groups,
+        sum(group.lower_bound for group in groups),
+        **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),
+        format="table",
+        tool_version=tool_version,
+        depth=None if settings.depth == "max" else settings.depth,
+        deepest_pack=max(group.deepest_pack for group in groups),
+        algorithms_used=tuple(sorted({group.algorithm_used for group in groups})),
+        aligned_columns={name: str(kind) for name, kind in table.columns.aligned.items()},
+        scalar_columns={name: str(kind) for name, kind in table.columns.scalars.items()},
+        rows=table.rows,
+        too_long=TooLongRows.total(settings.too_long, [group.too_long for group in groups]),
+        groups=len(groups),
+        inputs=tuple(
+            InputTable(name=file.name, rows=rows, **inputs[file.name])
+            for file, rows in zip(table.files, table.file_rows, strict=True)
+        ),
     )
 
 

@@ -2,41 +2,48 @@
 
 Group by group, the rows of the table are read again and what the packs must hold follows from them and the settings; each
 shard is read, its CRC compared with metadata.json, and every slot of it with the row that it claims to be of.
-Every sequence must be there exactly once, and metadata.json and the manifests must agree with what was read.
+Every sequence must be there exactly once; the rest of the flow is that of `packed_proof`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, read_signature, settings_path
+from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.packed import (
-    METADATA_NAME,
-    VERIFICATION_NAME,
+    InputFile,
+    Shard,
     TableGroupManifest,
     TableMetadata,
     TableVerification,
-    TooLongRows,
     manifest_path,
 )
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.algorithms import depth_of
 from gaudi_bert.records.tables.compare import StoredPacks, check_scalars, check_tokens, stored_packs
 from gaudi_bert.records.tables.rows import GroupRows, RowSequences, read_rows, value_codes
 from gaudi_bert.records.tables.sources import file_identity, table_files
+from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
-from gaudi_bert.stages.tables.table_groups import GroupedTable, layout_of, open_table, sequences_of
+from gaudi_bert.stages.tables.table_groups import (
+    GroupedTable,
+    layout_of,
+    open_table,
+    said_of_rows,
+    sequences_of,
+    table_metadata,
+)
 
 
 def verify_table(
@@ -54,72 +61,48 @@ def verify_table(
         packed: the packed folder, whole.
     """
     with local_copy(source, store) as table, mirrored(packed, store) as folder:
-        if is_mirrored(folder):
-            fetch(*(folder / name for name in names_in(folder)))
-        return _verify(table, folder, reporter, overwrite or is_mirrored(folder), workers)
-
-
-def _verify(
-    source: str | Path, packed: Path, reporter: Reporter, overwrite: bool, workers: int | None
-) -> Made[TableVerification]:
-    metadata = TableMetadata.read(packed)
-    _check_folder(packed, metadata)
-    out, files = packed / VERIFICATION_NAME, table_files(source).files
-    sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
-    sizes = {file.name: file.stat().st_size for file in files}
-    signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": sizes})
-    if not overwrite and is_finished(out, out, signature, [*files, *(packed / shard.name for shard in metadata.shards)]):
-        reporter.say(f"{packed}: already verified, nothing to do")
-        return Made(TableVerification.read(packed), skipped=True)
-    is_writable = os.access(packed, os.W_OK)
-    if is_writable:
-        remove(out, settings_path(out))
-        begin_artefact(out, out, signature)
-    verification = _prove(source, packed, metadata, reporter, workers)
-    if is_writable:
-        verification.write(out)
-    return Made(verification)
-
-
-def _check_folder(packed: Path, metadata: TableMetadata) -> None:
-    """The folder holds the shards of the metadata, and no other that a reader might take for its own."""
-    for shard in metadata.shards:
-        if not (packed / shard.name).is_file():
-            raise FailedError(f"{packed / shard.name}: the shard is missing; pack the table again")
-    for path in sorted(packed.glob("packed-*")):
-        if path.name not in {shard.name for shard in metadata.shards}:
-            raise FailedError(f"{path}: is not in metadata.json; remove it, or pack the table again")
+        fetch(*(folder / name for name in names_in(folder)))
+        metadata = TableMetadata.read(folder)
+        proof.check_shards(folder, metadata)
+        sizes = {file: file.stat().st_size for file in table_files(table).files}
+        prove = partial(_prove, table, folder, metadata, reporter, workers)
+        again = overwrite or is_mirrored(folder)  # a store counts whole seconds, and a copied table is always new
+        return proof.verify_folder(folder, metadata, sizes, TableVerification, prove, reporter=reporter, overwrite=again)
 
 
 def _prove(
     source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
-) -> TableVerification:
+) -> proof.Proof[TableVerification]:
+    """Compare both sides group by group, and make the manifests and the metadata anew from what was read."""
     path = settings_path(packed)
-    settings = section_from_mapping(TableSettings, read_signature(path).settings, str(path))
-    inputs = {entry.name: {"bytes": entry.bytes, "crc32c": entry.crc32c} for entry in metadata.inputs}
-    for file in table_files(source).files:
-        if inputs.pop(file.name, None) != file_identity(file):
-            raise FailedError(f"{file}: is not the file that was packed, or has changed since; pack the table again")
-    if inputs:
-        raise FailedError(f"{source}: file {next(iter(inputs))} was packed but is missing now; bring it back")
-    table = open_table(source, settings, reporter)
-    shards: list[list[Path]] = [[] for _ in table.groups]
-    for shard in metadata.shards:
-        if file_identity(packed / shard.name) != {"bytes": shard.bytes, "crc32c": shard.crc32c}:
-            raise FailedError(f"{packed / shard.name}: its CRC-32C differs from metadata.json; pack the table again")
-        shards[int(shard.name.split("-")[1])].append(packed / shard.name)
+    signature = read_signature(path)
+    settings = section_from_mapping(TableSettings, signature.settings, str(path))
+    inputs = {file.name: file_identity(file) for file in table_files(source).files}
+    proof.check_inputs(packed, metadata, [InputFile(name=name, **identity) for name, identity in inputs.items()])
+    if signature.inputs != inputs:
+        raise FailedError(f"{path}: its inputs are not those of metadata.json; {metadata.remedy}")
+    table, shards = open_table(source, settings, reporter), proof.shards_of_groups(packed, metadata)
+    if len(shards) != len(table.groups):
+        raise FailedError(f"{packed}: {len(shards)} groups, the table gives {len(table.groups)}; {metadata.remedy}")
     with reporter.task("verify", table.rows, "rows") as task:
-        groups = []
+        manifests = []
         for number in range(len(table.groups)):
-            groups.append(_prove_group(table, number, packed, shards[number], settings, workers))
-            task.advance(groups[-1].rows)
-    return _verification(packed, metadata, groups, table)
+            manifests.append(_prove_group(packed, table, number, shards[number], settings, signature.sha256, workers))
+            task.advance(manifests[-1].rows)
+    right = table_metadata(table, settings, manifests, inputs, metadata.tool_version)
+    return proof.Proof(manifests, right, TableVerification.of(right))
 
 
 def _prove_group(
-    table: GroupedTable, number: int, packed: Path, shards: Sequence[Path], settings: TableSettings, workers: int | None
-) -> TableVerification:
-    """Hold the shards of a group to its rows, and its manifest to what was found."""
+    packed: Path,
+    table: GroupedTable,
+    number: int,
+    shards: Sequence[Shard],
+    settings: TableSettings,
+    signature_sha256: str,
+    workers: int | None,
+) -> TableGroupManifest:
+    """Hold the shards of a group to its rows; its manifest, made anew from what was read."""
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
     sequences, effect = sequences_of(table, rows, settings)
@@ -127,7 +110,11 @@ def _prove_group(
     positions = np.full(sequences.rows.size, -1, np.int64)
     of_pack = np.full(sequences.rows.size, -1, np.int64)
     packs = seen = 0
-    for path in shards:
+    present = []
+    for shard in shards:
+        path, before = packed / shard.name, packs
+        identity = file_identity(path)
+        proof.check_crc32c(path, shard, identity["crc32c"], TableMetadata.remedy)
         for stored in stored_packs(path, layout):
             members = _members(stored, rows, sequences, settings, positions)
             positions[members] = seen + np.arange(members.size)
@@ -137,25 +124,26 @@ def _prove_group(
             if keep_values:
                 check_tokens(stored, layout, rows, sequences.rows[members])
                 check_scalars(stored, layout, rows, sequences.rows[members])
+        present.append(Shard(name=shard.name, packs=packs - before, **identity))
     if (positions < 0).any():
         row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
         raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
-    if settings.keep_together is not None:
-        _check_together(packed, rows, sequences, settings.keep_together, positions, of_pack)
-    proven = TableVerification(
-        rows=rows.lengths.size,
-        sequences=seen,
-        tokens=int(sequences.lengths.sum(dtype=np.int64)),
+    together = _check_together(packed, rows, sequences, settings.keep_together, positions, of_pack)
+    claimed = proof.read_manifest(TableGroupManifest, packed, number)
+    length = settings.max_sequence_length
+    counts = np.bincount(together, minlength=length + 1)[1:]
+    path, depth = manifest_path(packed, number), depth_of(settings.depth, length)
+    proof.check_bound(path, claimed.lower_bound, packs, [counts], depth, TableMetadata.remedy)
+    return TableGroupManifest(
+        **said_of_rows(rows, sequences, effect, settings),
+        signature_sha256=signature_sha256,
+        group=number,
         packs=packs,
-        shards=len(shards),
-        groups=1,
-        columns=tuple(table.columns.names) if keep_values else (),
-        index_only=settings.index_only,
-        too_long=TooLongRows(policy=settings.too_long, **effect._asdict()),
+        lower_bound=claimed.lower_bound,
+        deepest_pack=int(np.bincount(of_pack).max(initial=0)),
+        algorithm_used=claimed.algorithm_used,  # nothing tells but that it is stored
+        shards=tuple(present),
     )
-    manifest = TableGroupManifest.read(manifest_path(packed, number))
-    _compare_figures(manifest, proven, f"the manifest of group {number}", packed)
-    return proven
 
 
 def _members(
@@ -196,11 +184,13 @@ def _check_together(
     packed: Path,
     rows: GroupRows,
     sequences: RowSequences,
-    column: str,
+    column: str | None,
     positions: IntArray,
     of_pack: IntArray,
-) -> None:
-    """Rows with one value are in one pack, side by side and in their order."""
+) -> IntArray:
+    """Rows with one value are in one pack, side by side and in their order. Returns int64: the tokens of each value."""
+    if column is None:
+        return sequences.lengths.astype(np.int64)
     codes = value_codes(rows.scalars.column(column), column)[sequences.rows]
     order = np.argsort(codes, kind="stable")
     same = np.diff(codes[order]) == 0
@@ -208,29 +198,4 @@ def _check_together(
     if parted.any():
         row = int(rows.numbers[sequences.rows[order[np.argmax(parted)]]])
         raise FailedError(f"{packed}: row {row} of the table is not beside the next of its {column}; pack the table again")
-
-
-def _compare_figures(stored: object, proven: TableVerification, what: str, packed: Path) -> None:
-    for key in ("rows", "sequences", "tokens", "packs", "too_long"):
-        claimed, actual = getattr(stored, key), getattr(proven, key)
-        if claimed != actual:
-            raise FailedError(f"{packed}: {what} says {key} {claimed}, found were {actual}; pack the table again")
-
-
-def _verification(
-    packed: Path, metadata: TableMetadata, groups: Sequence[TableVerification], table: GroupedTable
-) -> TableVerification:
-    totals = {
-        key: sum(getattr(group, key) for group in groups) for key in ("rows", "sequences", "tokens", "packs", "shards")
-    }
-    proven = TableVerification(
-        **totals,
-        groups=len(groups),
-        columns=groups[0].columns,
-        index_only=metadata.index_only,
-        too_long=TooLongRows.total(metadata.too_long.policy, [group.too_long for group in groups]),
-    )
-    if proven.rows != table.rows:
-        raise FailedError(f"{packed}: {proven.rows} rows were found, the table has {table.rows}; pack the table again")
-    _compare_figures(metadata, proven, "metadata.json", packed)
-    return proven
+    return np.bincount(codes, weights=sequences.lengths).astype(np.int64)

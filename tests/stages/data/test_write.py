@@ -149,6 +149,7 @@ def test_a_plan_that_does_not_add_up_is_refused(case: PackingCase, tmp_path: Pat
         write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
     content = json.loads(case.plan.read_text())
     content["masked_slots"] = 1
+    content["totals"] |= {"masked_slots": 1, "masked_slots_needed": 1, "smaller_masked_slots": []}
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="more masked positions than masked_slots"):
         write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)

@@ -131,13 +131,13 @@ def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
     value = json.loads(stored.read_text())
     value["too_long"]["rows"] = 1
     stored.write_text(json.dumps(value))
-    with pytest.raises(FailedError, match=r"metadata[.]json says too_long"):
+    with pytest.raises(FailedError, match=r"metadata[.]json: too_long[.]rows: 1 there, 0 by the data"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
 
 def test_another_table_is_not_what_was_packed(folder: Path) -> None:
     tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=2, conversations=25))
-    with pytest.raises(FailedError, match="is not the file that was packed, or has changed since"):
+    with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
 
@@ -152,3 +152,18 @@ def test_a_folder_that_is_not_finished(folder: Path) -> None:
     (folder / "packed" / "metadata.json").unlink()
     with pytest.raises(InputError, match="not wholly"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(tmp_path: Path) -> None:
+    tables.write_lines(tmp_path / "rows.jsonl", [{"input_ids": [7] * 4, "talk": f"{number // 2}"} for number in range(12)])
+    for folder, together in (("apart", None), ("together", "talk")):
+        packed = tmp_path / folder
+        chosen = TableSettings(max_sequence_length=9, shard_multiple=1, algorithm="none", depth=2, keep_together=together)
+        pack_table(tmp_path / "rows.jsonl", packed, chosen, reporter=QUIET, verified=True)
+        packs = json.loads((packed / "metadata.json").read_text())["packs"]
+        assert packs == (6 if together else 12)
+        for name, changes in (("metadata.json", {"gap": packs - 7}), ("group-00000.json", {})):
+            stored = json.loads((packed / name).read_text())
+            (packed / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
+        with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
+            verify_table(tmp_path / "rows.jsonl", packed, reporter=QUIET)
