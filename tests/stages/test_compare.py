@@ -99,7 +99,7 @@ BAD = {
     "a zero": ("x.txt", b"3\n0\n", "x.txt: lengths[1] is 0;"),
     "too large a number": ("x.txt", b"3\n99999999999999999999\n", "x.txt: line 2: '99999999999999999999' is not a length;"),
     "no array": ("x.npy", b"no array", "x.npy: cannot be read as .npy"),
-    "no table": ("x.parquet", b"no table", "x.parquet: cannot be read as Parquet"),
+    "no table": ("x.parquet", b"no table", "x.parquet: cannot be read as a Parquet"),
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.records.tables.parts import explained_arrow_errors, require_pyarrow
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.records.tables.rows import GroupRows, list_values
 from gaudi_bert.records.tables.sources import same_type
 from gaudi_bert.records.tables.write_packs import PackLayout, pad_value
@@ -63,7 +63,7 @@ def stored_packs(path: Path, layout: PackLayout) -> Iterator[StoredPacks]:
             for number in range(shard.num_row_groups):
                 with explained_arrow_errors(path):
                     table = shard.read_row_group(number)
-                yield _checked(path, layout, first, table)
+                yield _checked(path, layout, first, validated(path, table))
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error

@@ -27,7 +27,7 @@ from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.parts import explained_arrow_errors, require_pyarrow
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 
 _PACKS_PER_ROW_GROUP = 2048
 
@@ -192,7 +192,7 @@ class TableFiles:
         pyarrow = require_pyarrow()
         opened = self._open(file)
         with explained_arrow_errors(self.paths[file]):
-            table = opened.read_row_group(number)
+            table = validated(self.paths[file], opened.read_row_group(number))
         columns = {}
         for name in table.column_names:
             array = table.column(name).combine_chunks()

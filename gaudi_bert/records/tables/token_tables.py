@@ -28,7 +28,8 @@ from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID, NOT_PREDICTED
-from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, require_pyarrow, table_schema
+from gaudi_bert.records.tables.arrow import require_pyarrow
+from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.records.tables.rows import ListValues, list_values, refuse_rows, refuse_unequal
 from gaudi_bert.records.tables.sources import is_list
 from gaudi_bert.records.unpacked_encoder import SequenceArrays

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.config.sections import RowFormat, TaskName, TaskSettings
-from gaudi_bert.records.tables.parts import require_pyarrow
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.tasks.rows.fields import Record, RowReader, read_label_names
 from gaudi_bert.tasks.rows.types import STANDARD_INPUT, QuestionRow, Row, source_name
 
@@ -211,18 +211,15 @@ def _parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
     if not Path(path).is_file():
         raise InputError(f"{path}: cannot read: no such file; check the path")
-    pyarrow: Any = require_pyarrow()
+    require_pyarrow()
     from pyarrow import parquet
 
     number = 0
-    try:
-        with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield number, record
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{path}: not a Parquet table ({shortened(str(error))}); write it again") from error
+    with explained_arrow_errors(Path(path)), parquet.ParquetFile(path) as table:
+        for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
+            for record in validated(Path(path), batch).to_pylist():
+                number += 1
+                yield number, record
 
 
 # --- CoNLL and SQuAD

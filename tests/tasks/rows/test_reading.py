@@ -156,7 +156,7 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.jsonl", b'{"text": "\xff"}', "classification", {}, "row 1: not UTF-8 at its byte 10"),
     ("x.xyz", "a", "classification", {}, "unknown ending"),
     ("x.jsonl", "{}", "classification", {"columns": ("text",)}, "--columns is for CSV and TSV"),
-    ("x.parquet", "no", "classification", {}, "not a Parquet table"),
+    ("x.parquet", "no", "classification", {}, "cannot be read as a Parquet"),
 ]
 
 
