@@ -17,7 +17,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.dealing import deal_sequences
-from gaudi_bert.common.errors import ArgumentError, InputError
+from gaudi_bert.common.errors import ArgumentError, InputError, shown
 from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
@@ -183,7 +183,9 @@ def pack_histogram(
 
 def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int) -> Packing:
     """The packing of a histogram, checked and proven; what it rejects is an argument of the caller."""
-    if depth != "max":
+    if not isinstance(algorithm, str):
+        raise ArgumentError(f"algorithm is {shown(algorithm)}; it must be the name of one, such as optimal")
+    if not isinstance(depth, str) or depth != "max":
         depth = whole_number(depth, "depth", 1)
     try:
         return pack_counts(histogram, algorithm, depth, seed=seed)

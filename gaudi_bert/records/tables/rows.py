@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, BoolArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.parts import TablePart, read_parts
@@ -125,8 +125,11 @@ def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[s
     refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
     refuse_rows(part, lengths > _LARGEST_LENGTH, "is too long; split it, or leave it out")
     used = tokens.values[tokens.offsets[0] : tokens.offsets[-1]]
-    if used.size and used.min() < 0:
-        refuse_rows(part, _rows_of(tokens, used < 0), f"input_ids holds {used[used < 0][0]}; token ids are 0 or more")
+    wrong = first_not_whole(used, 0, MOST_TOKEN_ID)
+    if wrong >= 0:
+        row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
+        reason = f"input_ids holds {used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
+        refuse_rows(part, np.arange(lengths.size) == row, reason)
     for name, others in lists.items():
         refuse_unequal(part, name, np.diff(others.offsets), lengths, "give as many, or leave the column out with --columns")
     if MASK_COLUMN in lists:
