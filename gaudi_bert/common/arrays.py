@@ -74,4 +74,4 @@ def first_not_whole(values: AnyArray, least: int, most: int) -> int:
 
 def is_whole(value: Any, least: int, most: int) -> bool:
     """Whether one value of Python or numpy is a whole number of `least` .. `most`."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= value <= most
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(least <= value <= most)

@@ -96,8 +96,9 @@ def _shown_at(values: AnyArray, index: int) -> str:
 
 def refuse_masked(values: Any, name: str) -> None:
     """Refuse a masked array that masks something: numpy forgets the mask where it converts the array."""
-    if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
-        index = int(np.argmax(np.ma.getmaskarray(values)))
+    masked = np.asarray(values.mask) if isinstance(values, np.ma.MaskedArray) else np.zeros(1, np.bool_)
+    if masked.any():
+        index = int(np.argmax(masked))
         raise ArgumentError(f"{name}[{index}] is masked; leave masked entries out: `{name}.compressed()`")
 
 

@@ -27,6 +27,7 @@ _LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
 _INPUT_IDS = "input_ids"
 # The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
 _WORD = re.compile(r"\w+|[^\w\s]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _OUTSIDE = "O"
 # Numbers as text, as JSON has them: Python's own `int` and `float` take the digits of every script, and `1_000`.
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -87,9 +88,15 @@ class RowReader:
         value = record[column]
         if not isinstance(value, str):
             raise self.error(number, f"{column} is {shown(value)}", "it must be a text")
-        if not value.strip():
+        if not value.strip() and (self.labelled or self.task in _LANGUAGE_MODELLING):  # there is nothing to learn from it
             raise self.error(number, f"{column} is empty", "give it a text, or leave the row out")
-        return value
+        return self._characters(number, column, value)
+
+    def _characters(self, number: int, column: str, text: str) -> str:
+        problem = half_character(text)
+        if problem:
+            raise self.error(number, f"{column} {problem}", "write the other half too, or leave it out")
+        return text
 
     def _label(self, number: int, record: Record) -> str | tuple[str, ...] | float:
         column = self.settings.label
@@ -141,17 +148,17 @@ class RowReader:
             raise self.error(
                 number, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
             )
-        return value.strip()
+        return self._characters(number, column, value.strip())
 
     def _tagged_row(self, number: int, record: Record) -> TaggedRow:
         settings = self.settings
         if settings.tokens not in record:
             return self._words_of_text(number, record)
         tokens = self._strings(number, settings.tokens, record[settings.tokens])
-        if not tokens:
-            raise self.error(number, f"{settings.tokens} is empty", "give it words, or leave the row out")
         if not self.labelled:
             return TaggedRow(number, tokens)
+        if not tokens:
+            raise self.error(number, f"{settings.tokens} is empty", "give it words, or leave the row out")
         value = record.get(settings.tags)
         if value is None:
             problem = f"has no {settings.tags!r}, only {_names(record)}"
@@ -179,7 +186,7 @@ class RowReader:
         for index, word in enumerate(value):
             if not isinstance(word, str) or not word.strip():
                 raise self.error(number, f"{column}[{index}] is {shown(word)}", "each must be a word")
-        return tuple(value)
+        return tuple(self._characters(number, column, word) for word in value)
 
     def _ids_row(self, number: int, record: Record) -> IdsRow:
         values = record[_INPUT_IDS]
@@ -190,6 +197,12 @@ class RowReader:
                 problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
                 raise self.error(number, problem, f"token numbers are whole numbers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(number, tuple(values))
+
+
+def half_character(text: str) -> str | None:
+    """What is wrong with a text that holds a lone surrogate, which no tokenizer takes and no file of UTF-8; else None."""
+    found = None if text.isascii() else _LONE_SURROGATE.search(text)
+    return f"holds half a character, \\u{ord(found[0]):04x} at {found.start()}" if found else None
 
 
 def _names(record: Record) -> str:
