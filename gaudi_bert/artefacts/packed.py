@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
+from gaudi_bert.common.files import read_file, read_json
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
@@ -61,7 +61,7 @@ class VocabularyInfo(Artefact):
     def of(cls, path: Path) -> VocabularyInfo:
         """Of a vocab.txt: one token per line, and only a newline ends it."""
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError as error:
             raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
         # Tokens may hold other characters that Unicode counts as line breaks.

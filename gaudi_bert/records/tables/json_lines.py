@@ -21,7 +21,7 @@ import numpy as np
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, open_file, regular
 from gaudi_bert.records.tables.arrow import require_pyarrow, validated
 from gaudi_bert.records.wire.memory import as_word
 
@@ -69,7 +69,7 @@ def _blocks(path: Path, start: int, end: int | None) -> Iterator[bytes]:
     """The text from byte `start` on, cut behind newlines; the last line may lack one."""
     with explained_os_errors(path, "read"):
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as handle:
+            with gzip.open(regular(path)) if path.suffix == ".gz" else open_file(path) as handle:
                 handle.seek(start)
                 remaining = None if end is None else end - start
                 rest = b""

@@ -21,7 +21,7 @@ import numpy as np
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.files import atomic_file, regular
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
@@ -184,7 +184,7 @@ class TableFiles:
             from pyarrow import parquet
 
             with explained_arrow_errors(self.paths[number]):
-                self._files[number] = parquet.ParquetFile(self.paths[number], memory_map=True)
+                self._files[number] = parquet.ParquetFile(regular(self.paths[number]), memory_map=True)
         return self._files[number]
 
     def _group(self, file: int, record: int) -> _Group:

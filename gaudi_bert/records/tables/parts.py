@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, open_file, regular
 from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.records.tables.json_lines import is_json, json_parts, json_schema, read_json_lines
 
@@ -55,8 +55,8 @@ def table_schema(path: Path) -> Any:
         if _is_parquet(path):
             from pyarrow import parquet
 
-            return parquet.read_schema(path)
-        with pyarrow.OSFile(str(path)) as source:
+            return parquet.read_schema(regular(path))
+        with pyarrow.OSFile(str(regular(path))) as source:
             return _open_arrow(source).schema
 
 
@@ -125,7 +125,7 @@ def _checked(part: TablePart, table: Any) -> Any:
 
 
 def _is_parquet(path: Path) -> bool:
-    with explained_os_errors(path, "read"), path.open("rb") as handle:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
         return handle.read(4) == b"PAR1"
 
 
@@ -133,7 +133,7 @@ def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, 
     """(rows, bytes in memory) of each row group."""
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as table:
+    with parquet.ParquetFile(regular(path)) as table:
         metadata = table.metadata
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
@@ -148,7 +148,7 @@ def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str]
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as table:
+    with parquet.ParquetFile(regular(path)) as table:
         for number, group in itertools.groupby(parts, key=lambda part: part.position):
             by_start = {part.start: part for part in group}
             step = next(iter(by_start.values())).step
@@ -173,7 +173,7 @@ def _open_arrow(source: Any) -> Any:
 def _arrow_batches(path: Path, columns: Collection[str]) -> Iterator[Any]:
     """All record batches, of these columns: views of the file, of which only what is looked at is read."""
     pyarrow = require_pyarrow()
-    with pyarrow.memory_map(str(path)) as source:
+    with pyarrow.memory_map(str(regular(path))) as source:
         reader = _open_arrow(source)
         is_file = hasattr(reader, "num_record_batches")
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader

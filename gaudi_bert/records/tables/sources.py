@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import explained_os_errors, read_json
+from gaudi_bert.common.files import explained_os_errors, open_file, read_json, regular
 from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.records.tables.parts import table_schema
 from gaudi_bert.records.wire.crc32c import crc32c
@@ -123,7 +123,7 @@ def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
 def file_identity(path: Path) -> dict[str, int]:
     """`bytes` and `crc32c` of a file, by which an input is known wherever it lies."""
     checksum = size = 0
-    with explained_os_errors(path, "read"), path.open("rb") as handle:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
         while piece := handle.read(_PIECE_BYTES):
             checksum, size = crc32c(piece, checksum), size + len(piece)
     return {"bytes": size, "crc32c": checksum}
@@ -274,7 +274,7 @@ def read_column_lengths(path: Path, column: str | None = None) -> AnyArray:
 
     name = TOKENS_COLUMN if column is None else column
     with explained_arrow_errors(path):
-        table = dataset.dataset(path, format="parquet")
+        table = dataset.dataset(regular(path), format="parquet")
         if name not in table.schema.names:
             raise InputError(f"{path}: has no column {name}; it has {', '.join(table.schema.names)}: write FILE:COLUMN")
         kind, cells = table.schema.field(name).type, dataset.field(name)

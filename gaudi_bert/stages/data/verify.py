@@ -39,6 +39,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.records.file_contents import (
@@ -97,7 +98,7 @@ def verify(
 
 def _signature(packed: Path, files: Sequence[RecordFile]) -> Signature:
     """What is verified: the metadata, which holds every size and CRC, against these files."""
-    metadata_sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
+    metadata_sha256 = hashlib.sha256(read_file(packed / METADATA_NAME)).hexdigest()
     return Signature("verify", {}, {"metadata_sha256": metadata_sha256, "files": {file.name: file.bytes for file in files}})
 
 

@@ -28,6 +28,7 @@ from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in, remove
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError
+from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings
@@ -65,7 +66,7 @@ def _verify(
     metadata = TableMetadata.read(packed)
     _check_folder(packed, metadata)
     out, files = packed / VERIFICATION_NAME, table_files(source).files
-    sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(read_file(packed / METADATA_NAME)).hexdigest()
     sizes = {file.name: file.stat().st_size for file in files}
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": sizes})
     if not overwrite and is_finished(out, out, signature, [*files, *(packed / shard.name for shard in metadata.shards)]):

@@ -39,7 +39,7 @@ STANDARD_OUTPUT = "-"
 
 
 class WindowAnswers(NamedTuple):
-    """The bytes to write for a window, and of its rows: too long ones, tokens, slots of all packs, gain by packing, bad ones."""
+    """The bytes to write for a window; rows that were too long, tokens, slots of all packs, gain by packing; bad rows."""
 
     data: bytes
     cut_rows: int

@@ -17,6 +17,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
 from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.tasks.rows.types import TASKS_WITH_LABELS, IdsRow, Row, TaggedRow, TextRow
 
@@ -215,7 +216,7 @@ def _names(record: Record) -> str:
 def read_label_names(path: Path) -> tuple[str, ...]:
     """The names in a file, one per line; a line's number, from 0, is the label's."""
     try:
-        text = path.read_text(encoding="utf-8-sig").rstrip()
+        text = read_file(path).decode("utf-8-sig").rstrip()
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; --labels needs a file with one label per line") from error
     except UnicodeDecodeError as error:

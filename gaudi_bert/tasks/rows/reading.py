@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.files import open_file, regular
 from gaudi_bert.config.sections import RowFormat, TaskName, TaskSettings
 from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.tasks.rows.fields import Record, RowReader, half_character, read_label_names
@@ -119,7 +120,7 @@ def _open_bytes(path: str | Path) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        with Path(path).open("rb") as plain:
+        with open_file(path) as plain:
             is_gzip = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
             if is_gzip:
@@ -239,13 +240,11 @@ def _comma_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str] |
 def _parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
     if str(path) == STANDARD_INPUT:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
-    if not Path(path).is_file():
-        raise InputError(f"{path}: cannot read: no such file; check the path")
     require_pyarrow()
     from pyarrow import parquet
 
     number = 0
-    with explained_arrow_errors(Path(path)), parquet.ParquetFile(path) as table:
+    with explained_arrow_errors(Path(path)), parquet.ParquetFile(regular(path)) as table:
         for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
             for record in validated(Path(path), batch).to_pylist():
                 number += 1

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import read_json
+from gaudi_bert.common.files import read_json, regular
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
@@ -157,7 +157,7 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
     tensors: dict[str, Float32Array] = {}
     for file in files:
         try:
-            tensors.update(load_file(file))
+            tensors.update(load_file(regular(file)))
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error
