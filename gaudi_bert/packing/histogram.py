@@ -11,7 +11,7 @@ value before anything is packed: a whole float may be a length, but an array of 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class Histogram:
 
 def _whole_numbers(values: Any, name: str) -> IntArray:
     """`values` as a new int64 array without fractions, negative numbers or what does not fit; entry 0 is length 1."""
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
         raise InputError(f"{name} must be a list of whole numbers, one for each length")
     refuse_masked(values, name)
     array = np.asarray(values) if hasattr(values, "__array__") else np.fromiter(values, object)

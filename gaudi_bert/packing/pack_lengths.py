@@ -164,7 +164,8 @@ def pack_histogram(
     """
     seed = whole_number(seed, "seed", 0)
     try:
-        histogram = Histogram(len(counts) if hasattr(counts, "__len__") else 0, counts)
+        size = counts.size if isinstance(counts, np.ndarray) else len(counts) if hasattr(counts, "__len__") else 0
+        histogram = Histogram(size, counts)
         if max_sequence_length is not None:
             histogram = rescaled(histogram, whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS))
     except InputError as error:
