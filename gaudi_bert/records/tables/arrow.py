@@ -40,6 +40,17 @@ def explained_arrow_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read as a Parquet or Arrow table: {reason}; write it again") from error
 
 
+@contextmanager
+def explained_values(path: Path) -> Iterator[None]:
+    """Turn what pyarrow says of values that it can read and not write into one line; `path` is the table."""
+    try:
+        yield
+    except require_pyarrow().ArrowException as error:
+        reason = shortened(str(error), 200)
+        remedy = "cast the column, or leave it out with --columns"
+        raise InputError(f"{path}: holds a column that cannot be packed: {reason}; {remedy}") from error
+
+
 def validated(path: Path, content: Any) -> Any:
     """A table, batch or column of the file `path`: every offset lies in its buffer, every text is UTF-8."""
     with explained_arrow_errors(path):
