@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from typing_extensions import Self
 
 from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import write_json, write_text
+from gaudi_bert.common.files import read_file, write_json, write_text
 
 LARGEST_COUNT = 2**62
 """Of anything that is counted: sums of two fit int64."""
@@ -51,7 +51,7 @@ class Artefact(BaseModel):
         """Read and check a file, or the file of this name in a folder. Errors are one line that names the key at fault."""
         path = cls.path_in(path)
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError as error:
             raise InputError(f"{path}: cannot read: {error.strerror}; check the path") from error
         return cls.parse(data, str(path), cls.remedy)
@@ -120,7 +120,7 @@ class Figures(Artefact):
 def whole_lines(path: Path, remedy: str) -> list[bytes]:
     """The lines of a file with one object per line; a last one that a killed run cut short is left out."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path).splitlines()
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; {remedy}") from error
     if lines and not lines[-1].endswith(b"}"):

@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, 
 from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.figures import PackingFigures
-from gaudi_bert.common.files import read_json
+from gaudi_bert.common.files import read_file, read_json
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
@@ -66,7 +66,7 @@ class VocabularyInfo(Artefact):
     def of(cls, path: Path) -> VocabularyInfo:
         """Of a vocab.txt: one token per line, and only a newline ends it."""
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError as error:
             raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
         # Tokens may hold other characters that Unicode counts as line breaks.

@@ -116,6 +116,7 @@ Columns = Annotated[
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
 Precision = Annotated[str, typer.Option(help="Precision of matrix products: float32 or bfloat16.")]
+OnBadRow = Annotated[str, typer.Option(help="A row that cannot be read: stop, or skip, which names it in its place.")]
 Unpacked = Annotated[bool, typer.Option("--unpacked", help="One row at a time, for comparison.")]
 
 
@@ -171,6 +172,7 @@ def predict(
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
+    on_bad_row: OnBadRow = "stop",
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -179,7 +181,7 @@ def predict(
     from gaudi_bert.stages.tasks.predict import PredictOptions
     from gaudi_bert.stages.tasks.predict import predict as run
 
-    options = PredictOptions(max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
+    options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row)  # type: ignore[arg-type]
     changes = arguments.task_settings(set_, columns).model_dump(exclude_unset=True)
     result = run(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
@@ -200,6 +202,7 @@ def embed(
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
+    on_bad_row: OnBadRow = "stop",
     set_: arguments.Set = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -208,7 +211,14 @@ def embed(
     from gaudi_bert.stages.tasks.embed import EmbedOptions
     from gaudi_bert.stages.tasks.embed import embed as run
 
-    options = EmbedOptions(pooling, normalize, max_sequence_length, precision, not unpacked)  # type: ignore[arg-type]
+    options = EmbedOptions(
+        pooling,  # type: ignore[arg-type]
+        normalize,
+        max_sequence_length,
+        precision,  # type: ignore[arg-type]
+        not unpacked,
+        on_bad_row,  # type: ignore[arg-type]
+    )
     settings = arguments.task_settings(set_, columns, too_long="truncate")
     result = run(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":

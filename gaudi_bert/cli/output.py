@@ -120,7 +120,9 @@ def describe_answers(result: Mapping[str, Any]) -> list[str]:
     if result.get("skipped"):
         return []
     counted = f"{count_of(result['rows'], 'row')}, {count_of(result['tokens'], 'token')}"
-    return [f"{counted}; {100 * result['padding']:.1f} % of what was computed is padding"]
+    cut = f"; {result['cut_rows']:,} were longer than {result['max_sequence_length']} tokens" if result["cut_rows"] else ""
+    bad = f"; {result['bad_rows']:,} cannot be read" if result.get("bad_rows") else ""
+    return [f"{counted}{cut}{bad}; {100 * result['padding']:.1f} % of what was computed is padding"]
 
 
 def describe_any(result: Mapping[str, Any]) -> list[str]:

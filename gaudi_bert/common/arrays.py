@@ -46,3 +46,32 @@ def random_words(count: int, seed: int, purpose: str, *indices: int) -> NDArray[
 def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
     """A permutation of 0 .. count - 1, int64, fixed for ever by its arguments."""
     return np.argsort(random_words(count, seed, purpose, *indices), kind="stable")
+
+
+# --- whole numbers as others wrote them
+
+MOST_TOKEN_ID = 2**31 - 1
+"""Of a token in a table: token ids are int32 wherever a model takes them."""
+
+
+def first_not_whole(values: AnyArray, least: int, most: int) -> int:
+    """Index of the first of `values` (one-dimensional) that is not a whole number of `least` .. `most`; -1 where all are.
+
+    Asked before numbers change their type: one that does not fit would wrap, and a truth value would count as 1.
+    """
+    kind = values.dtype.kind
+    if kind == "O":
+        wrong = np.fromiter((not is_whole(value, least, most) for value in values), np.bool_, values.size)
+    elif kind in "iu" and (not values.size or (values.min() >= least and values.max() <= most)):
+        return -1
+    elif kind in "iuf":
+        wrong = (values < least) | (values > most)
+        wrong |= np.floor(values) != values if kind == "f" else False
+    else:
+        wrong = np.ones(values.size, np.bool_)
+    return int(np.argmax(wrong)) if wrong.any() else -1
+
+
+def is_whole(value: Any, least: int, most: int) -> bool:
+    """Whether one value of Python or numpy is a whole number of `least` .. `most`."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(least <= value <= most)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import reprlib
 
+_LONGEST_MESSAGE = 1000
+
 
 class GaudiBertError(Exception):
-    """Base of all errors that are shown to the user as one line."""
+    """Base of all errors that are shown to the user as one line, of bounded length whatever the names and values in it."""
 
     exit_code = 1
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message, _LONGEST_MESSAGE))
 
 
 class FailedError(GaudiBertError):

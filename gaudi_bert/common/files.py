@@ -14,8 +14,9 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +37,7 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
         errno.ENOENT: "it does not exist or has vanished: check the path",
         errno.ENAMETOOLONG: "use shorter names",
         errno.ELOOP: "fix the symbolic links",
+        errno.ENOTDIR: "one of its folders is a file: check the path",
     }
     try:
         yield
@@ -43,13 +45,58 @@ def explained_os_errors(path: Path, action: str) -> Iterator[None]:
         reason = error.strerror or str(error)
         remedy = remedies.get(error.errno or 0, "see the reason given by the operating system")
         kind = InputError if error.errno in BAD_PATH else FailedError
-        raise kind(f"{path}: cannot {action}: {reason}; {remedy}") from error
+        raise kind(f"{shortened(str(path), 300)}: cannot {action}: {reason}; {remedy}") from error
+
+
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def regular(path: Path | str) -> Path:
+    """`path`, for whoever opens it: a file with an end. A pipe, a device or a socket would be waited for, or never end.
+
+    Whatever is opened for reading passes here. What the operating system says of a path (that there is none) is raised as
+    it is: who reads knows the remedy.
+    """
+    kind = _KINDS.get(stat.S_IFMT(os.stat(_possible(path)).st_mode))
+    if kind is not None:
+        raise InputError(f"{shortened(str(path), 300)}: is {kind}; give a file, which has an end")
+    return Path(path)
+
+
+def open_file(path: Path | str) -> BinaryIO:
+    """A file for reading; never a pipe, a device or a socket."""
+    return open(regular(path), "rb")
+
+
+def read_file(path: Path | str) -> bytes:
+    """The content of a file."""
+    with open_file(path) as handle:
+        return handle.read()
+
+
+def read_text(path: Path | str) -> str:
+    """The content of a file of UTF-8; every end of a line is a line feed."""
+    with open(regular(path), encoding="utf-8") as handle:
+        return handle.read()
+
+
+def _possible(path: Path | str) -> Path | str:
+    """`path`, which may be one: the operating system takes no NUL and no half characters."""
+    text = os.fspath(path)
+    try:
+        if b"\0" not in os.fsencode(text):
+            return path
+    except UnicodeEncodeError:
+        pass
+    raise InputError(f"{shown(text)}: is no path; leave out what no name of a file can hold")
 
 
 def check_name(path: Path) -> None:
-    """Refuse what has no name of its own: a file or folder that is made, locked or removed must have one."""
+    """Refuse what cannot be made, locked or removed: what has no name of its own, a device, a link that leads nowhere."""
     if path.name in ("", ".."):
         raise InputError(f"{str(path)!r}: has no name of its own; give the name of a file or folder to make")
+    with explained_os_errors(path, "write"), suppress(FileNotFoundError):
+        regular(path)
 
 
 def hidden_beside(path: Path, ending: str) -> Path:
@@ -150,7 +197,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; check the path") from error
     except (ValueError, RecursionError) as error:

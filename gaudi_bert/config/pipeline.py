@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.files import read_text
 from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
 from gaudi_bert.config.sections import (
@@ -116,7 +117,7 @@ def load_pipeline(path: Path | str | None, overrides: Iterable[str] = ()) -> Pip
     mapping: Any = {}
     if path is not None:
         try:
-            mapping = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+            mapping = parse_yaml(read_text(path), str(path))
         except OSError as error:
             raise InputError(f"{path}: cannot read the pipeline file: {error.strerror}; check the path") from error
         except UnicodeDecodeError as error:

@@ -44,7 +44,7 @@ class PackingSettings(Settings):
         "best-fit", description="nnls only: sequences that are left over are packed by best fit, or padded as published"
     )
     masked_slots: int | None = Field(
-        None, ge=1, description="Q, masked positions per pack; default: max_predictions + depth"
+        None, ge=1, le=32768, description="Q, masked positions per pack; default: max_predictions + depth"
     )
     group_sequences: int = Field(
         500_000, ge=1, description="most sequences per group of files; each group is packed on its own"

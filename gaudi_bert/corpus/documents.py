@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_TEXTS
+from gaudi_bert.common.files import open_file
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
 
@@ -105,7 +106,7 @@ def source_identity(source: Source) -> dict[str, Any]:
         checksum, size = zlib.crc32(content), len(content)
     else:
         try:
-            with open(source.path, "rb") as handle:
+            with open_file(source.path) as handle:
                 while chunk := handle.read(_READ_BYTES):
                     checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
         except OSError as error:
@@ -254,7 +255,7 @@ def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
 
 def _open_bytes(path: Path) -> BinaryIO:
     try:
-        return open(path, "rb")
+        return open_file(path)
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; check the file and its permissions") from error
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -71,7 +72,7 @@ class Vocabulary:
 def read_vocabulary(path: Path) -> Vocabulary:
     """Read a vocab.txt, one token a line."""
     try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
+        lines = read_file(path).decode("utf-8").split("\n")
     except OSError as error:
         raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path (prepare.vocab)") from error
     except UnicodeDecodeError as error:

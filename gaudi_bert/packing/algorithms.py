@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.exact.bounds import prove_bound
 from gaudi_bert.packing.exact.optimal import solve_optimally
@@ -70,7 +70,7 @@ def solve(
     if algorithm not in ALGORITHMS:
         near = difflib.get_close_matches(algorithm, ALGORITHMS, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ALGORITHMS)}"
-        raise InputError(f"algorithm `{algorithm}` is unknown; {hint}")
+        raise InputError(f"algorithm `{shortened(algorithm)}` is unknown; {hint}")
     known = ALGORITHMS[algorithm]
     offered: dict[str, Any] = {"leftovers": leftovers, "seed": seed, "work": work}
     result = known.pack(counts, depth, **{name: offered[name] for name in known.needs})

@@ -11,15 +11,16 @@ value before anything is packed: a whole float may be a length, but an array of 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray
+from gaudi_bert.common.arrays import AnyArray, IntArray, first_not_whole
 from gaudi_bert.common.errors import ArgumentError, InputError, shown
 
+_MOST_INT64 = 2**63 - 1
 MAX_TOKENS = 2**62  # so that every sum of tokens and every product in the certificate fits int64
 
 
@@ -39,7 +40,7 @@ class Histogram:
 
     def __post_init__(self) -> None:
         if isinstance(self.max_sequence_length, bool) or not isinstance(self.max_sequence_length, (int, np.integer)):
-            raise InputError(f"max_sequence_length is {self.max_sequence_length!r}; it must be a whole number from 1")
+            raise InputError(f"max_sequence_length is {shown(self.max_sequence_length)}; it must be a whole number from 1")
         if self.max_sequence_length < 1:
             raise InputError(f"max_sequence_length is {self.max_sequence_length}; it must be at least 1")
         for name in ("counts",) if self.max_masked is None else ("counts", "max_masked"):
@@ -75,20 +76,30 @@ class Histogram:
 
 def _whole_numbers(values: Any, name: str) -> IntArray:
     """`values` as a new int64 array without fractions, negative numbers or what does not fit; entry 0 is length 1."""
-    if isinstance(values, (str, bytes, Mapping)) or np.ndim(values) != 1:
+    if isinstance(values, (str, bytes, Mapping, Set)) or not isinstance(values, Iterable):
         raise InputError(f"{name} must be a list of whole numbers, one for each length")
-    if isinstance(values, np.ndarray) and values.dtype.kind == "i":
-        numbers = values.astype(np.int64)
-    else:
-        for length, value in enumerate(values, start=1):
-            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not whole or abs(value) >= 2**63:
-                raise InputError(f"{name} holds {value!r} at length {length}; it must be a whole number from 0")
-        numbers = np.asarray([int(value) for value in values], dtype=np.int64)
-    if numbers.size and int(numbers.min()) < 0:
-        length = int(np.argmax(numbers < 0)) + 1
-        raise InputError(f"{name} holds {numbers[length - 1]} at length {length}; it must be 0 or more")
-    return numbers
+    refuse_masked(values, name)
+    array = np.asarray(values) if hasattr(values, "__array__") else np.fromiter(values, object)
+    if array.ndim != 1:
+        raise InputError(f"{name} must be a list of whole numbers, one for each length")
+    wrong = first_not_whole(array, 0, _MOST_INT64) if array.dtype.kind in "iuO" or not array.size else 0
+    if wrong >= 0:
+        raise InputError(f"{name} holds {_shown_at(array, wrong)} at length {wrong + 1}; it must be a whole number from 0")
+    return array.astype(np.int64)
+
+
+def _shown_at(values: AnyArray, index: int) -> str:
+    """One entry, as Python writes it."""
+    value = values[index]
+    return shown(value.item() if isinstance(value, np.generic) else value)
+
+
+def refuse_masked(values: Any, name: str) -> None:
+    """Refuse a masked array that masks something: numpy forgets the mask where it converts the array."""
+    masked = np.asarray(values.mask) if isinstance(values, np.ma.MaskedArray) else np.zeros(1, np.bool_)
+    if masked.any():
+        index = int(np.argmax(masked))
+        raise ArgumentError(f"{name}[{index}] is masked; leave masked entries out: `{name}.compressed()`")
 
 
 def merge_histograms(histograms: Iterable[Histogram]) -> Histogram:
@@ -131,7 +142,10 @@ MOST_SLOTS = 2**24
 
 def whole_number(value: Any, name: str, least: int, most: int | None = None) -> int:
     """`value` as a whole number of `least` .. `most`; an ArgumentError where it is not one."""
-    number = None if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__") else operator.index(value)
+    try:
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = None
     if number is None or number < least or (most is not None and number > most):
         limits = f"from {least}" + (f" to {most}" if most is not None else "")
         raise ArgumentError(f"{name} is {shown(value if number is None else number)}; it must be a whole number {limits}")
@@ -156,8 +170,8 @@ def checked_lengths(lengths: Any, max_sequence_length: int, name: str = "lengths
         raise ArgumentError(f"{name} is empty; give the length of at least one sequence")
     if values.dtype.kind not in "iu":
         raise _not_whole(values, longest, name)
-    if int(values.min()) < 1 or int(values.max()) > longest:
-        index = int(np.argmax((values < 1) | (values > longest)))
+    index = first_not_whole(values, 1, longest)
+    if index >= 0:
         raise _outside(int(values[index]), index, longest, name)
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 
@@ -170,6 +184,7 @@ def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
 
 def _as_array(lengths: Any, longest: int, name: str) -> AnyArray:
     """`lengths` as an array of whatever type they have."""
+    refuse_masked(lengths, name)
     if hasattr(lengths, "__array__"):
         array = np.asarray(lengths)
         if array.dtype.kind != "O":
@@ -197,7 +212,7 @@ def _not_whole(values: AnyArray, longest: int, name: str) -> ArgumentError:
             index = int(broken[0])
         else:
             remedy += f", in an integer type: `{name}.astype(int)`"
-    return ArgumentError(f"{name}[{index}] is {shown(values[index].item())}, of type {values.dtype}; {remedy}")
+    return ArgumentError(f"{name}[{index}] is {_shown_at(values, index)}, of type {values.dtype}; {remedy}")
 
 
 def _outside(value: int, index: int, longest: int, name: str) -> ArgumentError:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.dealing import deal_sequences
-from gaudi_bert.common.errors import ArgumentError, InputError
+from gaudi_bert.common.errors import ArgumentError, InputError, shown
 from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.packing.algorithms import pack_histogram as pack_counts
 from gaudi_bert.packing.histogram import MOST_SLOTS, Histogram, checked_lengths, histogram_of, rescaled, whole_number
@@ -164,7 +164,8 @@ def pack_histogram(
     """
     seed = whole_number(seed, "seed", 0)
     try:
-        histogram = Histogram(len(counts) if hasattr(counts, "__len__") else 0, counts)
+        size = counts.size if isinstance(counts, np.ndarray) else len(counts) if hasattr(counts, "__len__") else 0
+        histogram = Histogram(size, counts)
         if max_sequence_length is not None:
             histogram = rescaled(histogram, whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS))
     except InputError as error:
@@ -183,7 +184,9 @@ def pack_histogram(
 
 def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int) -> Packing:
     """The packing of a histogram, checked and proven; what it rejects is an argument of the caller."""
-    if depth != "max":
+    if not isinstance(algorithm, str):
+        raise ArgumentError(f"algorithm is {shown(algorithm)}; it must be the name of one, such as optimal")
+    if not isinstance(depth, str) or depth != "max":
         depth = whole_number(depth, "depth", 1)
     try:
         return pack_counts(histogram, algorithm, depth, seed=seed)

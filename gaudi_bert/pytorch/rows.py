@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, first_not_whole
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.read.arrays import pack_rows
 
@@ -104,14 +104,23 @@ def token_matrix(rows: Sequence[Row], name: str) -> AnyArray:
     """A column with a value per token, [B, L]; perhaps a view.
 
     Raises:
-        InputError: the rows have unequal lengths.
+        InputError: the rows have unequal lengths, or hold what is no whole number of 32 bits.
     """
     block = _common_block(rows)
     if block is not None:
         return block[0].of_tokens[name][block[1]]
     if len({len(row[name]) for row in rows}) != 1:
         raise InputError("rows of unequal lengths in one batch: all packs of a batch have the same length")
-    return np.stack([row[name] for row in rows])
+    matrix = np.stack([np.asarray(row[name]) for row in rows])
+    _check_whole(matrix.reshape(-1), name)
+    return matrix
+
+
+def _check_whole(values: AnyArray, name: str) -> None:
+    """Numbers of other hands must be whole numbers of 32 bits, before they become int64."""
+    wrong = first_not_whole(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
+    if wrong >= 0:
+        raise InputError(f"{name}: a row holds {values[wrong]}; it must hold whole numbers that fit into 32 bits")
 
 
 def sequence_counts(rows: Sequence[Row], name: str) -> AnyArray:
@@ -121,11 +130,16 @@ def sequence_counts(rows: Sequence[Row], name: str) -> AnyArray:
 
 
 def sequence_matrix(rows: Sequence[Row], name: str, depth: int, empty: int) -> AnyArray:
-    """A column with a value per sequence, int64 [B, depth], then `empty`; no row has more values than `depth`."""
+    """A column with a value per sequence, int64 [B, depth], then `empty`; no row has more values than `depth`.
+
+    Raises:
+        InputError: a row holds what is no whole number of 32 bits.
+    """
     values = np.full((len(rows), depth), empty, np.int64)
     common = _common_block(rows)
     if common is None:
         for to, row in zip(values, rows, strict=True):
+            _check_whole(np.asarray(row[name]), name)
             to[: len(row[name])] = row[name]
         return values
     block, positions = common

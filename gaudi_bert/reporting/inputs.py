@@ -26,7 +26,7 @@ from gaudi_bert.artefacts.training import (
 )
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, open_file, read_text
 from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.packing.histogram import Histogram
 
@@ -150,7 +150,7 @@ def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
 
 
 def _count_lines(path: Path) -> int:
-    with explained_os_errors(path, "read"), path.open("rb") as handle:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
         return sum(block.count(b"\n") for block in iter(lambda: handle.read(2**20), b""))
 
 
@@ -171,7 +171,7 @@ def _check_together(plan: Path, inputs: ReportInputs) -> None:
 
 def _read_pipeline(path: Path) -> dict[str, Any] | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot read: {error}; make it again with `gaudi-bert train`") from error
     pipeline = parse_yaml(text, str(path))

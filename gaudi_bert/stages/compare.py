@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, Int32Array, permutation
-from gaudi_bert.common.errors import ArgumentError, InputError, shown
+from gaudi_bert.common.errors import ArgumentError, InputError, shortened, shown
+from gaudi_bert.common.files import explained_os_errors, open_file, read_file
 from gaudi_bert.common.progress import Reporter, measured
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram
 from gaudi_bert.packing.heuristics import shuffled_lengths
@@ -24,6 +25,9 @@ from gaudi_bert.stages.estimate import check_picture, histogram_of_source
 OURS = ("optimal", "nnls", "lpfhp")
 SEED = 12345
 
+_NPY = b"\x93NUMPY"
+_WHOLE = re.compile(rb"\s*-?[0-9]{1,18}\s*")
+"""A number as text: Python's own `int` takes more, as the digits of every script, and `1_000`."""
 LENGTH_FILES = (".npy", ".txt", ".lengths")
 PARQUET = re.compile(r"(?P<path>.*\.parquet)(?::(?P<column>[^/]+))?")
 
@@ -197,23 +201,24 @@ def _read_lengths(source: str, max_sequence_length: int | None) -> tuple[AnyArra
 
 
 def _read_npy(path: Path) -> AnyArray:
+    """The array of a file, mapped: its header may claim more than there is, and nothing is reserved for that."""
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        if handle.read(len(_NPY)) != _NPY:
+            raise InputError(f"{path}: cannot be read as .npy: it is of another format; save one array with numpy.save")
     try:
-        loaded: AnyArray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as .npy: {' '.join(str(error).split())}") from error
+        loaded: AnyArray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, OverflowError, SyntaxError, TypeError) as error:
+        raise InputError(f"{path}: cannot be read as .npy: {shortened(str(error), 160)}; save it again") from error
     return loaded
 
 
 def _read_text(path: Path) -> AnyArray:
     """One whole number a line; blank lines at the end are ignored."""
-    lines = path.read_bytes().rstrip().split(b"\n")
+    lines = read_file(path).rstrip().split(b"\n")
     values = np.zeros(len(lines), np.int64)
     for index, line in enumerate(lines):
-        try:
-            values[index] = int(line)
-        except (ValueError, OverflowError):
+        if not _WHOLE.fullmatch(line):
             text = line.decode("utf-8", "replace").strip()
-            raise InputError(
-                f"{path}: line {index + 1}: {shown(text)} is not a length; write one whole number a line"
-            ) from None
+            raise InputError(f"{path}: line {index + 1}: {shown(text)} is not a length; write one whole number a line")
+        values[index] = int(line)
     return values

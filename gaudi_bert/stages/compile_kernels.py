@@ -73,7 +73,7 @@ def compile_kernels(part: str = "all") -> None:
 def _pack_table(folder: Path) -> None:
     """Pack, prove and import a small table; the kernels take values of any type."""
     table = folder / "rows.jsonl"
-    rows = [{"input_ids": [1] * size, "labels": [-100, *[1] * (size - 1)]} for size in range(2, LENGTH)]
+    rows = [{"input_ids": [1] * size, "labels": [-100, *[2] * (size - 1)]} for size in range(2, LENGTH)]
     table.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
     pack_table(table, folder / "packed-table", settings, reporter=QUIET, verified=True)

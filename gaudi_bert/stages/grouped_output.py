@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
-from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, settings_path
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, TableGroupManifest
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, shown
-from gaudi_bert.common.errors import FailedError
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, remove, shown
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.results import GroupsResult
@@ -53,6 +53,26 @@ class GroupedOutput(Generic[Group, Summary]):
         if finished:
             self.reporter.say(f"{shown(self.folder)}: already there, nothing to do")
         return finished
+
+    @contextmanager
+    def removed_on_bad_input(self) -> Iterator[None]:
+        """Inside the block, bad input leaves nothing half-written: a corrected input has no use for it."""
+        try:
+            yield
+        except InputError:
+            self.remove_all()
+            raise
+
+    def remove_all(self) -> None:
+        """Remove what there is of the folder."""
+        if is_mirrored(self.folder):
+            remove(*(self.folder / name for name in names_in(self.folder)))
+            return
+        remove_artefact(self.folder)
+        for path in self.folder.glob(".*.lock"):
+            path.unlink(missing_ok=True)
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
 
     def whole(self, groups: Sequence[Group]) -> dict[Group, Summary]:
         """The summaries of those of `groups` that are whole."""

@@ -37,6 +37,7 @@ from gaudi_bert.artefacts.packed import (
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, is_mirrored, last_change, names_in, remove, shown
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.stages.results import Made
@@ -71,7 +72,7 @@ def verify_folder(
         prove: reads both sides and compares their sequences.
     """
     out, sources = packed / VERIFICATION_NAME, [*(packed / shard.name for shard in metadata.shards), *inputs]
-    sha256 = hashlib.sha256((packed / METADATA_NAME).read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(read_file(packed / METADATA_NAME)).hexdigest()
     files = {path.name: size for path, size in inputs.items()}
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
     if not overwrite and _is_verified(out, signature, sources):

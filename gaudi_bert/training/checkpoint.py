@@ -29,7 +29,7 @@ from safetensors.numpy import save
 from gaudi_bert.artefacts.store.mirrored_folder import names_in, remove
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, explained_os_errors
+from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
 from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.optimizers import Optimizer
@@ -167,7 +167,7 @@ def is_checkpoint(path: Path) -> bool:
 
 def _header_bytes(path: Path) -> bytes:
     """The header of a safetensors file, as far as it goes: no tensor is read."""
-    with explained_os_errors(path, "read"), open(path, "rb") as handle:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
         length = int.from_bytes(handle.read(8), "little")
         return handle.read(min(length, _MAX_HEADER_BYTES))
 

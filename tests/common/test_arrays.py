@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.common.arrays import permutation, random_words
+from gaudi_bert.common.arrays import first_not_whole, permutation, random_words
 from tests.builders.properties import examples
 
 
@@ -33,3 +34,40 @@ def test_every_place_is_equally_likely() -> None:
     for seed in range(2000):
         counts[np.arange(5), permutation(5, seed, "uniform")] += 1
     assert np.abs(counts / 2000 - 0.2).max() < 0.045
+
+
+NUMBERS = st.one_of(st.integers(-3, 3), st.sampled_from([7, -7, 2**31, 2**32 + 7, 2**40, 2**63 - 1, -(2**63)]))
+
+
+@given(values=st.lists(NUMBERS, max_size=9), kind=st.sampled_from(["i8", "i4", "u4", "u8", "f4", "f8", "O"]))
+@examples(100)
+def test_the_first_number_that_would_wrap_is_found(values: list[int], kind: str) -> None:
+    fitting = [value for value in values if kind[0] in "fO" or np.iinfo(kind).min <= value <= np.iinfo(kind).max]
+    array = np.array(fitting, kind)
+    held = [int(value) for value in array]  # what a narrow float made of it
+    wrong = [index for index, value in enumerate(held) if not -2 <= value <= 7]
+    assert first_not_whole(array, -2, 7) == (wrong[0] if wrong else -1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1, True], object),
+        np.array([1, 2.0], object),
+        np.array([1, 2**64], object),
+        np.array([1, None], object),
+        np.array([1, "2"], object),
+        np.array([1, 1.5]),
+        np.array([1, np.nan]),
+        np.array([1, np.inf], np.float32),
+        np.array([1, 2**64 - 1], np.uint64),
+    ],
+)
+def test_what_is_no_number_or_does_not_fit_is_found(values: np.ndarray) -> None:
+    assert first_not_whole(values, 0, 2**31 - 1) == 1
+
+
+@pytest.mark.parametrize("kind", ["?", "U3", "M8[s]", "c8"])
+def test_other_types_hold_no_whole_numbers(kind: str) -> None:
+    assert first_not_whole(np.zeros(2, kind), 0, 7) == 0
+    assert first_not_whole(np.zeros(0, kind), 0, 7) == -1

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, read_json, write_json, write_text
+from gaudi_bert.common.files import (
+    atomic_file,
+    exclusive_lock,
+    explained_os_errors,
+    open_file,
+    read_file,
+    read_json,
+    read_text,
+    regular,
+    write_json,
+    write_text,
+)
+from tests.builders.imports import syntax_trees
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -62,7 +78,7 @@ def test_a_full_disk_is_one_line_with_a_remedy() -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FailedError, match=r"file/a\.txt: cannot write"):
+    with pytest.raises(InputError, match=r"file/a\.txt: cannot write: Not a directory; one of its folders is a file"):
         write_text(tmp_path / "file" / "a.txt", "x")
 
 
@@ -113,3 +129,88 @@ def test_processes_that_write_the_same_file_take_turns(tmp_path: Path) -> None:
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
     assert target.read_text() in {letter * 5000 for letter in "abc"}
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+
+
+# --- files for reading have an end
+
+OPENERS = {"open", "read_text", "read_bytes"}
+# Who opens files otherwise, and why: files of this installation and of the system, and what only grows or is locked.
+OTHERWISE = {
+    "common/files.py",
+    "common/compiled.py",
+    "common/progress.py",
+    "common/tensorflow_environment.py",
+    "corpus/python_texts.py",
+    "runners/doctor/host.py",
+    "runners/kubernetes/kustomize.py",
+    "stages/compile_kernels.py",
+    "artefacts/store/objects.py",
+    "training/metrics.py",
+    "pytorch/training.py",
+    "pytorch/probe.py",
+}
+NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model"}
+
+
+def opened(tree: ast.AST) -> Iterator[int]:
+    """The lines of a file's syntax that open a file by its name."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        function = node.func
+        if isinstance(function, ast.Name) and function.id == "open":
+            yield from [] if "regular(" in ast.unparse(node) else [node.lineno]
+        elif isinstance(function, ast.Attribute) and function.attr in OPENERS:
+            owner = ast.unparse(function.value).split(".")[0]
+            yield from [] if owner in NO_FILES else [node.lineno]
+
+
+def test_all_code_reads_files_by_one_function() -> None:
+    found = {path.as_posix(): list(opened(tree)) for path, tree in syntax_trees() if path.as_posix() not in OTHERWISE}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
+def test_what_has_no_end_is_no_file(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server, inside(tmp_path):
+            server.bind("x")
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to("pipe")
+    for read in (open_file, read_file, read_text, read_json, regular):
+        with pytest.raises(InputError, match=rf"^{path}: is a {kind.split()[-1]}; give a file"):
+            read(path)
+    with pytest.raises(InputError, match="give a file"):
+        write_text(path, "x")
+    assert not list(tmp_path.glob(".*"))
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """The names of sockets are short."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def test_a_loop_of_links_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for path in (tmp_path / "a", tmp_path / "a" / "x.json"):
+        with pytest.raises(InputError, match=r"fix the symbolic links"):
+            write_text(path, "x")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800"])
+def test_what_is_no_path_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="is no path"):
+        read_json(tmp_path / name)
+    with pytest.raises(InputError, match="is no path"):
+        write_text(tmp_path / name, "x")

@@ -27,16 +27,20 @@ def test_the_counts_cannot_be_changed() -> None:
     ("length", "counts", "message"),
     [
         (3, [1, 2], "counts has 2 entries; it must have one for each length 1 .. 3"),
-        (3, [1, -2, 0], "counts holds -2 at length 2; it must be 0 or more"),
+        (3, [1, -2, 0], "counts holds -2 at length 2; it must be a whole number from 0"),
         (3, [1, 2.5, 0], "counts holds 2.5 at length 2; it must be a whole number"),
         (3, [1, "2", 0], "counts holds '2' at length 2"),
         (3, [True, 2, 0], "counts holds True at length 1"),
+        (2, [[1], [2, 3]], r"counts holds \[1\] at length 1"),
+        (2, [2**64, 1], "counts holds 18446744073709551616 at length 1"),
+        (2, np.array([1.0, 2.0]), "counts holds 1.0 at length 1"),
+        (2, np.ma.array([1, 2], mask=[True, False]), r"counts\[0\] is masked"),
         (1, np.array([np.nan]), "at length 1"),
         (3, [1, 2**63, 0], "at length 2; it must be a whole number"),
         (2, [2**61, 2**61], "tokens; split the data"),
         (2, {"a": 1}, "counts must be a list"),
         (2, None, "counts must be a list"),
-        (2, [[1], [2]], "counts must be a list"),
+        (2, np.ones((2, 1), int), "counts must be a list"),
         (0, [], "max_sequence_length is 0; it must be at least 1"),
         ("8", [1] * 8, "max_sequence_length is '8'"),
         (True, [1], "max_sequence_length is True"),
@@ -132,6 +136,9 @@ BAD = {
     "a word": ("512", "lengths is '512';"),
     "a mapping": ({1: 2}, "lengths is {1: 2};"),
     "nothing": (None, "lengths is None;"),
+    "masked": (np.ma.array([3, 4, 5], mask=[False, True, False]), "lengths[1] is masked;"),
+    "wraps": (np.array([3, 2**64 - 1], np.uint64), "lengths[1] is 18446744073709551615, longer than"),
+    "a megabyte": (["x" * 2**20], "lengths[0] is 'xxx"),
 }
 
 
@@ -146,7 +153,7 @@ def test_bad_lengths_are_named(case: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("value", [0, -1, 8.0, None, True, "8", 2**24 + 1, [8]])
+@pytest.mark.parametrize("value", [0, -1, 8.0, None, True, "8", 2**24 + 1, [8], np.array([8])])
 def test_bad_row_lengths_are_named(value) -> None:
     with pytest.raises(ArgumentError, match="max_sequence_length is"):
         checked_lengths([1], value)

@@ -155,6 +155,10 @@ BAD_SETTINGS = {
     "depth true": ({"depth": True}, "depth is True;"),
     "depth 2.5": ({"depth": 2.5}, "depth is 2.5;"),
     "algorithm": ({"algorithm": "optimall"}, "algorithm `optimall` is unknown; did you mean `optimal`?"),
+    "no algorithm": ({"algorithm": None}, "algorithm is None;"),
+    "algorithms": ({"algorithm": ["optimal"]}, "algorithm is ['optimal'];"),
+    "a long name": ({"algorithm": "x" * 2**20}, "algorithm `xxx"),
+    "depth in an array": ({"depth": np.array([3, 4])}, "depth is array([3, 4]);"),
     "seed": ({"seed": -1}, "seed is -1;"),
     "seed 1.5": ({"seed": 1.5}, "seed is 1.5;"),
 }
@@ -168,6 +172,7 @@ def test_bad_settings_are_named(case: str) -> None:
             function(*data, **settings)
         assert isinstance(caught.value, ArgumentError)
         assert words in str(caught.value)
+        assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(

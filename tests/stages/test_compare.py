@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +95,13 @@ def test_the_table_for_people(npy: str) -> None:
 
 
 # The file, what is in it, and what the one line of the error must name.
+def saved(save: Callable[..., None], values: Any = (3, 4, 5)) -> bytes:
+    """The bytes of a file that numpy saves."""
+    content = io.BytesIO()
+    save(content, np.asarray(values))
+    return content.getvalue()
+
+
 BAD = {
     "a word in a text": ("x.txt", b"3\n4\nfive\n", "x.txt: line 3: 'five' is not a length;"),
     "an empty line": ("x.txt", b"3\n\n5\n", "x.txt: line 2: '' is not a length;"),
@@ -99,7 +109,18 @@ BAD = {
     "a zero": ("x.txt", b"3\n0\n", "x.txt: lengths[1] is 0;"),
     "too large a number": ("x.txt", b"3\n99999999999999999999\n", "x.txt: line 2: '99999999999999999999' is not a length;"),
     "no array": ("x.npy", b"no array", "x.npy: cannot be read as .npy"),
-    "no table": ("x.parquet", b"no table", "x.parquet: cannot be read as Parquet"),
+    "digits of another script": ("x.txt", "3\n\u0661\n".encode(), "x.txt: line 2: '\u0661' is not a length;"),
+    "digits in groups": ("x.txt", b"3\n1_0\n", "x.txt: line 2: '1_0' is not a length;"),
+    "five thousand digits": ("x.txt", b"3\n" + b"9" * 5000, "x.txt: line 2: '9999"),
+    "an archive": ("x.npy", saved(np.savez), "x.npy: cannot be read as .npy: it is of another format"),
+    "more than there is": ("x.npy", saved(np.save).replace(b"(3,)", b"(9,)"), "x.npy: cannot be read as .npy: mmap length"),
+    "beyond all memory": (
+        "x.npy",
+        saved(np.save).replace(b"(3,), }" + b" " * 30, b"(1" + b"0" * 30 + b",), }" + b" " * 2),
+        "x.npy: cannot be read as .npy",
+    ),
+    "objects": ("x.npy", saved(np.save, np.array([1, None])), "x.npy: cannot be read as .npy"),
+    "no table": ("x.parquet", b"no table", "x.parquet: cannot be read as a Parquet"),
 }
 
 

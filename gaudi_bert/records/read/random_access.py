@@ -18,7 +18,7 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.records.read.arrays import decode_columns
 from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, RecordError, UnpackedSchema, check_features
 from gaudi_bert.records.wire.crc32c import crc32c_at, crc_of_word, mask_crc
@@ -163,7 +163,7 @@ def _map_bytes(path: Path) -> ByteArray:
         return np.empty(0, np.uint8)
     with RecordStream(path) as stream, explained_os_errors(path, "read"):
         if not stream.compression:
-            with path.open("rb") as handle:
+            with open_file(path) as handle:
                 return _mapped(handle)
         with tempfile.TemporaryFile() as plain:
             piece = memoryview(bytearray(1 << 20))

@@ -21,13 +21,14 @@ import numpy as np
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.files import atomic_file, regular
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.parts import explained_arrow_errors, require_pyarrow
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.records.tables.sources import is_list
 
 _PACKS_PER_ROW_GROUP = 2048
 
@@ -107,6 +108,7 @@ def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
 # Columns of L values per row are matrices, those of one value per sequence are cut by their offsets.
 
 _NEEDED = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
+_ALONG = ("position_ids", "sequence_ids")
 _TOKENLESS = {"row", "indices", "seq_lens"}
 
 
@@ -129,9 +131,11 @@ class TableFiles:
         self._files: dict[int, Any] = {}
         self._groups: dict[int, _Group] = {}
         self._ends: list[IntArray] = []
+        types = require_pyarrow().types
         for number, path in enumerate(self.paths):
             file = self._open(number)
-            names = file.schema_arrow.names
+            with explained_arrow_errors(path):
+                names = file.schema_arrow.names
             if _TOKENLESS.issubset(names) and "input_ids" not in names:
                 raise InputError(
                     f"{path}: is an index, which holds no tokens; pack the table again without --index-only to read packs"
@@ -140,6 +144,11 @@ class TableFiles:
                 if name not in names:
                     raise InputError(
                         f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
+                    )
+                kind = file.schema_arrow.field(name).type
+                if not (is_list(kind) and types.is_integer(kind.value_type)):
+                    raise InputError(
+                        f"{path}: column {name} holds {kind}, in packed tables lists of whole numbers; pack again"
                     )
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             self._ends.append(np.cumsum(sizes, dtype=np.int64))
@@ -175,7 +184,7 @@ class TableFiles:
             from pyarrow import parquet
 
             with explained_arrow_errors(self.paths[number]):
-                self._files[number] = parquet.ParquetFile(self.paths[number], memory_map=True)
+                self._files[number] = parquet.ParquetFile(regular(self.paths[number]), memory_map=True)
         return self._files[number]
 
     def _group(self, file: int, record: int) -> _Group:
@@ -192,18 +201,25 @@ class TableFiles:
         pyarrow = require_pyarrow()
         opened = self._open(file)
         with explained_arrow_errors(self.paths[file]):
-            table = opened.read_row_group(number)
+            table = validated(self.paths[file], opened.read_row_group(number))
         columns = {}
         for name in table.column_names:
             array = table.column(name).combine_chunks()
             array = array.chunk(0) if isinstance(array, pyarrow.ChunkedArray) else array
             kind = array.type
+            if array.null_count or (name in _NEEDED and array.flatten().null_count):
+                raise InputError(
+                    f"{self.paths[file]}: column {name} holds nulls, packed tables do not; pack the table again"
+                )
             if pyarrow.types.is_fixed_size_list(kind):
                 offsets = np.arange(len(array) + 1, dtype=np.int64) * kind.list_size
                 columns[name] = _Column(array.flatten().to_numpy(zero_copy_only=False), offsets)
             elif pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
                 offsets = array.offsets.to_numpy().astype(np.int64)
                 columns[name] = _Column(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
+        for name in _ALONG:
+            if not np.array_equal(columns[name].offsets, columns["input_ids"].offsets):
+                raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
         return columns
 
 

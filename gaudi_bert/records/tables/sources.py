@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import explained_os_errors, read_json
-from gaudi_bert.records.tables.parts import require_pyarrow, table_schema
+from gaudi_bert.common.files import explained_os_errors, open_file, read_json, regular
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.records.tables.parts import table_schema
 from gaudi_bert.records.wire.crc32c import crc32c
 
 _ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
@@ -124,7 +123,7 @@ def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
 def file_identity(path: Path) -> dict[str, int]:
     """`bytes` and `crc32c` of a file, by which an input is known wherever it lies."""
     checksum = size = 0
-    with explained_os_errors(path, "read"), path.open("rb") as handle:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
         while piece := handle.read(_PIECE_BYTES):
             checksum, size = crc32c(piece, checksum), size + len(piece)
     return {"bytes": size, "crc32c": checksum}
@@ -268,24 +267,23 @@ def check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
 # --- the lengths in a column of a Parquet file
 
 
-def read_column_lengths(path: Path, column: str | None = None) -> IntArray:
-    """int64 [rows]: the whole numbers of a column (default: `input_ids`) of a Parquet file, or the sizes of its lists."""
+def read_column_lengths(path: Path, column: str | None = None) -> AnyArray:
+    """[rows]: the whole numbers of a column (default: `input_ids`) of a Parquet file, or the sizes of its lists."""
     pyarrow = require_pyarrow()
     from pyarrow import compute, dataset
 
     name = TOKENS_COLUMN if column is None else column
-    try:
-        table = dataset.dataset(path, format="parquet")
+    with explained_arrow_errors(path):
+        table = dataset.dataset(regular(path), format="parquet")
         if name not in table.schema.names:
             raise InputError(f"{path}: has no column {name}; it has {', '.join(table.schema.names)}: write FILE:COLUMN")
         kind, cells = table.schema.field(name).type, dataset.field(name)
         if not (pyarrow.types.is_integer(kind) or is_list(kind)):
             raise InputError(f"{path}: row 0: {name} is of type {kind}; it must hold whole numbers, or lists")
         lengths = cells if pyarrow.types.is_integer(kind) else compute.list_value_length(cells)
-        (values,) = table.to_table({name: lengths}, batch_size=_ROWS_AT_ONCE, batch_readahead=1).columns
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read as Parquet: {' '.join(str(error).split())}") from error
+        (values,) = validated(path, table.to_table({name: lengths}, batch_size=_ROWS_AT_ONCE, batch_readahead=1)).columns
     if values.null_count:
         row = values.is_null().to_pylist().index(True)
         raise InputError(f"{path}: row {row}: {name} is null; fill it, or leave the row out")
-    return np.asarray(values.to_numpy(), np.int64)
+    numbers: AnyArray = values.to_numpy()
+    return numbers

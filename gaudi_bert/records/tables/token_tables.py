@@ -24,11 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import IntArray, first_not_whole
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_TOKEN_ID, NOT_PREDICTED
-from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, require_pyarrow, table_schema
+from gaudi_bert.records.tables.arrow import require_pyarrow
+from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.records.tables.rows import ListValues, list_values, refuse_rows, refuse_unequal
 from gaudi_bert.records.tables.sources import is_list
 from gaudi_bert.records.unpacked_encoder import SequenceArrays
@@ -37,13 +38,18 @@ _MASK_COLUMNS = ("attention_mask", "input_mask")
 _SEGMENT_COLUMNS = ("token_type_ids", "segment_ids")
 _LABEL_COLUMNS = ("next_sentence_label", "next_sentence_labels")
 _MASKED_COLUMNS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
+_TRUTHS = (*_MASK_COLUMNS, *_LABEL_COLUMNS, "masked_lm_weights")
+"""Columns of 0 and 1, which may also hold truth values."""
+_NO_EXAMPLES = "rows that are no examples of BERT's pretraining are packed as they are: `gaudi-bert pack TABLE`"
+_ENOUGH_LABELS = 10
+"""Of masked tokens, one of ten keeps its own id; so many that all do are not masked."""
 _ROWS_PER_BATCH = 2048
 """So few that the numbers of a batch, about 3 MB a column, lie where those of the one before it lay: larger arrays are new
 memory each time, and zeroing its pages took as long as all else."""
 
 _BYTES_PER_BATCH = 64 << 20
 _MOST_KEPT_BYTES = 256 << 20
-_LARGEST_EXACT = 2.0**53
+_LARGEST_EXACT = 2**53
 
 
 KeptBatch = tuple[TablePart, SequenceArrays]
@@ -114,11 +120,18 @@ def read_sequences(
 def _checked_batches(path: Path, used: Sequence[str]) -> Iterator[KeptBatch]:
     """Batches of rows with these columns, each found to be sequences."""
     parts = list_parts(path, used, _ROWS_PER_BATCH, _BYTES_PER_BATCH)
+    predicted = visible = 0
     for part, table in zip(parts, read_parts(parts, used, table_schema(path), threads=False), strict=True):
         for start in range(0, part.rows, _ROWS_PER_BATCH):
             rows = table.slice(start, _ROWS_PER_BATCH)
             batch = part._replace(first_row=part.first_row + start, rows=rows.num_rows)
-            yield batch, _sequences(batch, {name: _row_lists(batch, name, rows.column(name)) for name in used})
+            sequences = _sequences(batch, {name: _row_lists(batch, name, rows.column(name)) for name in used})
+            predicted, visible = predicted + int(sequences.masked.sum()), visible + _count_visible(batch, sequences)
+            if visible == predicted >= _ENOUGH_LABELS:
+                raise InputError(
+                    f"{path}: row {part.first_row}: labels are the input_ids, so no token is masked; {_NO_EXAMPLES}"
+                )
+            yield batch, sequences
 
 
 def _columns(path: Path) -> tuple[list[str], list[str]]:
@@ -139,9 +152,9 @@ def _columns(path: Path) -> tuple[list[str], list[str]]:
 def _check_type(path: Path, name: str, kind: Any) -> None:
     types = require_pyarrow().types
     value = kind.value_type if is_list(kind) else kind
-    numbers = types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)
+    numbers = types.is_integer(value) or types.is_floating(value) or (types.is_boolean(value) and name in _TRUTHS)
     if not numbers or not (is_list(kind) or name in _LABEL_COLUMNS):
-        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers; {_NO_EXAMPLES}")
 
 
 def _row_lists(part: TablePart, name: str, column: Any) -> ListValues:
@@ -153,12 +166,10 @@ def _row_lists(part: TablePart, name: str, column: Any) -> ListValues:
     values, offsets = list_values(part.path, part.first_row, name, column)
     values = values[offsets[0] : offsets[-1]]
     offsets = offsets.astype(np.int64) - offsets[0]
-    if values.dtype.kind == "f":
-        broken = (values != np.rint(values)) | (np.abs(values) > _LARGEST_EXACT)
-        if broken.any():
-            row = int(np.searchsorted(offsets, int(np.argmax(broken)), side="right")) - 1
-            location = f"{part.path}: row {part.first_row + row}"
-            raise InputError(f"{location}: {name} holds numbers that are not whole; it must hold whole numbers")
+    wrong = first_not_whole(values, -_LARGEST_EXACT, _LARGEST_EXACT)
+    if wrong >= 0:
+        row = part.first_row + int(np.searchsorted(offsets, wrong, side="right")) - 1
+        raise InputError(f"{part.path}: row {row}: {name} holds {values[wrong]}; it must hold whole numbers")
     return ListValues(values.astype(np.int64), offsets)
 
 
@@ -227,6 +238,17 @@ def _masked(
         masked = _prefix_lengths(weights)
         refuse_rows(part, masked < 0, "masked_lm_weights are not 1..1 0..0; put unused slots at the end")
     return positions, masked_ids, masked
+
+
+def _count_visible(part: TablePart, sequences: SequenceArrays) -> int:
+    """How many tokens that are to be predicted stand in the input as they are; a row of nothing else is refused."""
+    whole = (sequences.masked == sequences.lengths) & (sequences.lengths > 1)
+    refuse_rows(part, whole, f"every token is to be predicted, as by a causal model; {_NO_EXAMPLES}")
+    rows = np.repeat(np.arange(sequences.masked.size), sequences.masked)
+    slots = np.arange(rows.size) - np.repeat(np.cumsum(sequences.masked) - sequences.masked, sequences.masked)
+    slots += sequences.masked_starts[rows]
+    given = sequences.ids[sequences.id_starts[rows] + sequences.positions[slots]]
+    return int(np.count_nonzero(given == sequences.masked_ids[slots]))
 
 
 def _first(columns: Mapping[str, ListValues], names: tuple[str, ...]) -> ListValues | None:

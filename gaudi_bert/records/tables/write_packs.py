@@ -23,7 +23,7 @@ from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.records.schema import NOT_PREDICTED
-from gaudi_bert.records.tables.parts import require_pyarrow
+from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.rows import GroupRows
 from gaudi_bert.records.tables.sources import LABELS_COLUMN, TableColumns, file_identity, is_list
 from gaudi_bert.records.wire.memory import address_of, as_word, copy_bytes

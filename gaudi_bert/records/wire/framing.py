@@ -19,7 +19,7 @@ from typing import BinaryIO
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, open_file, regular
 from gaudi_bert.records.schema import MAX_RECORD_BYTES
 from gaudi_bert.records.wire.crc32c import append_crc, crc32c, crc32c_at, crc_of_word, mask_crc, masked
 from gaudi_bert.records.wire.memory import address_of, load_u32, load_word, prefetch
@@ -84,7 +84,7 @@ class RecordStream:
         self.file_bytes = 0
         self.file_crc32c = 0
         with explained_os_errors(path, "read"):
-            self._handle = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+            self._handle = open(regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
             self.compression = _compression_of(path, self._handle.read(12))
             self._handle.seek(0)
         self._checksum = checksum or bool(self.compression)
@@ -258,5 +258,5 @@ def _foreign_format(path: Path) -> str | None:
 def _head(path: Path, count: int) -> bytes:
     if not path.is_file():
         return b""
-    with path.open("rb") as handle:
+    with open_file(path) as handle:
         return handle.read(count)

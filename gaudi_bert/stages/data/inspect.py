@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
+from gaudi_bert.common.files import read_text
 from gaudi_bert.records.schema import RecordError
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
@@ -209,7 +210,7 @@ def _sequence(features: Features, packed: bool, number: int, start: int, end: in
 def _with_tokens(sequences: list[SequenceView], vocabulary: Path, problems: list[str]) -> list[SequenceView]:
     """With the tokens beside the ids; an id outside the vocabulary is a problem and shows as its number."""
     try:
-        tokens = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        tokens = read_text(vocabulary).removesuffix("\n").split("\n")
     except OSError as error:
         raise InputError(f"{vocabulary}: cannot read the vocabulary: {error.strerror}; check the path") from error
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ K, K + N, ...) and everything after it (histogram, plan, write, verify) sees ord
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from gaudi_bert.artefacts.completion import Signature
@@ -17,7 +18,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.schema import UnpackedSchema
-from gaudi_bert.records.tables.parts import require_pyarrow
+from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.sources import file_identity, table_files
 from gaudi_bert.records.tables.token_tables import KeptBatch, measure_tables, read_sequences
 from gaudi_bert.records.unpacked_encoder import UnpackedEncoder
@@ -59,13 +60,14 @@ def import_tables(
     )
     if output.begin(overwrite):
         return Made(ImportedExamples.read(out), skipped=True)
-    schema, read_before, ignored_columns = _sizes(tables.files, max_sequence_length, max_predictions)
     number, shards = shard or (0, 1)
     share = list(targets)[number::shards]
-    with reporter.task("import", sum(targets[target].stat().st_size for target in share), "bytes") as task:
-        for target in share:
-            _import_file(targets[target], target, schema, read_before.pop(targets[target], None), output)
-            task.advance(targets[target].stat().st_size)
+    with output.removed_on_bad_input() if shard is None else nullcontext():
+        schema, read_before, ignored_columns = _sizes(tables.files, max_sequence_length, max_predictions)
+        with reporter.task("import", sum(targets[target].stat().st_size for target in share), "bytes") as task:
+            for target in share:
+                _import_file(targets[target], target, schema, read_before.pop(targets[target], None), output)
+                task.advance(targets[target].stat().st_size)
     if ignored_columns:
         reporter.say(f"columns that are not used: {', '.join(ignored_columns)}")
     return Made(_finish(output, list(targets), schema, ignored_columns))

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gaudi_bert import __version__
-from gaudi_bert.artefacts.completion import Signature, remove_artefact
+from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import METADATA_NAME, TableGroupManifest, TableMetadata, manifest_path
 from gaudi_bert.artefacts.store.copies import local_copy
-from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, names_in, release, remove
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, release
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_name
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.records.tables.parts import require_pyarrow
+from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.sources import file_identity, table_files
 from gaudi_bert.stages.grouped_output import PackedOutput
 from gaudi_bert.stages.results import GroupsResult, Made, PackResult
@@ -126,26 +126,11 @@ def _pack_groups(
     finish: bool,
     workers: int | None,
 ) -> TableMetadata:
-    try:
+    with output.removed_on_bad_input():
         table = open_table(source, settings, output.reporter)
         if not finish:
             _write_groups(output, table, range(len(table.groups)), settings, workers)
-    except InputError:
-        _remove_all(output.folder)
-        raise
     return _finish(output, table, settings)
-
-
-def _remove_all(out: Path) -> None:
-    """Leave nothing half-written of a table that cannot be packed."""
-    if is_mirrored(out):
-        remove(*(out / name for name in names_in(out)))
-        return
-    remove_artefact(out)
-    for path in out.glob(".*.lock"):
-        path.unlink(missing_ok=True)
-    if not any(out.iterdir()):
-        out.rmdir()
 
 
 def _write_groups(
@@ -177,7 +162,7 @@ def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, setti
             f"{output.folder}: the groups hold {rows} rows, the table has {table.rows}; pack it again with --overwrite"
         )
     if not sum(group.packs for group in groups):
-        _remove_all(output.folder)
+        output.remove_all()
         raise InputError(
             f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so none is left; "
             "raise --max-sequence-length"

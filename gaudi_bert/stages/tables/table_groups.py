@@ -28,6 +28,7 @@ from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.result import Packing
 from gaudi_bert.records.assign import assign_sequences, count_shards, shard_bounds
 from gaudi_bert.records.read.scan import map_in_threads
+from gaudi_bert.records.tables.arrow import explained_values
 from gaudi_bert.records.tables.parts import TablePart, list_parts
 from gaudi_bert.records.tables.rows import (
     Atoms,
@@ -178,7 +179,8 @@ def write_table_group(
     progress(rows.lengths.size / 2)
     atoms = _atoms(table, rows, sequences, settings)
     dealt = _deal(atoms, sequences, settings, number)
-    shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
+    with explained_values(table.files[0]):
+        shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
     progress(rows.lengths.size / 2)
     return TableGroupManifest(
         **said_of_rows(rows, sequences, effect, settings),

@@ -1,49 +1,41 @@
-"""Rows answered by a model, one window after the other: from a file or a pipe, to a file or a pipe, in bounded memory.
+"""Rows answered by a model, one window after the other (`answer_stream`), as `predict` and `embed` have it.
 
-`predict` and `embed` each say what their model is and how its outputs become bytes (`RowModel`); the rest is the same for
-both: copies from and to object stores, what the answers are a function of, tokenizing, packing, progress, and resuming.
-
-Beside OUT lie `.OUT.partial`, the answers so far, and `.OUT.progress.json`, which says how much of them counts. A window is
-first flushed to the disk and then counted: what a killed run wrote beyond the count is cut off. When all windows are
-written, the partial file gets its name and the count is removed. Answers for an object store are uploaded once they are
-complete: a run that is killed before that starts again.
+Each says what its model is and how its outputs become bytes (`RowModel`); the rest is the same for both: copies from and to
+object stores, what the answers are a function of, reading, tokenizing, packing, and what becomes of bad rows.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
-from gaudi_bert.artefacts.base import Artefact, Count, Sha256
-from gaudi_bert.artefacts.completion import Signature, begin_artefact
+from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.location import in_store, url_of
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import (
-    atomic_file,
-    exclusive_lock,
-    explained_os_errors,
-    hidden_beside,
-    put_in_place,
-)
-from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.stages.tasks.answer_stream import (
+    STANDARD_OUTPUT,
+    Destination,
+    RowSource,
+    RowStream,
+    StreamResult,
+    WindowAnswers,
+    answer_stream,
+)
 from gaudi_bert.stages.tasks.task_rows import file_identity
-from gaudi_bert.tasks.rows.reading import read_rows, windows
+from gaudi_bert.tasks.rows.reading import read_all_rows, read_rows
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
-from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
-from gaudi_bert.tasks.rows.types import STANDARD_INPUT, Row, Sequences, TextRow
+from gaudi_bert.tasks.rows.tokenizing import check_policy, tokenize_rows
+from gaudi_bert.tasks.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
 from gaudi_bert.training.device import open_device
 from gaudi_bert.training.prediction import Compute, PackRunner
 from gaudi_bert.training.weights.sources import Weights
@@ -51,10 +43,8 @@ from gaudi_bert.training.weights.task_models import weights_checksum
 from gaudi_bert.training.window_plan import plan_window
 
 Precision = Literal["float32", "bfloat16"]
-
-WINDOW_ROWS = 8192
-"""Rows that are packed, answered and written together."""
-STANDARD_OUTPUT = "-"
+OnBadRow = Literal["stop", "skip"]
+"""What a row that cannot be read does: it stops all, before anything is computed; or it is named in its place."""
 
 
 class RowModel(ABC):
@@ -67,6 +57,7 @@ class RowModel(ABC):
         max_sequence_length: most tokens of a sequence.
         precision: of the matrix products.
         packed: False gives each sequence a row of its own.
+        on_bad_row: what becomes of a row that cannot be read.
 
     Attributes:
         stage: the name of the stage.
@@ -88,9 +79,11 @@ class RowModel(ABC):
         max_sequence_length: int,
         precision: Precision,
         packed: bool,
+        on_bad_row: OnBadRow,
     ) -> None:
         self.folder, self.hidden_size, self.settings = folder, hidden_size, settings
         self.max_sequence_length, self.precision, self.packed = max_sequence_length, precision, packed
+        self.on_bad_row = on_bad_row
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
@@ -101,8 +94,12 @@ class RowModel(ABC):
         """The model with its weights; whether it answers for each sequence or for each token; the values of an answer."""
 
     @abstractmethod
-    def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> bytes:
-        """What is written for a window of rows, given the model's outputs for its sequences."""
+    def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> list[bytes]:
+        """What is written for each row of a window, given the model's outputs for its sequences."""
+
+    @abstractmethod
+    def encode_problem(self, problem: str) -> bytes:
+        """What is written in the place of a row that cannot be read."""
 
     def finish(self, stream: RowStream) -> None:
         """Make the file of all windows."""
@@ -132,10 +129,18 @@ def answer_rows(
     """
     with _local_files(model, data, out, store) as (folder, rows_file, answers_file):
         _check_apart(rows_file, answers_file)
-        row_model, signature, answer = _open_model(open_folder, folder, rows_file)
-        from_pipe = rows_file == STANDARD_INPUT
-        destination = Destination(answers_file, signature, row_model.finish, overwrite, from_pipe)
-        return answer_stream(read_rows(rows_file, row_model.task, row_model.settings), answer, destination, reporter)
+        row_model, signature, answerer = _open_model(open_folder, folder, rows_file)
+        read = read_all_rows if row_model.on_bad_row == "skip" else read_rows
+        source = RowSource(lambda: read(rows_file, row_model.task, row_model.settings), rows_file == STANDARD_INPUT)
+        destination = Destination(answers_file, signature, row_model.finish, overwrite)
+        result = answer_stream(source, answerer, destination, reporter)
+    if result.cut_rows:
+        were = "cut to" if row_model.settings.too_long == "truncate" else "read in windows of"
+        most = row_model.max_sequence_length
+        reporter.say(f"{result.cut_rows:,} of {result.rows:,} rows were too long and were {were} {most} tokens")
+    if result.bad_rows:
+        reporter.say(f"{result.bad_rows:,} of {result.rows:,} rows cannot be read: they are named in their places")
+    return replace(result, max_sequence_length=row_model.max_sequence_length)
 
 
 def chosen_length(requested: int | None, positions: int, default: int) -> int:
@@ -169,7 +174,7 @@ def _check_apart(data: str, out: str) -> None:
 
 def _open_model(
     open_folder: Callable[[Path], tuple[RowModel, Weights]], folder: Path, data: str
-) -> tuple[RowModel, Signature, Callable[[list[Row]], WindowAnswers]]:
+) -> tuple[RowModel, Signature, _WindowAnswerer]:
     """The model, what its answers are a function of, and what answers a window of rows; the weights are held once."""
     model, weights = open_folder(folder)
     tokenizer = open_tokenizer(folder)
@@ -180,275 +185,80 @@ def _open_model(
         "tokenizer": tokenizer.sha256,
         "data": "standard input" if data == STANDARD_INPUT else file_identity(Path(data)),
     }
+    chosen = {} if model.on_bad_row == "stop" else {"on_bad_row": model.on_bad_row}
     task = model.settings.model_dump(mode="json", exclude_defaults=True)
-    signature = Signature(model.stage, {**model.options(), "task": task}, inputs)
-    return model, signature, _window_function(model, weights, tokenizer, data)
+    signature = Signature(model.stage, {**model.options(), **chosen, "task": task}, inputs)
+    return model, signature, _WindowAnswerer(model, weights, tokenizer, data)
 
 
-def _window_function(
-    model: RowModel, weights: Weights, tokenizer: RowTokenizer, data: str
-) -> Callable[[list[Row]], WindowAnswers]:
-    device = open_device("auto", model.precision)
-    compute, per, width = model.open(weights, device.compute_dtype)
-    one_shape = device.kind == "hpu"
-    runner = PackRunner(compute, per=per, width=width, device=device.name, one_shape=one_shape)
+class _WindowAnswerer:
+    """Answers windows of rows by a model, and says beforehand whether it can."""
 
-    def answer(rows: list[Row]) -> WindowAnswers:
+    def __init__(self, model: RowModel, weights: Weights, tokenizer: RowTokenizer, data: str) -> None:
+        check_policy(model.task, model.settings)
+        self._model, self._tokenizer, self._data = model, tokenizer, data
+        device = open_device("auto", model.precision)
+        compute, per, width = model.open(weights, device.compute_dtype)
+        self._one_shape = device.kind == "hpu"
+        self._runner = PackRunner(compute, per=per, width=width, device=device.name, one_shape=self._one_shape)
+
+    def check(self, rows: Sequence[Row | BadRow]) -> None:
+        """Refuse rows that `answer` would refuse; where a row of any length is taken, it was read and that is all."""
+        if self._model.settings.too_long == "error" and self._model.on_bad_row == "stop":
+            self._tokenize([row for row in rows if not isinstance(row, BadRow)])
+
+    def answer(self, rows: Sequence[Row | BadRow]) -> WindowAnswers:
+        """Answer a window of rows."""
+        model = self._model
+        good, sequences, problems = self._readable(rows)
+        plan, answers = None, []
+        if sequences is not None:
+            plan = plan_window(
+                sequences.lengths,
+                hidden_size=model.hidden_size,
+                packed=model.packed,
+                one_length=model.max_sequence_length if self._one_shape else None,
+            )
+            answers = model.encode(self._runner.run(sequences, plan), sequences, good)
+        following = iter(answers)
+        data = b"".join(
+            model.encode_problem(problems[place]) if place in problems else next(following) for place in range(len(rows))
+        )
+        cut = 0 if sequences is None else sequences.cut_rows
+        tokens, slots, gain = (0, 0, 1.0) if plan is None else (plan.tokens, plan.slots, plan.gain)
+        return WindowAnswers(data, cut, tokens, slots, gain, len(problems))
+
+    def _readable(self, rows: Sequence[Row | BadRow]) -> tuple[list[Row], Sequences | None, dict[int, str]]:
+        """The rows that can be answered, tokenized; and what is wrong with the others, by their places."""
+        source = f"{source_name(self._data)}: "
+        problems = {place: row.problem.removeprefix(source) for place, row in enumerate(rows) if isinstance(row, BadRow)}
+        good = {place: row for place, row in enumerate(rows) if not isinstance(row, BadRow)}
+        try:
+            return list(good.values()), self._tokenize(list(good.values())), problems
+        except InputError:
+            if self._model.on_bad_row == "stop":
+                raise
+        for place, row in list(good.items()):  # one or another is too long: which?
+            try:
+                self._tokenize([row])
+            except InputError as error:
+                problems[place] = str(error).removeprefix(source)
+                del good[place]
+        return list(good.values()), self._tokenize(list(good.values())), problems
+
+    def _tokenize(self, rows: list[Row]) -> Sequences | None:
+        """The sequences of rows; None of none."""
+        model = self._model
         if model.lower_case:
             rows = [row._replace(text=row.text.lower()) if isinstance(row, TextRow) else row for row in rows]
-        sequences = tokenize_rows(
+        if not rows:
+            return None
+        return tokenize_rows(
             rows,
-            tokenizer,
+            self._tokenizer,
             task=model.task,
             settings=model.settings,
             max_sequence_length=model.max_sequence_length,
             labels=model.labels,
-            file=data,
+            file=self._data,
         )
-        plan = plan_window(
-            sequences.lengths,
-            hidden_size=model.hidden_size,
-            packed=model.packed,
-            one_length=model.max_sequence_length if one_shape else None,
-        )
-        content = model.encode(runner.run(sequences, plan), sequences, rows)
-        return WindowAnswers(content, sequences.cut_rows, plan.tokens, plan.slots, plan.gain)
-
-    return answer
-
-
-# --- windows, from a file or a pipe to a file or a pipe
-
-
-class WindowAnswers(NamedTuple):
-    """The bytes to write for a window; rows that were too long, tokens, slots of all packs, and the gain by packing."""
-
-    data: bytes
-    cut_rows: int
-    tokens: int
-    slots: int
-    gain: float
-
-
-@dataclass(frozen=True)
-class Destination:
-    """Where answers go.
-
-    Attributes:
-        out: a file, or `-` for standard output, which cannot be resumed.
-        signature: of settings and inputs.
-        finish: makes the file of all windows.
-        overwrite: replace what other settings made.
-        from_pipe: the rows come from standard input, whose content the signature does not cover.
-    """
-
-    out: str
-    signature: Signature
-    finish: Callable[[RowStream], None]
-    overwrite: bool = False
-    from_pipe: bool = False
-
-
-@dataclass(frozen=True)
-class StreamResult:
-    """What was done.
-
-    Attributes:
-        rows: answered, those of an interrupted run too.
-        cut_rows: of these, rows that were cut or read in windows.
-        tokens: of all sequences.
-        padding: share of the computed slots that held no token.
-        packed: whether rows were packed anywhere.
-    """
-
-    rows: int
-    cut_rows: int
-    tokens: int
-    padding: float
-    packed: bool
-    skipped: bool = False
-
-
-def answer_stream(
-    rows: Iterator[Row],
-    answer: Callable[[list[Row]], WindowAnswers],
-    destination: Destination,
-    reporter: Reporter,
-    window_rows: int | None = None,
-) -> StreamResult:
-    """Answer all rows in windows of `window_rows` (default `WINDOW_ROWS`), by `answer`."""
-    batches = windows(rows, WINDOW_ROWS if window_rows is None else window_rows)
-    if destination.out == STANDARD_OUTPUT:
-        return _answer_windows(batches, answer, _StreamProgress(signature="0" * 64), _write_to_pipe, reporter)
-    path = Path(destination.out)
-    with exclusive_lock(path, str(path)):
-        stream = RowStream(path, destination.signature, destination.overwrite)
-        if stream.finished:
-            if destination.from_pipe:
-                raise InputError(f"{path}: already exists; choose another file, or pass --overwrite")
-            reporter.say(f"{shown(path)}: already there, nothing to do")
-            return StreamResult(0, 0, 0, 0.0, False, skipped=True)
-        _skip_answered(batches, stream.progress, path)
-        if stream.progress.rows:
-            reporter.say(f"{shown(path)}: going on after {stream.progress.rows:,} rows")
-        result = _answer_windows(batches, answer, stream.progress, stream.append, reporter)
-        destination.finish(stream)
-    return result
-
-
-def _write_to_pipe(data: bytes, progress: _StreamProgress) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
-
-
-def _skip_answered(batches: Iterator[list[Row]], progress: _StreamProgress, path: Path) -> None:
-    """Pass over the rows that are answered, which must be the same."""
-    remaining, checksum = progress.rows, 0
-    while remaining > 0 and (window := next(batches, None)):
-        checksum = _checksum(window, checksum)
-        remaining -= len(window)
-    if remaining or checksum != progress.input_checksum:
-        raise InputError(f"{path}: standard input brings other rows than those answered already; pass --overwrite")
-
-
-def _checksum(window: list[Row], before: int) -> int:
-    for row in window:
-        before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
-    return before
-
-
-def _answer_windows(
-    batches: Iterator[list[Row]],
-    answer: Callable[[list[Row]], WindowAnswers],
-    progress: _StreamProgress,
-    write: Callable[[bytes, _StreamProgress], None],
-    reporter: Reporter,
-) -> StreamResult:
-    """Answer and write each window; report what packing gains, once, and how many rows are done."""
-    reported_gain, packed, last_line = False, False, time.monotonic()
-    for window in batches:
-        answers = answer(window)
-        progress = progress.after(answers, len(window), _checksum(window, progress.input_checksum))
-        write(answers.data, progress)
-        if not reported_gain:
-            reporter.say(_describe_packing(answers))
-            reported_gain = True
-        packed |= answers.gain > 1
-        if reporter.live or time.monotonic() - last_line >= LOG_LINE_EVERY_SECONDS:
-            last_line = time.monotonic()
-            reporter.show(f"{progress.rows:,} rows")
-    if not progress.rows:
-        raise InputError("the input holds no rows; give it at least one")
-    if progress.cut_rows:
-        reporter.say(f"{progress.cut_rows:,} of {progress.rows:,} rows were too long and were cut or read in windows")
-    padding = 1 - progress.tokens / progress.slots if progress.slots else 0.0
-    return StreamResult(progress.rows, progress.cut_rows, progress.tokens, round(padding, 4), packed)
-
-
-def _describe_packing(answers: WindowAnswers) -> str:
-    padding = f"{100 * (1 - answers.tokens / max(answers.slots, 1)):.1f} % padding"
-    if answers.gain > 1:
-        return f"packing: on, {answers.gain:.2f} times less computation than with one sequence per row, {padding}"
-    return f"packing: off, it would gain less than 2 % on these rows; {padding}"
-
-
-# --- a file that grows window by window
-
-
-class _StreamProgress(Artefact):
-    """What counts of a partial file.
-
-    Attributes:
-        signature: of settings and inputs, SHA-256.
-        rows: input rows that are answered.
-        bytes: of the partial file.
-        input_checksum: CRC-32 of those rows, to recognise another input that comes through a pipe.
-        cut_rows, tokens, slots: sums over all windows.
-    """
-
-    remedy = "remove it"
-
-    signature: Sha256
-    rows: Count = 0
-    bytes: Count = 0
-    input_checksum: Count = 0
-    cut_rows: Count = 0
-    tokens: Count = 0
-    slots: Count = 0
-
-    def after(self, answers: WindowAnswers, rows: int, input_checksum: int) -> _StreamProgress:
-        """The progress when one more window is answered, but for `bytes`."""
-        return self.model_copy(
-            update={
-                "rows": self.rows + rows,
-                "input_checksum": input_checksum,
-                "cut_rows": self.cut_rows + answers.cut_rows,
-                "tokens": self.tokens + answers.tokens,
-                "slots": self.slots + answers.slots,
-            }
-        )
-
-
-class RowStream:
-    """A file that grows by windows of rows.
-
-    Args:
-        out: the file to make.
-        signature: of this run.
-        overwrite: replace what other settings made; else they are refused.
-
-    Attributes:
-        finished: the file exists already, of the same settings and inputs.
-        progress: what is done.
-    """
-
-    def __init__(self, out: Path, signature: Signature, overwrite: bool = False) -> None:
-        self.out = out
-        self._partial, self._count = hidden_beside(out, "partial"), hidden_beside(out, "progress.json")
-        self.finished = begin_artefact(out, out, signature, overwrite)
-        self.progress = _StreamProgress(signature=signature.sha256)
-        if not self.finished and self._count.exists() and self._partial.exists():
-            stored = _StreamProgress.read(self._count)
-            if stored.signature == self.progress.signature and self._partial.stat().st_size >= stored.bytes:
-                self.progress = stored
-        self._handle: BinaryIO | None = None
-
-    def append(self, data: bytes, progress: _StreamProgress) -> None:
-        """Write a window and count it; `progress` is what is done with it, but for `bytes`."""
-        with explained_os_errors(self.out, "write"):
-            handle = self._open()
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-            size = handle.tell()
-        self.progress = progress.model_copy(update={"bytes": size})
-        self.progress.write(self._count)
-
-    def finish(self) -> None:
-        """Give the file its name."""
-        self._close()
-        put_in_place(self._partial, self.out)
-        self._count.unlink(missing_ok=True)
-
-    def finish_as(self, write: Callable[[Path, BinaryIO], None]) -> None:
-        """Make another file of the partial one: `write(partial, handle)` writes it."""
-        self._close()
-        with atomic_file(self.out) as handle:
-            write(self._partial, handle)
-        self._partial.unlink(missing_ok=True)
-        self._count.unlink(missing_ok=True)
-
-    def _open(self) -> BinaryIO:
-        if self._handle is None:
-            with explained_os_errors(self.out, "write"):
-                self.out.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666)
-                os.ftruncate(descriptor, self.progress.bytes)
-                self._handle = os.fdopen(descriptor, "r+b")
-                self._handle.seek(self.progress.bytes)
-        return self._handle
-
-    def _close(self) -> None:
-        """Close the partial file, which holds what counts and nothing more."""
-        self._open().close()
-        self._handle = None

@@ -20,16 +20,8 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.tables.packed_parquet import write_vectors
-from gaudi_bert.stages.tasks.answer_rows import (
-    STANDARD_OUTPUT,
-    Precision,
-    RowModel,
-    RowStream,
-    StreamResult,
-    answer_rows,
-    check_choice,
-    chosen_length,
-)
+from gaudi_bert.stages.tasks.answer_rows import OnBadRow, Precision, RowModel, answer_rows, check_choice, chosen_length
+from gaudi_bert.stages.tasks.answer_stream import STANDARD_OUTPUT, RowStream, StreamResult
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.training.prediction import Compute, Embedder, Pooling
 from gaudi_bert.training.weights.sources import Weights, read_weights
@@ -49,6 +41,7 @@ class EmbedOptions:
         max_sequence_length: most tokens of a text; None for the folder's own, or the model's.
         precision: of the matrix products.
         packed: False gives each text a row of its own.
+        on_bad_row: what becomes of a row that cannot be read.
     """
 
     pooling: Pooling | None = None
@@ -56,10 +49,12 @@ class EmbedOptions:
     max_sequence_length: int | None = None
     precision: Precision = "float32"
     packed: bool = True
+    on_bad_row: OnBadRow = "stop"
 
     def __post_init__(self) -> None:
         check_choice("pooling", self.pooling, get_args(Pooling))
         check_choice("precision", self.precision, get_args(Precision))
+        check_choice("on-bad-row", self.on_bad_row, get_args(OnBadRow))
 
 
 def embed(
@@ -114,7 +109,7 @@ class _EmbeddingModel(RowModel):
         own = own or SentenceFolder("mean", False, None, False)
         positions = config.max_position_embeddings
         length = chosen_length(options.max_sequence_length, positions, min(own.max_sequence_length or positions, positions))
-        super().__init__(path, config.hidden_size, settings, length, options.precision, options.packed)
+        super().__init__(path, config.hidden_size, settings, length, options.precision, options.packed, options.on_bad_row)
         self.lower_case, self._config, self._ending = own.lower_case, config, ending
         self._pooling: Pooling = options.pooling or own.pooling
         self._normalize = own.normalize if options.normalize is None else options.normalize
@@ -142,12 +137,18 @@ class _EmbeddingModel(RowModel):
         )
         return embedder, "sequence", self.hidden_size
 
-    def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> bytes:
+    def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> list[bytes]:
         """Plain bytes, or one object per line; nine digits tell every float32 from its neighbours."""
         if self._ending != ".jsonl":
-            return values.tobytes()
+            return [vector.tobytes() for vector in values]
         lines = (json.dumps({"embedding": [float(f"{value:.9g}") for value in vector]}) for vector in values.tolist())
-        return "".join(f"{line}\n" for line in lines).encode()
+        return [f"{line}\n".encode() for line in lines]
+
+    def encode_problem(self, problem: str) -> bytes:
+        """A vector of NaN, which no text has, or an object that says what is wrong with the row."""
+        if self._ending != ".jsonl":
+            return np.full(self.hidden_size, np.nan, np.float32).tobytes()
+        return f"{json.dumps({'error': problem})}\n".encode()
 
     def finish(self, stream: RowStream) -> None:
         """JSON lines are finished as they are."""

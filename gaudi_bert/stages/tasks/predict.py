@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,7 +12,8 @@ from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.stages.tasks.answer_rows import Precision, RowModel, StreamResult, answer_rows, check_choice, chosen_length
+from gaudi_bert.stages.tasks.answer_rows import OnBadRow, Precision, RowModel, answer_rows, check_choice, chosen_length
+from gaudi_bert.stages.tasks.answer_stream import StreamResult
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.training.prediction import Compute
 from gaudi_bert.training.weights.sources import Weights, read_weights
@@ -27,14 +28,17 @@ class PredictOptions:
         max_sequence_length: most tokens of a sequence; None for what the model was trained with.
         precision: of the matrix products.
         packed: False gives each sequence a row of its own.
+        on_bad_row: what becomes of a row that cannot be read.
     """
 
     max_sequence_length: int | None = None
     precision: Precision = "float32"
     packed: bool = True
+    on_bad_row: OnBadRow = "stop"
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, get_args(Precision))
+        check_choice("on-bad-row", self.on_bad_row, get_args(OnBadRow))
 
 
 def predict(
@@ -76,16 +80,22 @@ class _TaskModel(RowModel):
 
     def __init__(self, path: Path, options: PredictOptions, changes: Mapping[str, Any]) -> None:
         self._folder = folder = read_task_folder(path)
+        name = changes.get("name", folder.task)
+        if name != folder.task:
+            raise InputError(f"task.name = {name}: {path} is a model of {folder.task}; leave it out, or fine-tune another")
         settings = folder.settings.model_copy(update=dict(changes))
         positions = folder.config.max_position_embeddings
         length = chosen_length(options.max_sequence_length, positions, folder.max_sequence_length)
-        super().__init__(path, folder.config.hidden_size, settings, length, options.precision, options.packed)
+        super().__init__(
+            path, folder.config.hidden_size, settings, length, options.precision, options.packed, options.on_bad_row
+        )
         self.task, self.labels, self._options = folder.task, folder.labels, options
         self._task = folder.make_task(settings)
 
     def options(self) -> dict[str, Any]:
         """Those of the command, settled."""
-        return {**asdict(self._options), "max_sequence_length": self.max_sequence_length}
+        chosen = self._options
+        return {"max_sequence_length": self.max_sequence_length, "precision": chosen.precision, "packed": chosen.packed}
 
     def open(self, weights: Weights, compute_dtype: Precision) -> tuple[Compute, Literal["sequence", "token"], int]:
         """BERT with the head of the task."""
@@ -97,8 +107,14 @@ class _TaskModel(RowModel):
         model = open_task_model(self._folder, task, compute_dtype=compute_dtype, weights=weights)
         return model, "token" if task.per_token else "sequence", task.width
 
-    def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> bytes:
+    def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> list[bytes]:
         """One JSON line per row."""
-        answers = self._task.answers(values, sequences, rows)
-        lines = "".join(f"{json.dumps(line, ensure_ascii=False, allow_nan=False)}\n" for line in answers)
-        return lines.encode("utf-8", "backslashreplace")
+        return list(map(_json_line, self._task.answers(values, sequences, rows)))
+
+    def encode_problem(self, problem: str) -> bytes:
+        """A line that says what is wrong with the row."""
+        return _json_line({"error": problem})
+
+
+def _json_line(content: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(content, ensure_ascii=False, allow_nan=False)}\n".encode("utf-8", "backslashreplace")

@@ -11,7 +11,7 @@ from pathlib import Path
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_ROWS
-from gaudi_bert.common.files import exclusive_lock, explained_os_errors, write_text
+from gaudi_bert.common.files import exclusive_lock, explained_os_errors, open_file, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.corpus.python_texts import HELD_OUT_OF, LABELS, LabelledText, labelled_docstrings, python_texts
@@ -27,7 +27,7 @@ _WINDOW_ROWS = 20_000
 def file_identity(path: Path) -> str:
     """Name and SHA-256 of a file."""
     digest = hashlib.sha256()
-    with explained_os_errors(path, "read"), open(path, "rb") as handle:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
         while block := handle.read(2**20):
             digest.update(block)
     return f"{path.name}:{digest.hexdigest()}"

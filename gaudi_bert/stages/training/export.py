@@ -18,7 +18,14 @@ from typing import Literal, get_args
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in, publish, remove
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, exclusive_lock, explained_os_errors, flush_folder, write_json
+from gaudi_bert.common.files import (
+    atomic_file,
+    exclusive_lock,
+    explained_os_errors,
+    flush_folder,
+    open_file,
+    write_json,
+)
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.config.places import StoreSettings
@@ -188,7 +195,7 @@ def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, report
             return None
     path = given if given is not None else files[0]
     with explained_os_errors(path, "read"):
-        words = sum(1 for _ in path.open("rb"))
+        words = sum(1 for _ in open_file(path))
     if words <= config.vocab_size:
         return path
     problem = f"{path}: has {words:,} tokens, the model has {config.vocab_size:,}"

@@ -9,10 +9,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
 from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.tasks.rows.types import TASKS_WITH_LABELS, IdsRow, Row, TaggedRow, TextRow
 
@@ -23,7 +28,13 @@ _LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
 _INPUT_IDS = "input_ids"
 # The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
 _WORD = re.compile(r"\w+|[^\w\s]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _OUTSIDE = "O"
+# Numbers as text, as JSON has them: Python's own `int` and `float` take the digits of every script, and `1_000`.
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_WHOLE = re.compile(r"-?[0-9]+")
+_MOST_DIGITS = 18
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,11 @@ class RowReader:
     label_names: tuple[str, ...] | None = None
     labelled: bool = False
     named_by_header: bool = False
+
+    @cached_property
+    def _known_names(self) -> frozenset[str]:
+        """Of labels, for one look each however many there are."""
+        return frozenset(self.label_names or ())
 
     def row(self, number: int, record: Record) -> Row:
         """The row that `record` holds."""
@@ -73,9 +89,15 @@ class RowReader:
         value = record[column]
         if not isinstance(value, str):
             raise self.error(number, f"{column} is {shown(value)}", "it must be a text")
-        if not value.strip():
+        if not value.strip() and (self.labelled or self.task in _LANGUAGE_MODELLING):  # there is nothing to learn from it
             raise self.error(number, f"{column} is empty", "give it a text, or leave the row out")
-        return value
+        return self._characters(number, column, value)
+
+    def _characters(self, number: int, column: str, text: str) -> str:
+        problem = half_character(text)
+        if problem:
+            raise self.error(number, f"{column} {problem}", "write the other half too, or leave it out")
+        return text
 
     def _label(self, number: int, record: Record) -> str | tuple[str, ...] | float:
         column = self.settings.label
@@ -93,47 +115,51 @@ class RowReader:
         return self._name(number, column, value)
 
     def _number(self, number: int, value: object) -> float:
-        try:
-            result = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else math.nan
-        except (ValueError, OverflowError):
-            result = math.nan
-        if not math.isfinite(result):
-            raise self.error(number, f"{self.settings.label} is {shown(value)}", "regression needs a finite number")
+        if isinstance(value, str):
+            result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
+        elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # which `float` may not take
+            result = math.inf
+        else:
+            result = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if not abs(result) <= _LARGEST_FLOAT32:
+            remedy = "regression needs a finite number that fits into float32"
+            raise self.error(number, f"{self.settings.label} is {shown(value)}", remedy)
         return result
 
     def _name(self, number: int, column: str, value: object) -> str:
         """A label's name, also where the record holds its number."""
         names = self.label_names
-        if isinstance(value, str) and names is not None and value in names:
+        if isinstance(value, str) and value in self._known_names:
             return value
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if is_number or (isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value)):
+        if is_number or (isinstance(value, str) and _WHOLE.fullmatch(value.strip())):
             if names is None:
                 raise self.error(
                     number,
                     f"{column} is the number {shown(value)}",
                     "name the labels in a file, one per line: --labels FILE",
                 )
-            if not 0 <= int(str(value)) < len(names):
+            index = value if isinstance(value, int) else int(str(value).strip()[:_MOST_DIGITS])
+            if not 0 <= index < len(names):
                 raise self.error(number, f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
-            return names[int(str(value))]
+            return names[index]
         if not isinstance(value, str) or not value.strip():
             raise self.error(number, f"{column} is {shown(value)}", "it must be the name of a label")
         if names is not None:
             raise self.error(
                 number, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
             )
-        return value.strip()
+        return self._characters(number, column, value.strip())
 
     def _tagged_row(self, number: int, record: Record) -> TaggedRow:
         settings = self.settings
         if settings.tokens not in record:
             return self._words_of_text(number, record)
         tokens = self._strings(number, settings.tokens, record[settings.tokens])
-        if not tokens:
-            raise self.error(number, f"{settings.tokens} is empty", "give it words, or leave the row out")
         if not self.labelled:
             return TaggedRow(number, tokens)
+        if not tokens:
+            raise self.error(number, f"{settings.tokens} is empty", "give it words, or leave the row out")
         value = record.get(settings.tags)
         if value is None:
             problem = f"has no {settings.tags!r}, only {_names(record)}"
@@ -161,18 +187,27 @@ class RowReader:
         for index, word in enumerate(value):
             if not isinstance(word, str) or not word.strip():
                 raise self.error(number, f"{column}[{index}] is {shown(word)}", "each must be a word")
-        return tuple(value)
+        return tuple(self._characters(number, column, word) for word in value)
 
     def _ids_row(self, number: int, record: Record) -> IdsRow:
         values = record[_INPUT_IDS]
-        whole = isinstance(values, list | tuple) and all(isinstance(value, int) and value >= 0 for value in values)
-        if not whole or not values:
+        if not isinstance(values, list | tuple) or not values:
             raise self.error(number, f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
+        for index, value in enumerate(values):
+            if not is_whole(value, 0, MOST_TOKEN_ID):
+                problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
+                raise self.error(number, problem, f"token numbers are whole numbers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(number, tuple(values))
 
 
+def half_character(text: str) -> str | None:
+    """What is wrong with a text that holds a lone surrogate, which no tokenizer takes and no file of UTF-8; else None."""
+    found = None if text.isascii() else _LONE_SURROGATE.search(text)
+    return f"holds half a character, \\u{ord(found[0]):04x} at {found.start()}" if found else None
+
+
 def _names(record: Record) -> str:
-    return ", ".join(repr(str(name)) for name in list(record)[:8]) or "nothing"
+    return ", ".join(shown(str(name)) for name in list(record)[:8]) or "nothing"
 
 
 # --- names of labels
@@ -181,20 +216,20 @@ def _names(record: Record) -> str:
 def read_label_names(path: Path) -> tuple[str, ...]:
     """The names in a file, one per line; a line's number, from 0, is the label's."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = read_file(path).decode("utf-8-sig").rstrip()
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; --labels needs a file with one label per line") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
-    names = tuple(line.strip() for line in lines)
-    while names and not names[-1]:
-        names = names[:-1]
-    for number, name in enumerate(names, start=1):
-        if not name or names.index(name) != number - 1:
-            problem = f"{name!r} is listed twice" if name else "is empty"
-            raise InputError(f"{path}: row {number}: {problem}; write each label once, one per line")
-    if not names:
+    if not text:
         raise InputError(f"{path}: names no label; write one per line")
+    names = tuple(line.strip() for line in text.split("\n"))
+    known: set[str] = set()
+    for number, name in enumerate(names, start=1):
+        if not name or name in known:
+            problem = f"{shown(name)} is listed twice" if name else "is empty"
+            raise InputError(f"{path}: row {number}: {problem}; write each label once, one per line")
+        known.add(name)
     return names
 
 

@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.files import open_file, regular
 from gaudi_bert.config.sections import RowFormat, TaskName, TaskSettings
-from gaudi_bert.records.tables.parts import require_pyarrow
-from gaudi_bert.tasks.rows.fields import Record, RowReader, read_label_names
-from gaudi_bert.tasks.rows.types import STANDARD_INPUT, QuestionRow, Row, source_name
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.tasks.rows.fields import Record, RowReader, half_character, read_label_names
+from gaudi_bert.tasks.rows.types import STANDARD_INPUT, BadRow, QuestionRow, Row, source_name
 
 _ENDINGS: dict[str, RowFormat] = {
     ".jsonl": "jsonl",
@@ -39,6 +40,7 @@ _ENDINGS: dict[str, RowFormat] = {
     ".json": "squad",
     ".txt": "txt",
 }
+_Row = TypeVar("_Row")
 _LARGEST_FIELD = 2**31 - 1
 _PARQUET_ROWS = 1024
 _DOCUMENT_LINE = "-DOCSTART-"
@@ -50,31 +52,44 @@ def read_rows(path: str | Path, task: TaskName | None, settings: TaskSettings, *
     `path` may be `-` for standard input; `task` is None for plain texts. With `labelled`, a row without labels, tags or
     answers is refused; else they are ignored.
     """
+    for row in read_all_rows(path, task, settings, labelled=labelled):
+        if isinstance(row, BadRow):
+            raise InputError(row.problem)
+        yield row
+
+
+def read_all_rows(
+    path: str | Path, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False
+) -> Iterator[Row | BadRow]:
+    """As `read_rows`, but a row that cannot be read is a `BadRow` in its place, where the file can be read on after it."""
     name = source_name(path)
     kind = _format_of(path, settings.format)
-    if kind == "squad":
-        if task != "question-answering":
-            others = "plain texts need" if task is None else f"{task} needs"
-            raise InputError(f"{name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
-        yield from _read_squad(path, labelled)
-        return
+    if kind == "squad" and task != "question-answering":
+        others = "plain texts need" if task is None else f"{task} needs"
+        raise InputError(f"{name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
     if kind == "conll" and task != "token-classification":
         raise InputError(f"{name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
     named_by_header = kind in ("csv", "tsv") and settings.columns is None
     reader = RowReader(name, task, settings, label_names, labelled, named_by_header)
-    if kind == "conll":
+    records: Iterator[tuple[int, Record | InputError]]
+    if kind == "squad":
+        records = _read_squad(path)
+    elif kind == "conll":
         records = _read_conll(path, settings.tokens, settings.tags, labelled)
     else:
         records = _read_records(path, kind, settings.columns, settings.text)
     for number, record in records:
-        if task == "question-answering":
-            yield _question_of_record(name, number, record, labelled)
-        else:
-            yield reader.row(number, record)
+        try:
+            if isinstance(record, InputError):
+                raise record
+            is_question = task == "question-answering"
+            yield _question_of_record(name, number, record, labelled) if is_question else reader.row(number, record)
+        except InputError as error:
+            yield BadRow(number, str(error))
 
 
-def windows(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
+def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
     """The rows in lists of `size`; the last one may be shorter."""
     while window := list(islice(rows, size)):
         yield window
@@ -105,7 +120,7 @@ def _open_bytes(path: str | Path) -> Iterator[BinaryIO]:
         yield sys.stdin.buffer
         return
     try:
-        with Path(path).open("rb") as plain:
+        with open_file(path) as plain:
             is_gzip = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
             if is_gzip:
@@ -119,21 +134,25 @@ def _open_bytes(path: str | Path) -> Iterator[BinaryIO]:
         raise InputError(f"{name}: cannot read: {error.strerror or error}; check the path") from error
 
 
-def _text_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file with their numbers from 1, without their ends and without a byte-order mark."""
+def _text_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, str | InputError]]:
+    """The lines of a UTF-8 file with their numbers from 1, without their ends and without a byte-order mark.
+
+    One that is not UTF-8 is an error in its place.
+    """
     for number, line in enumerate(handle, start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         try:
             yield number, line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
-            raise InputError(f"{name}: row {number}: not UTF-8 at its byte {error.start}; save the file as UTF-8") from error
+            reason = f"not UTF-8 at its byte {error.start}; save the file as UTF-8"
+            yield number, InputError(f"{name}: row {number}: {reason}")
 
 
 def _read_records(
     path: str | Path, kind: RowFormat, header: Sequence[str] | None, text_column: str
-) -> Iterator[tuple[int, Record]]:
-    """The records of a file with their numbers.
+) -> Iterator[tuple[int, Record | InputError]]:
+    """The records of a file with their numbers; one that cannot be read is an error in its place.
 
     `header` names the columns of a table without a header line, `text_column` is what a line of a plain text is called.
     """
@@ -147,50 +166,62 @@ def _read_records(
         if kind == "jsonl":
             yield from _json_lines(handle, name)
         elif kind == "txt":
-            yield from ((number, {text_column: line}) for number, line in _text_lines(handle, name) if line.strip())
+            for number, line in _text_lines(handle, name):
+                if isinstance(line, InputError) or line.strip():
+                    yield number, line if isinstance(line, InputError) else {text_column: line}
         else:
-            yield from _table(handle, name, kind, header)
+            yield from _table(handle, name, kind, header, text_column)
 
 
-def _json_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, Record]]:
+def _json_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, Record | InputError]]:
     for number, line in _text_lines(handle, name):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(
-                f"{name}: row {number}: not JSON ({shortened(str(error))}); write one object per line"
-            ) from error
-        if not isinstance(record, dict):
-            raise InputError(
-                f'{name}: row {number}: {shortened(line)} is not an object; write for example {{"text": "..."}}'
-            )
-        yield number, record
+        if isinstance(line, InputError):
+            yield number, line
+        elif line.strip():
+            yield number, _json_record(line, f"{name}: row {number}")
 
 
-def _table(handle: BinaryIO, name: str, kind: RowFormat, header: Sequence[str] | None) -> Iterator[tuple[int, Record]]:
+def _json_record(line: str, row: str) -> Record | InputError:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return InputError(f"{row}: not JSON ({shortened(str(error))}); write one object per line")
+    if not isinstance(record, dict):
+        return InputError(f'{row}: {shortened(line)} is not an object; write for example {{"text": "..."}}')
+    return record
+
+
+def _table(
+    handle: BinaryIO, name: str, kind: RowFormat, header: Sequence[str] | None, text_column: str
+) -> Iterator[tuple[int, Record | InputError]]:
+    """An empty cell is no value, but for that of the text, which is then empty."""
     columns = None if header is None else list(header)
     for number, cells in _tab_cells(handle, name) if kind == "tsv" else _comma_cells(handle, name):
+        if isinstance(cells, InputError):
+            if columns is None:
+                raise cells
+            yield number, cells
+            continue
         if columns is None:
             columns = [cell.strip() for cell in cells]
             twice = [column for column in columns if columns.count(column) > 1]
             if twice:
-                raise InputError(f"{name}: two columns are called {twice[0]!r}; name them apart, or pass --columns")
-            continue
-        if len(cells) != len(columns):
-            raise InputError(
-                f"{name}: row {number}: has {len(cells)} cells, the columns are {len(columns)} ({', '.join(columns)[:80]}); "
-                "fix the row"
-            )
-        yield number, {column: cell for column, cell in zip(columns, cells, strict=True) if cell != ""}
+                raise InputError(f"{name}: two columns are called {shown(twice[0])}; name them apart, or pass --columns")
+        elif len(cells) != len(columns):
+            problem = f"has {len(cells)} cells, the columns are {len(columns)} ({', '.join(columns)[:80]})"
+            yield number, InputError(f"{name}: row {number}: {problem}; fix the row")
+        else:
+            named = zip(columns, cells, strict=True)
+            yield number, {column: cell for column, cell in named if cell != "" or column == text_column}
 
 
-def _tab_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str]]]:
-    return ((number, line.split("\t")) for number, line in _text_lines(handle, name) if line)
+def _tab_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str] | InputError]]:
+    for number, line in _text_lines(handle, name):
+        if isinstance(line, InputError) or line:
+            yield number, line if isinstance(line, InputError) else line.split("\t")
 
 
-def _comma_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str]]]:
+def _comma_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str] | InputError]]:
     csv.field_size_limit(_LARGEST_FIELD)
     lines = io.TextIOWrapper(handle, encoding="utf-8-sig", newline="")
     reader = csv.reader(lines, strict=True)
@@ -209,20 +240,15 @@ def _comma_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str]]]
 def _parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
     if str(path) == STANDARD_INPUT:
         raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
-    if not Path(path).is_file():
-        raise InputError(f"{path}: cannot read: no such file; check the path")
-    pyarrow: Any = require_pyarrow()
+    require_pyarrow()
     from pyarrow import parquet
 
     number = 0
-    try:
-        with parquet.ParquetFile(path) as table:
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield number, record
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{path}: not a Parquet table ({shortened(str(error))}); write it again") from error
+    with explained_arrow_errors(Path(path)), parquet.ParquetFile(regular(path)) as table:
+        for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
+            for record in validated(Path(path), batch).to_pylist():
+                number += 1
+                yield number, record
 
 
 # --- CoNLL and SQuAD
@@ -239,6 +265,8 @@ def _read_conll(path: str | Path, tokens: str, tags: str, labelled: bool) -> Ite
     tag_names: list[str] = []
     with _open_bytes(path) as handle:
         for number, line in _text_lines(handle, name):
+            if isinstance(line, InputError):
+                raise line
             cells = line.split("\t") if "\t" in line else line.split()
             if not line.strip() or cells[0] == _DOCUMENT_LINE:
                 if words:
@@ -264,8 +292,8 @@ def _sentence(name: str, number: int, words: list[str], tag_names: list[str], to
     return {tokens: words, tags: tag_names} if tag_names else {tokens: words}
 
 
-def _read_squad(path: str | Path, labelled: bool) -> Iterator[QuestionRow]:
-    """The questions of a SQuAD file, in its order."""
+def _read_squad(path: str | Path) -> Iterator[tuple[int, Record | InputError]]:
+    """The questions of a SQuAD file with their contexts, in its order."""
     name = source_name(path)
     with _open_bytes(path) as handle:
         content = handle.read()
@@ -282,9 +310,10 @@ def _read_squad(path: str | Path, labelled: bool) -> Iterator[QuestionRow]:
             f"{name}: is not SQuAD's JSON, {shown(error)} is missing or wrong; it is data / paragraphs / qas"
         ) from error
     for number, (context, question) in enumerate(questions, start=1):
-        if not isinstance(question, dict):
-            raise InputError(f"{name}: row {number}: {shown(question)} is not a question; it must be an object")
-        yield _question_of_record(name, number, {"context": context, **question}, labelled)
+        if isinstance(question, dict):
+            yield number, {"context": context, **question}
+        else:
+            yield number, InputError(f"{name}: row {number}: {shown(question)} is not a question; it must be an object")
 
 
 def _question_of_record(name: str, number: int, record: Record, labelled: bool) -> QuestionRow:
@@ -297,6 +326,9 @@ def _question_of_record(name: str, number: int, record: Record, labelled: bool) 
         value = record.get(key)
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{row}: {key} is {shown(value)}; it must be a text that is not empty")
+        problem = half_character(value)
+        if problem:
+            raise InputError(f"{row}: {key} {problem}; write the other half too, or leave it out")
     answers: tuple[tuple[str, int], ...] | None = None
     if labelled:
         given = [] if record.get("is_impossible") is True else record.get("answers")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import read_json
+from gaudi_bert.common.files import read_file, read_json, regular
 from gaudi_bert.corpus.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
     for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
         file = folder / name
         if file.is_file():
-            return RowTokenizer(read(file), file, hashlib.sha256(file.read_bytes()).hexdigest())
+            return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
     raise InputError(f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there")
 
 
@@ -103,7 +103,7 @@ def _read_tokenizer(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(regular(file)))
     except Exception as error:  # the library raises nothing narrower
         if type(error) is not Exception:
             raise

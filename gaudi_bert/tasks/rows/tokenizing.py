@@ -49,6 +49,15 @@ class _Piece(NamedTuple):
     target: Int32Array
 
 
+def check_policy(task: TaskName | None, settings: TaskSettings) -> None:
+    """Refuse a `task.too_long` that is not possible for a task."""
+    if settings.too_long == "window" and task not in _WITH_WINDOWS:
+        raise InputError(
+            f"task.too_long = window: a row of {task or 'plain text'} has one answer and cannot be taken in windows; "
+            "use truncate, or error"
+        )
+
+
 def tokenize_rows(
     rows: Sequence[Row],
     tokenizer: RowTokenizer,
@@ -64,11 +73,7 @@ def tokenize_rows(
     At least one row; `task` is None for plain texts. Questions are always taken in windows, unless the settings say that
     they are to be cut. `file` is where the rows are from, for errors.
     """
-    if settings.too_long == "window" and task not in _WITH_WINDOWS:
-        raise InputError(
-            f"task.too_long = window: a row of {task or 'plain text'} has one answer and cannot be taken in windows; "
-            "use truncate, or error"
-        )
+    check_policy(task, settings)
     numbers = {name: number for number, name in enumerate(labels)}
     job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file))
     if isinstance(rows[0], TextRow) and settings.too_long != "window":

@@ -71,6 +71,13 @@ class IdsRow(NamedTuple):
     input_ids: tuple[int, ...]
 
 
+class BadRow(NamedTuple):
+    """A row that cannot be read, and why; only where such rows are to be named instead of refused."""
+
+    number: int
+    problem: str
+
+
 Row: TypeAlias = TextRow | TaggedRow | QuestionRow | IdsRow
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
 from gaudi_bert.records.packed_folder import read_metadata
@@ -160,7 +161,7 @@ def _unpacked_source(path: Path) -> DataSource:
         schema=schema,
         files=tuple(_SourceFile(file.path, None) for file in found),
         packing_factor=1.0,
-        vocabulary_size=sum(1 for _ in vocabulary.open("rb")) if vocabulary is not None else None,
+        vocabulary_size=sum(1 for _ in open_file(vocabulary)) if vocabulary is not None else None,
         identity=_digest([[file.name, file.bytes] for file in found]),
     )
 

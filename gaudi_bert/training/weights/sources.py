@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError, shortened
+from gaudi_bert.common.files import regular
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
@@ -160,7 +161,7 @@ def _read_hugging_face(path: Path, files: list[Path]) -> Weights:
     tensors: dict[str, Float32Array] = {}
     for file in files:
         try:
-            tensors.update(load_file(file))
+            tensors.update(load_file(regular(file)))
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
             reason = shortened(str(error), 200)
             raise InputError(f"{file}: cannot be read ({reason}); copy it again, or save it as float32") from error

@@ -292,3 +292,13 @@ def test_what_can_only_be_read_at_once_is_said(tmp_path: Path, capsys: pytest.Ca
     pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), reporter=Reporter())
     assert "90 rows, about" in capsys.readouterr().err
     check_packed_table(tmp_path / "out", rows, 61)
+
+
+@pytest.mark.parametrize("write", [tables.write_parquet, tables.write_stream, tables.write_lines])
+@pytest.mark.parametrize("token", [2**32 + 7, 2**40, -1, 2**31])
+def test_numbers_that_would_wrap_are_named(tmp_path: Path, write: Callable[..., None], token: int) -> None:
+    ending = {"write_parquet": "parquet", "write_stream": "arrow", "write_lines": "jsonl"}[write.__name__]
+    write(tmp_path / f"rows.{ending}", [{"input_ids": [2, 3]}, {"input_ids": [2, token, 3]}])
+    with pytest.raises(InputError, match=rf"rows.{ending}: row 1: input_ids holds {token}; token ids are 0 to 2147483647"):
+        pack_table(tmp_path / f"rows.{ending}", tmp_path / "out", settings(), reporter=QUIET)
+    assert not (tmp_path / "out").exists()

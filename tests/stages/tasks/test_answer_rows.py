@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,10 +10,11 @@ import pytest
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.tasks.answer_rows import Destination, StreamResult, WindowAnswers, answer_stream
-from gaudi_bert.tasks.rows.types import Row, TextRow
+from gaudi_bert.stages.tasks.answer_stream import Destination, RowSource, StreamResult, WindowAnswers, answer_stream
+from gaudi_bert.tasks.rows.types import BadRow, Row, TextRow
 
 ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
+BAD = TextRow(8, "too long")
 EXPECTED = b"".join(b"<%d>\n" % number for number in range(1, 24))
 
 
@@ -27,7 +28,13 @@ class Answer:
     def __init__(self, dies_in: int | None = None) -> None:
         self.windows, self.dies_in = 0, dies_in
 
-    def __call__(self, rows: list[Row]) -> WindowAnswers:
+    def check(self, rows: Sequence[Row | BadRow]) -> None:
+        """Refuses what is bad."""
+        for row in rows:
+            if row == BAD:
+                raise InputError("row 8: has 92 tokens")
+
+    def answer(self, rows: Sequence[Row | BadRow]) -> WindowAnswers:
         if self.windows == self.dies_in:
             raise KilledError
         self.windows += 1
@@ -35,11 +42,19 @@ class Answer:
 
 
 def run(
-    out: Path, answer: Answer, rows: list[Row] = ROWS, *, setting: int = 1, replayable: bool = True, overwrite: bool = False
+    out: Path,
+    answer: Answer,
+    rows: Sequence[Row] | Callable[[], Iterator[Row]] = ROWS,
+    *,
+    setting: int = 1,
+    data: str = "x",
+    replayable: bool = True,
+    overwrite: bool = False,
 ) -> StreamResult:
-    signature = Signature("predict", {"setting": setting}, {"data": "x"})
-    destination = Destination(str(out), signature, lambda stream: stream.finish(), overwrite, not replayable)
-    return answer_stream(iter(rows), answer, destination, Reporter(quiet=True), window_rows=5)
+    signature = Signature("predict", {"setting": setting}, {"data": data})
+    destination = Destination(str(out), signature, lambda stream: stream.finish(), overwrite)
+    source = RowSource(rows if callable(rows) else lambda: iter(rows), not replayable)
+    return answer_stream(source, answer, destination, Reporter(quiet=True), window_rows=5)
 
 
 def left_beside(out: Path) -> list[str]:
@@ -96,7 +111,11 @@ def test_a_pipe_must_bring_the_same_rows_again(tmp_path: Path) -> None:
         run(out, Answer(), others, replayable=False)
     with pytest.raises(InputError, match="brings other rows"):
         run(out, Answer(), ROWS[:3], replayable=False)
-    run(out, Answer(), replayable=False)
+    anew = Answer(4)
+    with pytest.raises(KilledError):
+        run(out, anew, others, replayable=False, overwrite=True)
+    assert anew.windows == 4
+    run(out, Answer(), replayable=False, overwrite=True)
     assert out.read_bytes() == EXPECTED
     with pytest.raises(InputError, match="already exists"):
         run(out, Answer(), replayable=False)
@@ -107,14 +126,46 @@ def test_no_rows(tmp_path: Path) -> None:
         run(tmp_path / "x.jsonl", Answer(), [])
 
 
-def test_a_bad_row_leaves_what_was_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_row_that_cannot_be_read_is_met_before_anything_is_computed(tmp_path: Path, replayable: bool) -> None:
+    """But for a pipe, which can be read once only: there, what was before it stays."""
+
     def bad() -> Iterator[Row]:
         yield from ROWS[:7]
-        raise InputError("x.jsonl: row 8: text is empty; give it a text, or leave the row out")
+        raise InputError("x.jsonl: row 8: text is 3; it must be a text")
 
-    out = tmp_path / "x.jsonl"
+    out, before = tmp_path / "x.jsonl", Answer()
     with pytest.raises(InputError, match="row 8"):
-        run(out, Answer(), bad())  # type: ignore[arg-type]
+        run(out, before, bad, replayable=replayable)
+    assert before.windows == (0 if replayable else 1)
     after = Answer()
-    run(out, after)
-    assert (out.read_bytes(), after.windows) == (EXPECTED, 4)
+    run(out, after, replayable=replayable)
+    assert (out.read_bytes(), after.windows) == (EXPECTED, 5 - before.windows)
+
+
+def test_what_the_tokenizer_would_refuse_is_met_as_early(tmp_path: Path) -> None:
+    answer = Answer()
+    with pytest.raises(InputError, match="row 8: has 92 tokens"):
+        run(tmp_path / "x.jsonl", answer, [*ROWS[:7], BAD, *ROWS[8:]])
+    assert answer.windows == 0
+
+
+def test_mending_a_row_keeps_the_windows_before_it(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(3), data="as it was")
+    mended = [*ROWS[:17], TextRow(99, "mended"), *ROWS[18:]]
+    after = Answer()
+    run(out, after, mended, data="mended")
+    assert after.windows == 2
+    assert out.read_bytes() == EXPECTED.replace(b"<18>", b"<99>")
+
+
+def test_mending_an_answered_row_starts_anew(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(3), data="as it was")
+    after = Answer()
+    run(out, after, [TextRow(99, "mended"), *ROWS[1:]], data="mended")
+    assert after.windows == 5
+    assert out.read_bytes() == EXPECTED.replace(b"<1>", b"<99>")

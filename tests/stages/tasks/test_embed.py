@@ -13,8 +13,8 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.stages.tasks import answer_rows
-from gaudi_bert.stages.tasks.answer_rows import RowStream, StreamResult
+from gaudi_bert.stages.tasks import answer_stream
+from gaudi_bert.stages.tasks.answer_stream import RowStream, StreamResult
 from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
@@ -103,7 +103,7 @@ def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkey
                 handle.write(window[:11])
         append(stream, window, progress)
 
-    monkeypatch.setattr(answer_rows, "WINDOW_ROWS", 7)
+    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 7)
     with monkeypatch.context() as patch:
         patch.setattr(RowStream, "append", dying)
         run(folder, data, tmp_path / "whole" / "v.npy")
@@ -111,6 +111,29 @@ def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkey
     assert not out.exists()
     assert run(folder, data, out).rows == 25
     assert out.read_bytes() == (tmp_path / "whole" / "v.npy").read_bytes()
+
+
+@pytest.mark.parametrize("ending", ["npy", "parquet", "jsonl"])
+def test_rows_that_cannot_be_read_keep_their_places(folder: Path, tmp_path: Path, ending: str) -> None:
+    """An empty text has a vector; a row without a text has none, and its place says so."""
+    (tmp_path / "x.jsonl").write_text('{"text": ""}\n{"text": null}\n{"text": "the cat"}\n')
+    with pytest.raises(InputError, match="row 2: text is None; it must be a text"):
+        run(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}")
+    result = run(folder, tmp_path / "x.jsonl", tmp_path / f"v.{ending}", EmbedOptions(on_bad_row="skip"))
+    assert (result.rows, result.bad_rows) == (3, 1)
+    if ending == "jsonl":
+        lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+        assert [next(iter(line)) for line in lines] == ["embedding", "error", "embedding"]
+        assert lines[1]["error"].startswith("row 2: text is None")
+        return
+    vectors = np.load(tmp_path / "v.npy") if ending == "npy" else _vectors(tmp_path / "v.parquet")
+    assert np.isnan(vectors).all(axis=1).tolist() == [False, True, False]
+
+
+def _vectors(path: Path) -> Any:
+    from pyarrow import parquet
+
+    return np.array(parquet.read_table(path).column("embedding").to_pylist())
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.tasks.predict import PredictOptions, predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_tokenizer
+from tests.builders.command_line import run_command
 
 pytestmark = pytest.mark.slow
 
@@ -142,3 +143,69 @@ def test_what_cannot_be_answered(tmp_path: Path) -> None:
         run(tmp_path / "mlm", long, tmp_path / "z.jsonl")
     with pytest.raises(InputError, match="--precision float16: choose one of float32, bfloat16"):
         PredictOptions(precision="float16")  # type: ignore[arg-type]
+
+
+def test_a_text_of_nothing_is_the_sequence_of_its_special_tokens(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    for data, content in {
+        "x.jsonl": '{"text": ""}\n{"text": "cat"}\n{"text": " "}\n',
+        "x.tsv": "id\ttext\n1\t\n2\tcat\n3\t \n",
+        "x.csv": 'text\n""\ncat\n" "\n',
+    }.items():
+        (tmp_path / data).write_text(content)
+        answers = run(tmp_path / "m", tmp_path / data, tmp_path / f"{data}.out.jsonl")
+        for text, answer in zip(["", "cat", " "], answers, strict=True):
+            expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
+            agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
+    write_model(tmp_path / "tags", "BertForTokenClassification", num_labels=3)
+    rows = write_rows(tmp_path / "y.jsonl", [{"text": ""}, {"tokens": []}, {"text": "the cat"}])
+    assert [answer["tags"] for answer in run(tmp_path / "tags", rows, tmp_path / "tags.jsonl")][:2] == [[], []]
+
+
+def test_rows_that_cannot_be_read_are_named_in_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    (tmp_path / "x.jsonl").write_bytes(
+        b'{"text": "cat"}\n{"text": 3}\nnull\n{"text": "\xff"}\n{"text": "\\ud800"}\n{"text": "'
+        + b"cat " * 90
+        + b'"}\n{"text": "dog"}\n'
+    )
+    with pytest.raises(InputError, match=r"x[.]jsonl: row 2: text is 3"):
+        run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl")
+    options = PredictOptions(on_bad_row="skip")
+    answers = run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl", options)
+    problems = ["text is 3", "null is not an object", "not UTF-8", "text holds half a character", "has 92 tokens"]
+    assert [next(iter(answer)) for answer in answers] == ["label", *["error"] * 5, "label"]
+    for number, (problem, answer) in enumerate(zip(problems, answers[1:6], strict=True), start=2):
+        assert answer["error"].startswith(f"row {number}: {problem}")
+    whole = write_rows(tmp_path / "good.jsonl", [{"text": "cat"}, {"text": "dog"}])
+    agree([answers[0], answers[6]], run(tmp_path / "m", whole, tmp_path / "z.jsonl"), 1e-5, scale=1.0)
+
+
+def test_rows_that_were_cut_are_counted(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}, {"text": "cat " * 11}])
+    done = run_command(
+        "predict",
+        "--model",
+        tmp_path / "m",
+        "--data",
+        long,
+        "--out",
+        tmp_path / "y.jsonl",
+        "--set",
+        "task.too_long=truncate",
+    )
+    assert "1 of 3 rows were too long and were cut to 64 tokens" in done.stderr
+    assert "; 1 were longer than 64 tokens;" in done.stdout
+    done = run_command("predict", "--model", tmp_path / "m", "--data", long, "--out", tmp_path / "z.jsonl", "--json",
+                       "--max-sequence-length", 8, "--set", "task.too_long=truncate")  # fmt: skip
+    result = json.loads(done.stdout)
+    assert (result["rows"], result["cut_rows"], result["max_sequence_length"]) == (3, 2, 8)
+
+
+def test_another_task_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    data = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}])
+    with pytest.raises(InputError, match=r"task.name = regression: .* is a model of classification; leave it out"):
+        run(tmp_path / "m", data, tmp_path / "y.jsonl", name="regression")
+    run(tmp_path / "m", data, tmp_path / "y.jsonl", name="classification")

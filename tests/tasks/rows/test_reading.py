@@ -11,6 +11,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.tasks.rows.fields import read_label_names
 from gaudi_bert.tasks.rows.reading import read_rows, windows
 from gaudi_bert.tasks.rows.types import IdsRow, QuestionRow, Row, TaggedRow, TextRow
 
@@ -133,6 +134,28 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.jsonl", '{"text": "a", "label": true}', "multi-label", {}, "label is True; it must be a list of names"),
     ("x.jsonl", '{"text": "a", "label": "b"}', "regression", {}, "row 1: label is 'b'; regression needs a finite number"),
     ("x.jsonl", '{"text": "a", "label": NaN}', "regression", {}, "label is nan; regression needs a finite number"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": 1e39}',
+        "regression",
+        {},
+        "label is 1e+39; regression needs a finite number that fits",
+    ),
+    ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", {}, "label is a number of 1,329 bits"),
+    ("x.tsv", "text\tlabel\na\t\u0661", "regression", {}, "regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t1_000", "regression", {}, "label is '1_000'; regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", {}, "name the labels in a file"),
+    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", {}, "row 1: not JSON"),
+    ("x.jsonl", '{"input_ids": [2, 4294967303, 3]}', "causal-language-modelling", {}, "row 1: input_ids[1] is 4294967303"),
+    ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", {}, "input_ids[1] is 1099511627776"),
+    (
+        "x.jsonl",
+        '{"input_ids": [2, true]}',
+        "causal-language-modelling",
+        {},
+        "input_ids[1] is True; token numbers are whole",
+    ),
+    ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", {}, "input_ids[1] is 3.0"),
     ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", {}, "row 1: has 1 words and 0 tags"),
     ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", {}, "tokens[1] is ''"),
     ("x.jsonl", '{"text": "a"}', "token-classification", {}, "row 1: has no 'tokens', only 'text'"),
@@ -156,7 +179,7 @@ BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
     ("x.jsonl", b'{"text": "\xff"}', "classification", {}, "row 1: not UTF-8 at its byte 10"),
     ("x.xyz", "a", "classification", {}, "unknown ending"),
     ("x.jsonl", "{}", "classification", {"columns": ("text",)}, "--columns is for CSV and TSV"),
-    ("x.parquet", "no", "classification", {}, "not a Parquet table"),
+    ("x.parquet", "no", "classification", {}, "cannot be read as a Parquet"),
 ]
 
 
@@ -192,3 +215,14 @@ def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
     write(labels, "no\nno\n")
     with pytest.raises(InputError, match="row 2: 'no' is listed twice"):
         rows_of(path, "classification", labels=str(labels))
+
+
+def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:
+    """With a search through all names for each row and for each name this would take hours."""
+    names = [f"label {number}" for number in range(100_000)]
+    labels = write(tmp_path / "labels.txt", "\n".join(names) + "\n\n")
+    assert read_label_names(labels) == tuple(names)
+    lines = (json.dumps({"text": "a", "label": name}) for name in reversed(names))
+    path = write(tmp_path / "x.jsonl", "\n".join(lines))
+    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
+    assert [row.label for row in found] == names[::-1]  # type: ignore[union-attr]

@@ -1,0 +1,58 @@
+"""pyarrow, which is optional: found, its errors as one line, and what it has read proven sound before it is used.
+
+An Arrow file is used as it lies on the disk: its offsets are not checked by reading it, and one that leads out of its
+buffer is followed into foreign memory. So whatever comes out of a file, of any format, passes `validated` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.errors import InputError, shortened
+
+
+def require_pyarrow() -> Any:
+    """The module pyarrow."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"Parquet, Arrow and JSON lines need pyarrow ({reason}); install it: pip install 'gaudi-bert[parquet]'"
+        ) from error
+    return pyarrow
+
+
+@contextmanager
+def explained_arrow_errors(path: Path) -> Iterator[None]:
+    """Turn what pyarrow says of a file that it cannot read into one line.
+
+    Of damaged files it also says it with a KeyError, a UnicodeDecodeError (names of columns) and other ValueErrors.
+    """
+    pyarrow = require_pyarrow()
+    try:
+        yield
+    except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
+        reason = shortened(str(error), 200)
+        raise InputError(f"{path}: cannot be read as a Parquet or Arrow table: {reason}; write it again") from error
+
+
+@contextmanager
+def explained_values(path: Path) -> Iterator[None]:
+    """Turn what pyarrow says of values that it can read and not write into one line; `path` is the table."""
+    try:
+        yield
+    except require_pyarrow().ArrowException as error:
+        reason = shortened(str(error), 200)
+        remedy = "cast the column, or leave it out with --columns"
+        raise InputError(f"{path}: holds a column that cannot be packed: {reason}; {remedy}") from error
+
+
+def validated(path: Path, content: Any) -> Any:
+    """A table, batch or column of the file `path`: every offset lies in its buffer, every text is UTF-8."""
+    with explained_arrow_errors(path):
+        content.validate(full=True)
+    return content

@@ -1,0 +1,44 @@
+"""The watched process that all bad input goes to, and good input to make bad ones of."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.builders import tables
+from tests.builders.packing_case import make_case
+from tests.builders.watched_worker import WatchedWorker
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[WatchedWorker]:
+    watched = WatchedWorker()
+    yield watched
+    watched.stop()
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """records/, histogram.json, plan.json, packed/, rows.parquet, rows.arrow, rows.jsonl, lengths.npy, vocab.txt."""
+    pytest.importorskip("pyarrow", exc_type=ImportError)
+    folder = tmp_path_factory.mktemp("good")
+    make_case(folder, files=3, sequences_per_file=5)
+    rows = tables.random_rows(31, 29, seed=4)
+    tables.write_parquet(folder / "rows.parquet", rows)
+    tables.write_stream(folder / "rows.arrow", rows)
+    tables.write_lines(folder / "rows.jsonl", rows)
+    np.save(folder / "lengths.npy", np.arange(1, 30))
+    (folder / "lengths.txt").write_text("\n".join(map(str, range(1, 30))))
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def place(good: Path, tmp_path: Path) -> Path:
+    """A copy of all that is good."""
+    shutil.copytree(good, tmp_path / "place")
+    return tmp_path / "place"
