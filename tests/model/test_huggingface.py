@@ -17,6 +17,7 @@ from gaudi_bert.model.config import BertConfig, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face, hugging_face_name, to_hugging_face
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
 from tests.builders.agree import agree
+from tests.builders.effort import LONG
 from tests.builders.model_packs import random_packs, small_config, small_model
 
 BOUND = 1e-4
@@ -60,6 +61,7 @@ def theirs_alone(model, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
     return outputs.last_hidden_state[0].numpy(), outputs.pooler_output[0].numpy()
 
 
+@pytest.mark.repeated
 def test_trained_hidden_states_equal_those_of_transformers(trained_folder, english):
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.numpy")
@@ -67,7 +69,7 @@ def test_trained_hidden_states_equal_those_of_transformers(trained_folder, engli
     ours = BertForPretraining(config, seed=0)
     ours.load_values(from_hugging_face(safetensors.load_file(trained_folder / "model.safetensors"), config))
     theirs = transformers.BertModel.from_pretrained(trained_folder).eval()
-    for depth in (1, 3, 7):
+    for depth in (1, 3, 7) if LONG else (7,):
         packs = [english[start : start + depth] for start in range(0, 14, depth)]
         length = max(sum(sequence.length for sequence in pack) for pack in packs) + 5
         batch = join_sequences(packs, length, 1, depth)

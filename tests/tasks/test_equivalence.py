@@ -44,7 +44,7 @@ SMALL = BertConfig(
 LABELS = ("O", "B-person", "I-person")
 # Of the trained words every tenth is taken: they are most of the weights, and a model is made for each task.
 WORDS, EVERY = "bert/embeddings/word_embeddings", 10
-DEPTHS = (1, 2, 3, 5, 8, 12) if LONG else (1, 12)
+DEPTHS = (1, 2, 3, 5, 8, 12) if LONG else (12,)
 # Of the trained layers: all, or the first two.
 TRAINED_LAYERS = 6 if LONG else 2
 
