@@ -62,7 +62,7 @@ def need(launcher: str) -> None:
 
 
 def make_pipeline(folder: Path, how: str) -> list[list[str]]:
-    """A pipeline whose data are packed already, and what comes after that, by a command each or by `run`: first, and again."""
+    """A pipeline whose data are packed already; what comes after that, by a command each or by `run`: first, and again."""
     work = folder / "work" / "tiny"
     packed, held_out, unpacked = work / "packed" / "train", work / "packed" / "evaluation", work / "examples" / "evaluation"
     data.write_packed(packed, data.make_packs(29), vocabulary=len(VOCABULARY))

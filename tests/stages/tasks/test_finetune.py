@@ -179,9 +179,9 @@ def google_checkpoint(model: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("changes", "near"),
-    [({"precision": "bfloat16"}, 0.05), ({"optimizer": "lamb", "learning_rate": 0.02}, 0.5), ({}, 0)],
-    ids=["bfloat16", "lamb", "tf1"],
+    [({"precision": "bfloat16"}, 0.05), ({}, 0), *([({"optimizer": "lamb", "learning_rate": 0.02}, 0.5)] if LONG else [])],
 )
+@pytest.mark.repeated
 def test_a_run_may_start_from_and_compute_with_anything(changes, near, files, model, finished, tmp_path) -> None:
     """Of regression, whose step is the smallest; without changes it starts from the same weights in Google's format."""
     data, evaluation = files["regression"]
