@@ -28,8 +28,8 @@ from gaudi_bert.training import objective
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.step import TrainingStep
+from tests.builders import training_data, two_finetunes
 from tests.builders import training_updates as work
-from tests.builders import two_finetunes
 from tests.builders.effort import LONG
 
 CASES = {
@@ -41,14 +41,7 @@ if LONG:
     CASES["global-1"] = {"micro_batches": 1}
     CASES["lamb"] = {"micro_batches": 2, "optimizer": "lamb", "loss": "sequence"}
     CASES["balanced-token"] = {"micro_batches": 2, "kind": "balanced"}
-MODEL = {
-    "hidden_size": 12,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 3,
-    "intermediate_size": 20,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+MODEL = {**training_data.MODEL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TRAINING = {
     "updates": 12,
     "warmup_updates": 4,

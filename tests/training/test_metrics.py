@@ -203,12 +203,12 @@ def test_a_real_training_is_scraped_while_it_runs_and_not_afterwards(tmp_path: P
     port = free_port()
     settings = pipeline_from_mapping(
         {
-            "model": {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20},
+            "model": data.MODEL,
             "training": {
                 "updates": 6,
                 "warmup_updates": 1,
-                "global_batch_sequences": 8,
-                "micro_batch_packs": 4,
+                "global_batch_sequences": 16,
+                "micro_batch_packs": 8,
                 "log_every_updates": 2,
                 "metrics_port": port,
             },

@@ -18,7 +18,7 @@ from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.run_plan import plan_run
 from tests.builders.agree import agree
-from tests.builders.training_data import make_packs, write_packed
+from tests.builders.training_data import MODEL, make_packs, write_packed
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 WHO = MlperfSettings(log=True, organization="someone", platform="two cores")
@@ -91,11 +91,11 @@ def small_run(tmp_path: Path, mlperf: MlperfSettings) -> dict:
     data = write_packed(tmp_path / "packed", make_packs(16))
     settings = PipelineSettings.model_validate(
         {
-            "model": {"hidden_size": 6, "num_hidden_layers": 1, "intermediate_size": 5, "num_attention_heads": 2},
+            "model": MODEL,
             "training": {
                 "optimizer": "lamb",
-                "global_batch_sequences": 8,
-                "micro_batch_packs": 4,
+                "global_batch_sequences": 16,
+                "micro_batch_packs": 8,
                 "updates": 6,
                 "warmup_updates": 1,
                 "evaluate_every_updates": 2,

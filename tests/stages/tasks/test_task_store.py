@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +11,32 @@ import pytest
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.stages.estimate import estimate_task
 from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
-from gaudi_bert.stages.tasks.finetune import finetune
 from gaudi_bert.stages.tasks.predict import PredictOptions, predict
-from gaudi_bert.stages.training.model_results import FineTuneInput
-from tests.builders.bert_folder import write_bert
 from tests.builders.s3_server import S3Server, contents, quick, upload
-from tests.builders.task_files import write_rows
+from tests.stages.tasks.conftest import run
 
 pytestmark = pytest.mark.slow
 QUIET = Reporter(quiet=True)
 URL = "s3://bucket/tasks"
-SETTINGS = {"max_sequence_length": 61, "epochs": 1, "batch_sequences": 12, "learning_rate": 1e-3}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
+def folder(model, files, finished, tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
     """A model and rows, here and in the bucket, and a model that was fine-tuned here."""
     made = tmp_path_factory.mktemp("tasks")
-    write_bert(made / "model")
-    write_rows(made / "rows.jsonl", "classification", 53, 1)
-    write_rows(made / "held-out.jsonl", "classification", 19, 2)
-    tune(made / "rows.jsonl", made / "held-out.jsonl", made / "model", made / "tuned")
+    shutil.copytree(model, made / "model")
+    for path, name in zip(files["classification"], ("rows.jsonl", "held-out.jsonl"), strict=True):
+        shutil.copyfile(path, made / name)
+    shutil.copytree(finished("classification").out, made / "tuned", ignore=shutil.ignore_patterns("checkpoints", ".*"))
     upload(made, URL, Objects(quick(s3.endpoint)))
     return made
 
 
-def tune(data: Any, evaluation: Any, model: Any, out: Any, **values: Any) -> Any:
-    task = {"name": "classification", "too_long": "truncate", **values.pop("task", {})}
-    settings = pipeline_from_mapping({"task": task, "finetune": SETTINGS, **values}, "a test")
-    return finetune(settings, FineTuneInput(Path(data), Path(evaluation), Path(model)), Path(out), reporter=QUIET)
+def tune(data: Any, evaluation: Any, model: Any, out: Any, **options: Any) -> Any:
+    return run("classification", Path(data), Path(evaluation), Path(model), Path(out), **options)
 
 
 def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
@@ -55,7 +49,7 @@ def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -
         tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", f"{URL}/out")
     labels = {"labels": f"{URL}/labels.txt"}
     with pytest.raises(InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning needs it on this machine"):
-        tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", task=labels)
+        tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", task_settings=labels)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: no objects there, or no such bucket"):
         tune(f"{URL}/none.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", store=store)
 

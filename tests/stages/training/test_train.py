@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.stages.training.evaluate import evaluate
 from gaudi_bert.stages.training.model_results import EvaluateResult
@@ -31,44 +31,10 @@ from tests.builders.agree import agree, identical
 from tests.builders.packing_case import make_case
 from tests.builders.reporters import Listener, StopAfter
 from tests.builders.small_disk import make_read_only, small_disk
+from tests.stages.training.conftest import HELD_OUT, settings
 
 QUIET = Reporter(quiet=True)
-MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
-TRAINING = {
-    "updates": 20,
-    "warmup_updates": 4,
-    "global_batch_sequences": 16,
-    "micro_batch_packs": 8,
-    "save_every_updates": 5,
-    "evaluate_every_updates": 10,
-    "log_every_updates": 4,
-    "keep_checkpoints": 2,
-    "shuffle_packs": 6,
-}
-HELD_OUT = data.make_packs(9, seed=8)
 LAST = "update-00000020.safetensors"
-
-
-def settings(**training) -> PipelineSettings:
-    return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory) -> Path:
-    return data.write_packed(tmp_path_factory.mktemp("data") / "train", data.make_packs(29))
-
-
-@pytest.fixture(scope="module")
-def held_out(tmp_path_factory) -> Path:
-    return data.write_packed(tmp_path_factory.mktemp("data") / "evaluation", HELD_OUT)
-
-
-@pytest.fixture(scope="module")
-def whole_run(packed, held_out, tmp_path_factory) -> Path:
-    """Twenty updates without a stop."""
-    out = tmp_path_factory.mktemp("run") / "train"
-    train(settings(), packed, held_out, out, reporter=QUIET)
-    return out
 
 
 def checkpoint_digests(out: Path) -> dict[str, str]:
