@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "OMP_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",  # kernels are compiled in each process, and hardly run
     "HOROVOD_CYCLE_TIME": "5",  # milliseconds between two looks for sums, each of which costs time of the processor
 }
 STAGES = ("train", "evaluate", "finetune")
