@@ -18,8 +18,9 @@ prepare_tensorflow()  # tests that import TensorFlow themselves run as the produ
 ROOT = Path(__file__).resolve().parent.parent
 # What takes long and cannot be divided, longest first: the last file to begin must be a short one.
 LONG_FILES = (
-    *("training/distributed/test_two_processes", "test_killed", "stages/tasks", "stages/training", "runners"),
-    *("tasks", "training", "test_end_to_end", "test_many_machines", "pytorch", "model", "artefacts", "k8s/test_commands"),
+    *("training/distributed/test_two_processes", "test_two_processes", "stages/tasks/test_finetune"),
+    *("stages/training/test_train", "test_killed", "test_many_machines", "test_start", "stages/tasks", "stages/training"),
+    *("runners", "tasks", "training", "test_end_to_end", "pytorch", "model", "packing", "artefacts", "k8s/test_commands"),
 )
 
 
