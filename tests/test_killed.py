@@ -16,7 +16,7 @@ from tests.builders.kills import run_kills
 from tests.builders.s3_server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.repeated]
-KILLS = {"pack": 50, "parts": 50, "prepare": 20, "table": 20} if LONG else {"pack": 3}
+KILLS = {"pack": 50, "parts": 50, "prepare": 20, "table": 20} if LONG else {"pack": 1}
 
 
 @pytest.mark.parametrize("scenario", KILLS)
@@ -26,7 +26,7 @@ def test_killed_on_a_disk(scenario: str, tmp_path: Path) -> None:
 
 
 # One kill of `write`, or three and one of each of the others.
-STAGES = ["prepare", "histogram", "plan", "write", "verify", *(["train", "evaluate", "report"] if LONG else [])]
+STAGES = ["prepare", "histogram", "plan", "write", *(["verify", "train", "evaluate", "report"] if LONG else [])]
 
 
 def test_killed_in_a_bucket_behind_a_bad_server(repository: Path, tmp_path: Path, s3: S3Server) -> None:

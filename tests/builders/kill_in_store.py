@@ -20,15 +20,15 @@ from pathlib import Path
 import s3fs  # noqa: F401 - loaded here once, not by every fork
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
+from tests.builders import folders
 from tests.builders.faulty_proxy import faulty_proxy
-from tests.builders.kills import content, finish, killed_after
+from tests.builders.kills import finish, killed_after
+from tests.builders.reporters import QUIET
 from tests.builders.s3_server import ENVIRONMENT, contents, quick, s3_server, upload
 
-QUIET = Reporter(quiet=True)
 FAULTY_SHARE = 0.03
 ENOUGH = 40
 # What says how fast a run was, or where it ran.
@@ -104,7 +104,7 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
     run_stages(local, data)  # loads the kernels, and starts no thread
     finish(lambda: run_stages(local, stages))
     root = folder / "disk" / "small"
-    wanted = content(root)
+    wanted = folders.contents(root)
     packed = {name.removeprefix("packed/train/"): wanted[name] for name in wanted if name.startswith("packed/train/")}
     killed = 0
     with s3_server() as server, faulty_proxy(server.port, seed) as proxy:

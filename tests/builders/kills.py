@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.stages.data.histogram import histogram, histogram_shard
@@ -32,11 +31,12 @@ from gaudi_bert.stages.data.prepare import prepare
 from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write, write_shard
 from gaudi_bert.stages.tables.pack_table import pack_table
+from tests.builders.folders import contents
+from tests.builders.reporters import QUIET
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = Reporter(quiet=True)
 PACKING = PackingSettings(algorithm="spfhp", group_sequences=400, shard_multiple=4, shard_bytes=40_000)
 TABLE = TableSettings(max_sequence_length=128, algorithm="lpfhp", group_sequences=150, shard_multiple=3)
 PREPARE = {"train_vocab": 200, "max_sequence_length": 37, "max_predictions": 5, "duplicates": 3, "shards": 7}
@@ -162,16 +162,10 @@ def killed_after(action: Action, seconds: float) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file that a listing shows."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 def check_what_looks_finished(out: Path, whole: dict[str, bytes]) -> None:
     """Where there is metadata.json, all shards and manifests are whole."""
     if (out / "packed" / "metadata.json").exists():
-        made = content(out)
+        made = contents(out)
         names = [name for name in whole if name.startswith(("packed/packed-", "packed/group-", "packed/metadata"))]
         assert [name for name in names if made.get(name) != whole[name]] == []
 
@@ -181,11 +175,11 @@ def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) ->
     for group in scenario.steps(source, folder / "whole", 1, 0):  # loads the kernels, and starts no thread
         for action in group:
             action()
-    whole = content(folder / "whole")
+    whole = contents(folder / "whole")
     seconds = [
         sum(finish(action) for action in group) / len(group) for group in scenario.steps(source, folder / "timed", 2, 0)
     ]
-    assert content(folder / "timed") == whole, "two threads make other bytes than one"
+    assert contents(folder / "timed") == whole, "two threads make other bytes than one"
     killed = rounds = 0
     while killed < kills:
         out = folder / f"killed-{rounds}"
@@ -196,7 +190,7 @@ def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) ->
                     check_what_looks_finished(out, whole)
                 finish(action)
                 finish(action)  # what is whole is left alone
-        made = content(out)
+        made = contents(out)
         assert made == whole, sorted(name for name in {*made, *whole} if made.get(name) != whole.get(name))
         assert not list(out.rglob(".*.tmp")), "temporary files are left"
         shutil.rmtree(out)

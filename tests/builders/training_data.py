@@ -12,6 +12,7 @@ from gaudi_bert.model.sequences import Sequence, join_sequences
 
 LENGTH, PREDICTIONS, DEPTH, VOCABULARY = 23, 4, 3, 61
 MASKED_SLOTS = PREDICTIONS + DEPTH
+MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
 FLOATS = ("masked_lm_weights", "next_sentence_weights")
 
 

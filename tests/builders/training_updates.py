@@ -36,11 +36,8 @@ def unpacked(packs: list) -> dict[str, np.ndarray]:
 
 def make_model(dropout: float = 0.0) -> BertForPretraining:
     config = BertConfig(
+        **data.MODEL,
         vocab_size=data.VOCABULARY,
-        hidden_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=3,
-        intermediate_size=20,
         max_position_embeddings=data.LENGTH,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
@@ -64,12 +61,7 @@ def run_updates(
     settings = TrainingSettings(optimizer=optimizer, beta_1=0.5, loss=loss, seed=3)
     rules = Optimizer(model.variables_by_name, settings)
     step = TrainingStep(
-        model,
-        rules,
-        communicator,
-        settings,
-        accumulation_steps=micro_batches,
-        denominators=LossDenominators(kind, EXPECTED),
+        model, rules, communicator, settings, accumulation_steps=micro_batches, denominators=LossDenominators(kind, EXPECTED)
     )
     before = {}
     for update in range(1, updates + 1):

@@ -1,7 +1,7 @@
 """What each of two real Horovod processes does for `training/distributed/test_two_processes.py`; started by horovodrun.
 
 usage: python -m tests.builders.two_processes DATA ROWS OUT   trains on DATA, and fine-tunes on ROWS (`two_finetunes.py`);
-writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz
+writes OUT/rank-<n>.json and, from rank 0, OUT/<case>.npz; then rank 1 falls asleep inside a graph, which ends both
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,35 +19,29 @@ import tensorflow as tf
 
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.stages.training.evaluate import evaluate
 from gaudi_bert.stages.training.train import train
+from gaudi_bert.training import objective
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.step import TrainingStep
+from tests.builders import training_data, two_finetunes
 from tests.builders import training_updates as work
-from tests.builders import two_finetunes
 from tests.builders.effort import LONG
+from tests.builders.reporters import QUIET
 
 CASES = {
     "global-3": {"micro_batches": 3},
     "balanced": {"micro_batches": 2, "kind": "balanced", "optimizer": "lamb", "loss": "sequence"},
-    "local": {"micro_batches": 2, "kind": "local"},
 }
 if LONG:
+    CASES["local"] = {"micro_batches": 2, "kind": "local"}
     CASES["global-1"] = {"micro_batches": 1}
     CASES["lamb"] = {"micro_batches": 2, "optimizer": "lamb", "loss": "sequence"}
     CASES["balanced-token"] = {"micro_batches": 2, "kind": "balanced"}
-MODEL = {
-    "hidden_size": 12,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 3,
-    "intermediate_size": 20,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+MODEL = {**training_data.MODEL, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TRAINING = {
     "updates": 12,
     "warmup_updates": 4,
@@ -69,7 +64,7 @@ def settings(**training) -> PipelineSettings:
 def error_of(*arguments, **training) -> dict:
     """The error that a run ends with."""
     try:
-        train(settings(**training), *arguments, reporter=Reporter(quiet=True))
+        train(settings(**training), *arguments, reporter=QUIET)
     except GaudiBertError as error:
         return {"code": error.exit_code, "text": str(error)}
     return {}
@@ -89,10 +84,29 @@ def stopped(data: Path, out: Path, rank: int) -> str:
 
         TrainingStep.run = run_then_stop
     try:
-        train(long_run, data / "train", None, out, reporter=Reporter(quiet=True))
+        train(long_run, data / "train", None, out, reporter=QUIET)
     except StoppedError as error:
         return str(error)
     return ""
+
+
+def fall_asleep(data: Path, out: Path, rank: int) -> None:
+    """Train; rank 1 sleeps in its fourth forward pass."""
+    right, passes = objective.pretraining_sums, []
+
+    def pause() -> None:
+        passes.append(1)
+        if rank == 1 and len(passes) == 4:
+            print("asleep", flush=True)
+            time.sleep(600)
+
+    def sums_after_a_pause(*arguments):
+        sums = right(*arguments)
+        with tf.control_dependencies([tf.py_function(pause, [], [])]):
+            return sums._replace(masked_lm_sum=tf.identity(sums.masked_lm_sum))
+
+    objective.pretraining_sums = sums_after_a_pause
+    train(settings(stall_seconds=10), data / "train", None, out, reporter=QUIET)
 
 
 def main() -> None:
@@ -108,8 +122,8 @@ def main() -> None:
         for name, arguments in CASES.items():
             parameters, gradients = work.run_updates(communicator, **arguments)
             save(out / f"{name}.npz", communicator, parameters, gradients)
-        parameters, gradients = work.run_updates(communicator, 2, make_batch=work.unpacked, updates=1)
-        save(out / "unpacked.npz", communicator, parameters, gradients)
+        if LONG:
+            save(out / "unpacked.npz", communicator, *work.run_updates(communicator, 2, make_batch=work.unpacked, updates=1))
     facts["bits"] = [float(np.sum(values, dtype=np.float64)) for values in parameters.values()]
 
     with socket.socket() as taken:
@@ -124,12 +138,13 @@ def main() -> None:
         data / "three",
         data / "evaluation",
         out / "trained",
-        reporter=Reporter(quiet=True),
+        reporter=QUIET,
     )
     facts["trained"] = to_json(trained)
-    facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=Reporter(quiet=True)))
+    facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=QUIET))
     two_finetunes.work(rows, out / "tasks")
     (out / f"rank-{connected.rank}.json").write_text(json.dumps(facts))
+    fall_asleep(data, out / "asleep", connected.rank)
 
 
 def save(path: Path, communicator: Communicator, parameters: dict, gradients: dict) -> None:

@@ -16,25 +16,17 @@ from gaudi_bert import __version__
 from tests.builders.command_line import run_command
 from tests.builders.packing_case import PackingCase, make_case
 
-COMMANDS = (
-    *("prepare", "histogram", "plan", "write", "pack", "verify", "estimate", "compare", "inspect", "import"),
-    *("train", "evaluate", "verify-model", "export", "run", "report"),
-)
 
-
-def test_help_lists_every_command() -> None:
+def test_every_command_is_listed_and_explains_itself() -> None:
     done = run_command("--help")
     assert done.returncode == 0
     listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
-    assert set(COMMANDS) <= set(listed)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
-    done = run_command(command, "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith("Usage: ")
-    assert f" {command} " in done.stdout.splitlines()[0]
+    assert {"prepare", "pack", "verify", "train", "export", "run", "report"} <= set(listed)
+    for command in listed:
+        done = run_command(command, "--help")
+        assert done.returncode == 0
+        assert done.stdout.startswith("Usage: ")
+        assert f" {command} " in done.stdout.splitlines()[0]
 
 
 def test_help_needs_nothing_heavy() -> None:

@@ -145,8 +145,10 @@ def test_unknown_weights_are_refused():
         small_model().load_values({"cls/predictions/output_bias": np.zeros(3)})
 
 
-@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
-@pytest.mark.parametrize(("masked_slots", "is_cheaper"), [(17, True), (27, True), (28, False), (37, False)])
+@pytest.mark.parametrize(
+    ("attention", "masked_slots", "is_cheaper"),
+    [("bidirectional", 17, True), ("causal", 27, True), ("bidirectional", 28, False), ("causal", 37, False)],
+)
 def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_cheaper):
     """Of 31 places, 3 are read for sequences: with 28 masked slots as many are read as there are."""
     model, batch = small_model(attention=attention, compute_dtype="float64"), small_batch(masked_slots)

@@ -102,9 +102,9 @@ def losses(outputs, sequences, loss):
     return masked_lm, tf.add_n(sentences) / len(sentences)
 
 
-def everything(config, values, sequences, loss, dtype=tf.float64):
+def everything(config, values, sequences, loss):
     """Outputs, losses and gradients (dense, by name) for a list of sequences; `values` are the weights by name."""
-    weights = {name: tf.Variable(np.asarray(value), dtype=dtype) for name, value in values.items()}
+    weights = {name: tf.Variable(np.asarray(value), dtype=tf.float64) for name, value in values.items()}
     with tf.GradientTape() as tape:
         outputs = [run(config, weights, sequence) for sequence in sequences]
         masked_lm, next_sentence = losses(outputs, sequences, loss)

@@ -18,15 +18,7 @@ PACKS = data.make_packs(29)
 
 @pytest.fixture(scope="module")
 def model() -> BertForPretraining:
-    config = BertConfig(
-        vocab_size=data.VOCABULARY,
-        hidden_size=12,
-        num_hidden_layers=1,
-        num_attention_heads=3,
-        intermediate_size=20,
-        max_position_embeddings=data.LENGTH,
-        initializer_range=0.3,
-    )
+    config = BertConfig(**data.MODEL, vocab_size=data.VOCABULARY, max_position_embeddings=data.LENGTH, initializer_range=0.3)
     return BertForPretraining(config, seed=5)
 
 

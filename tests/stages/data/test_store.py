@@ -13,7 +13,6 @@ import pytest
 from gaudi_bert.artefacts.packed import Verification
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.stages.data.histogram import histogram
@@ -24,9 +23,9 @@ from gaudi_bert.stages.data.write import write, write_shard
 from gaudi_bert.stages.results import Made
 from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
-QUIET = Reporter(quiet=True)
 PACKING = PackingSettings(group_sequences=80, shard_multiple=4)
 
 

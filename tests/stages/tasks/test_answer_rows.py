@@ -9,9 +9,9 @@ import pytest
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.tasks.answer_stream import Destination, RowSource, StreamResult, WindowAnswers, answer_stream
 from gaudi_bert.tasks.rows.types import BadRow, Row, TextRow
+from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
 BAD = TextRow(8, "too long")
@@ -54,7 +54,7 @@ def run(
     signature = Signature("predict", {"setting": setting}, {"data": data})
     destination = Destination(str(out), signature, lambda stream: stream.finish(), overwrite)
     source = RowSource(rows if callable(rows) else lambda: iter(rows), not replayable)
-    return answer_stream(source, answer, destination, Reporter(quiet=True), window_rows=5)
+    return answer_stream(source, answer, destination, QUIET, window_rows=5)
 
 
 def left_beside(out: Path) -> list[str]:

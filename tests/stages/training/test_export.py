@@ -24,31 +24,15 @@ from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_che
 from gaudi_bert.training.weights.sources import read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree
+from tests.builders.reporters import QUIET
 
 BOUND = 1e-5
-QUIET = Reporter(quiet=True)
 OUTPUTS = ("sequence_output", "pooled_output", "masked_lm_logits", "next_sentence_logits")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    """The folder of a short run inside a work folder with its vocabulary; 40 positions, records of 23."""
-    work = tmp_path_factory.mktemp("work")
-    packed = data.write_packed(work / "packed" / "train", data.make_packs(8))
-    (work / "examples").mkdir()
-    (work / "examples" / "vocab.txt").write_text("".join(f"word{number}\n" for number in range(data.VOCABULARY)))
-    model = {
-        "hidden_size": 12,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 20,
-        "max_position_embeddings": 40,
-        "initializer_range": 0.3,
-    }
-    training = {"updates": 2, "warmup_updates": 0, "global_batch_sequences": 8, "micro_batch_packs": 4}
-    settings = pipeline_from_mapping({"model": model, "training": training, "prepare": {"lower_case": False}}, "test")
-    train(settings, packed, None, work / "train", reporter=QUIET)
-    return work / "train"
+@pytest.fixture
+def run(whole_run) -> Path:
+    return whole_run
 
 
 @pytest.fixture
@@ -183,7 +167,7 @@ def test_phase_2_goes_on_from_phase_1_where_both_have_all_positions(run, tmp_pat
     model = read_weights(run).config
     assert model is not None
     sizes = {name: value for name, value in model.to_json().items() if name != "initializer_range"}
-    training = {"updates": 1, "warmup_updates": 0, "global_batch_sequences": 8, "micro_batch_packs": 4}
+    training = {"updates": 1, "warmup_updates": 0, "global_batch_sequences": 16, "micro_batch_packs": 8}
     for positions, fits in ((40, True), (23, False)):
         values = {**sizes, "max_position_embeddings": positions}
         settings = pipeline_from_mapping({"model": values, "training": {**training, "init_checkpoint": str(run)}}, "test")

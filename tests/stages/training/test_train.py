@@ -19,7 +19,7 @@ from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.stages.training.evaluate import evaluate
 from gaudi_bert.stages.training.model_results import EvaluateResult
@@ -29,46 +29,11 @@ from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import Listener, StopAfter
+from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.small_disk import make_read_only, small_disk
+from tests.stages.training.conftest import HELD_OUT, settings
 
-QUIET = Reporter(quiet=True)
-MODEL = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
-TRAINING = {
-    "updates": 20,
-    "warmup_updates": 4,
-    "global_batch_sequences": 16,
-    "micro_batch_packs": 8,
-    "save_every_updates": 5,
-    "evaluate_every_updates": 10,
-    "log_every_updates": 4,
-    "keep_checkpoints": 2,
-    "shuffle_packs": 6,
-}
-HELD_OUT = data.make_packs(9, seed=8)
 LAST = "update-00000020.safetensors"
-
-
-def settings(**training) -> PipelineSettings:
-    return pipeline_from_mapping({"model": MODEL, "training": {**TRAINING, **training}}, "test")
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory) -> Path:
-    return data.write_packed(tmp_path_factory.mktemp("data") / "train", data.make_packs(29))
-
-
-@pytest.fixture(scope="module")
-def held_out(tmp_path_factory) -> Path:
-    return data.write_packed(tmp_path_factory.mktemp("data") / "evaluation", HELD_OUT)
-
-
-@pytest.fixture(scope="module")
-def whole_run(packed, held_out, tmp_path_factory) -> Path:
-    """Twenty updates without a stop."""
-    out = tmp_path_factory.mktemp("run") / "train"
-    train(settings(), packed, held_out, out, reporter=QUIET)
-    return out
 
 
 def checkpoint_digests(out: Path) -> dict[str, str]:
@@ -139,10 +104,7 @@ def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_
     assert lines_of(out) == lines_of(whole_run)
 
 
-LONG = {"warmup_updates": 12, "micro_batch_packs": 4}
-
-
-def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed, held_out, tmp_path) -> None:
+def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed, tmp_path) -> None:
     """During the warm-up the rate does not depend on the number of updates, so the bits must be those of one long run.
 
     That one measures the speed-up that packing brings, which changes no bit either.
@@ -150,7 +112,7 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
     listener, out, measured = Listener(), tmp_path / "short", tmp_path / "long"
 
     def run(updates: int, reporter: Reporter = listener, **options: bool) -> None:
-        train(settings(**LONG, updates=updates), packed, held_out, out, reporter=reporter, **options)
+        train(settings(warmup_updates=12, updates=updates), packed, None, out, reporter=reporter, **options)
 
     run(6)
     with pytest.raises(StoppedError):
@@ -161,8 +123,8 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
     assert "training.updates = 10 is raised to 15: the moments are kept" in listener.text
     with pytest.raises(InputError, match=r"made with another settings.training.updates: 15 there, 10 requested"):
         run(10, resume=True)
-    long_run = settings(**LONG, updates=15, measure_speedup=True)
-    summary = train(long_run, packed, held_out, measured, reporter=listener)
+    long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
+    summary = train(long_run, packed, None, measured, reporter=listener)
     assert summary.training.realized_speedup > 0
     assert to_json(summary) == json.loads((measured / "training.json").read_text())
     assert "train: realized speed-up " in listener.text
@@ -251,18 +213,6 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     train(large, unpacked, None, tmp_path / "three", reporter=listener, dry_run=True)
     count = sum(len(pack) for pack in data.make_packs(29))
     assert f"an update takes 100 packs and the data has {count}: sequences repeat within an update" in listener.text
-
-
-def test_bad_data_leaves_nothing_that_looks_finished(tmp_path) -> None:
-    folder = data.write_packed(tmp_path / "data", data.make_packs(29))
-    shard = folder / "packed-00000-00002.tfrecord"
-    content = bytearray(shard.read_bytes())
-    content[100] ^= 1
-    shard.write_bytes(content)
-    out = tmp_path / "train"
-    with pytest.raises(InputError, match=r"packed-00000-00002.tfrecord: record 0 "):
-        train(settings(), folder, None, out, reporter=QUIET)
-    assert not (out / "training.json").exists()
 
 
 # --- stage evaluate: the figures of a checkpoint, packed beside unpacked
@@ -367,7 +317,7 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
 
 # --- on records that are packed as they are read
 
-ON_THE_FLY = settings(updates=8, warmup_updates=2, global_batch_sequences=12, micro_batch_packs=4, log_every_updates=2)
+ON_THE_FLY = settings(updates=8, warmup_updates=2, log_every_updates=2)
 
 
 def test_a_stopped_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:

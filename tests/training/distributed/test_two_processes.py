@@ -27,6 +27,8 @@ from tests.builders import training_updates as work
 from tests.builders import two_finetunes as finetunes
 from tests.builders import two_processes as script
 from tests.builders.agree import agree, identical
+from tests.builders.effort import long_form
+from tests.builders.reporters import QUIET
 
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
 
@@ -38,12 +40,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HOROVOD_CYCLE_TIME": "5",  # milliseconds between two looks for sums, each of which costs time of the processor
 }
-
-
-def in_two_processes(program: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program of `tests/builders` as two Horovod processes."""
-    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, "-m", f"tests.builders.{program}", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +61,10 @@ def files(tmp_path_factory) -> Path:
 def results(records, files, tmp_path_factory) -> Path:
     """What two processes left (see `builders/two_processes.py`)."""
     out = tmp_path_factory.mktemp("two")
-    done = in_two_processes("two_processes", records, files, out)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ["horovodrun", "--gloo", "-np", "2", sys.executable, "-m", "tests.builders.two_processes", records, files, out]
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
+    (out / "output").write_text(f"{done.stdout}{done.stderr}\nexit code {done.returncode}")
+    assert (out / "rank-0.json").exists(), (out / "output").read_text()
     return out
 
 
@@ -100,12 +98,14 @@ def test_two_processes_are_one_big_batch(results, case) -> None:
     assert work.largest_difference(start, one) > 1e-3
 
 
+@long_form
 def test_the_predecessors_normalization_is_another_gradient(results) -> None:
     """`local`: the mean of the micro-batches' own means."""
     one, _ = work.run_updates(Communicator(), 1)
     assert work.largest_difference(read(results / "local.npz", "parameter"), one) > 1e-5
 
 
+@long_form
 def test_unpacked_in_two_processes_is_packed_in_one_gradient_for_gradient(results) -> None:
     _, packed = work.run_updates(Communicator(), 1, updates=1)
     unpacked = read(results / "unpacked.npz", "gradient")
@@ -148,7 +148,7 @@ def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, 
     file = checkpoint_files(results / "trained" / "checkpoints")[-1]
     stored = read_checkpoint(file)
     stored.settings["training"]["threads"] = None  # this process has its threads
-    alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=Reporter(quiet=True)))
+    alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=QUIET))
     together = ranks[0]["evaluated"]
     identical(ranks[1]["evaluated"], together)
     agree(together, alone, 1e-9, scale=1.0)
@@ -165,16 +165,15 @@ def test_two_processes_share_three_shards_and_the_target_stops_the_run_for_both(
     ]
 
 
-def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(records, tmp_path) -> None:
-    done = in_two_processes("sleeping_process", records, tmp_path / "out")
-    said = done.stdout + done.stderr
-    assert "asleep" in said
-    assert done.returncode != 0
+def test_a_process_that_sleeps_in_its_step_is_named_and_ends_the_run(results) -> None:
+    output = (results / "output").read_text()
+    assert "asleep" in output
+    assert not output.endswith("exit code 0")
     for rank in (0, 1):
-        assert f"error: rank {rank} ends with the run: rank 1 (" in said
+        assert f"error: rank {rank} ends with the run: rank 1 (" in output
     # Two micro-batches make an update: it sleeps in the second one of update 2.
-    assert re.search(r"update 2: no sign of work for 1\d s, and the other processes wait for it", said)
-    assert not (tmp_path / "out" / "training.json").exists()
+    assert re.search(r"update 2: no sign of work for 1\d s, and the other processes wait for it", output)
+    assert not (results / "asleep" / "training.json").exists()
 
 
 # --- fine-tuning and its evaluation

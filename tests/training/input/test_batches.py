@@ -89,7 +89,7 @@ def test_random_schedules_of_stops_and_other_world_sizes_read_the_one_order(pack
     """Each stretch of a schedule is read by another number of processes, from where the last one ended."""
     source, random = open_source(packed), np.random.default_rng(5)
     alone = train_rows(packed, batch_packs=1, batches=150)
-    for _ in range(tries(60, 1000)):
+    for _ in range(tries(20, 1000)):
         done = 0
         for _ in range(random.integers(1, 4)):
             size, batch_packs, batches = int(random.choice([1, 2, 3, 4, 8])), int(random.integers(1, 4)), 2
