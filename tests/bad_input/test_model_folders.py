@@ -1,0 +1,64 @@
+"""Damaged model folders: config, tokenizer and weights are read, or refused in one line; none ends the process.
+
+`make test` tries a few of each file, always the same; `make test-long` thousands.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.builders.effort import tries
+from tests.builders.model_mutations import FILES, good_folder, mutated_file
+from tests.builders.watched_worker import WatchedWorker
+
+COUNT, AT_ONCE = tries(100, 2000), 50
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return good_folder(tmp_path_factory.mktemp("model") / "good")
+
+
+def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
+    """What is wrong with how one damaged folder was read; None where nothing is."""
+    from gaudi_bert.common.errors import InputError
+    from gaudi_bert.config.sections import TaskSettings
+    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+    from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
+    from gaudi_bert.tasks.rows.types import TextRow
+    from gaudi_bert.training.weights.sources import read_weights
+    from gaudi_bert.training.weights.task_models import read_sentence_folder, read_task_folder
+
+    shutil.copytree(good, folder)
+    (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))
+    try:
+        config = read_task_folder(folder).config
+        read_sentence_folder(folder)
+        weights = read_weights(folder)
+        tokenizer = open_tokenizer(folder)
+        tokenizer.check_fits(config.vocab_size, config.type_vocab_size)
+        rows = [TextRow(1, "the cat sat"), TextRow(2, "on the mat, unable", "dogs runs")]
+        settings = TaskSettings(too_long="truncate")
+        sequences = tokenize_rows(rows, tokenizer, task="classification", settings=settings, max_sequence_length=16)
+    except InputError as error:
+        return None if "\n" not in str(error) and len(str(error)) < 1000 else f"not one line: {error}"
+    if not all(np.isfinite(value).all() for value in weights.variables.values()):
+        return "weights that are not finite"
+    if sequences.input_ids.min() < 0 or sequences.input_ids.max() >= config.vocab_size:
+        return "numbers that the model does not have"
+    return None
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("first", range(0, COUNT, AT_ONCE))
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_model_folders(worker: WatchedWorker, model: Path, tmp_path: Path, name: str, first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        outcome = worker.run(read_damaged, model, name, seed, tmp_path / str(seed))
+        assert outcome == ("ended", None), f"{name} {seed}: {outcome}"
+        shutil.rmtree(tmp_path / str(seed))
