@@ -64,7 +64,7 @@ def overlong_list(key: str, values: list) -> bytes:
 
 
 @pytest.mark.parametrize("encode", [packed_list, unpacked_list, split_list, overlong_list])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_legal_encoding_becomes_the_canonical_one(encode, seed: int) -> None:
     features = sequence(seed)
     order = list(UNPACKED_KEYS)
@@ -259,15 +259,14 @@ def test_groups_are_skipped_as_unknown_fields(tmp_path: Path) -> None:
             list(scanned(tmp_path / "part"))
 
 
-@pytest.mark.parametrize("max_predictions", [1, 5])
 @pytest.mark.parametrize(
-    ("encode", "compress"),
+    ("max_predictions", "encode", "compress"),
     [
-        (unpacked_list, bytes),
-        (single_values_unpacked, bytes),
-        (packed_list, gzip.compress),
-        (mixed, bytes),
-        (mixed, zlib.compress),
+        (1, unpacked_list, bytes),
+        (1, single_values_unpacked, bytes),
+        (5, packed_list, gzip.compress),
+        (5, mixed, bytes),
+        (1, mixed, zlib.compress),
     ],
 )
 def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max_predictions: int, encode, compress) -> None:

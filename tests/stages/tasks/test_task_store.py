@@ -21,6 +21,7 @@ from tests.stages.tasks.conftest import run
 pytestmark = pytest.mark.slow
 QUIET = Reporter(quiet=True)
 URL = "s3://bucket/tasks"
+ROWS, HELD_OUT = "classification.jsonl", "classification-evaluation.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def folder(model, files, finished, tmp_path_factory: pytest.TempPathFactory, s3:
     """A model and rows, here and in the bucket, and a model that was fine-tuned here."""
     made = tmp_path_factory.mktemp("tasks")
     shutil.copytree(model, made / "model")
-    for path, name in zip(files["classification"], ("rows.jsonl", "held-out.jsonl"), strict=True):
-        shutil.copyfile(path, made / name)
+    for path in files["classification"]:
+        shutil.copyfile(path, made / path.name)
     shutil.copytree(finished("classification").out, made / "tuned", ignore=shutil.ignore_patterns("checkpoints", ".*"))
     upload(made, URL, Objects(quick(s3.endpoint)))
     return made
@@ -41,23 +42,48 @@ def tune(data: Any, evaluation: Any, model: Any, out: Any, **options: Any) -> An
 
 def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
     store = {**quick(s3.endpoint).model_dump(), "scratch": str(tmp_path / "scratch")}
-    tune(f"{URL}/rows.jsonl", f"{URL}/held-out.jsonl", f"{URL}/model", tmp_path / "out", store=store)
+    tune(
+        f"{URL}/{ROWS}",
+        f"{URL}/{HELD_OUT}",
+        f"{URL}/model",
+        tmp_path / "out",
+        store=store,
+    )
     for name in ("config.json", "model.safetensors", "predictions.jsonl", "settings.json", "metrics.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / "tuned" / name).read_bytes(), name
     assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
     with pytest.raises(InputError, match=r"--out s3://bucket/tasks/out: fine-tuning needs it on this machine; give a local"):
-        tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", f"{URL}/out")
+        tune(folder / ROWS, folder / HELD_OUT, folder / "model", f"{URL}/out")
     labels = {"labels": f"{URL}/labels.txt"}
     with pytest.raises(InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning needs it on this machine"):
-        tune(folder / "rows.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", task_settings=labels)
+        tune(
+            folder / ROWS,
+            folder / HELD_OUT,
+            folder / "model",
+            tmp_path / "other",
+            task_settings=labels,
+        )
     with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: no objects there, or no such bucket"):
-        tune(f"{URL}/none.jsonl", folder / "held-out.jsonl", folder / "model", tmp_path / "other", store=store)
+        tune(
+            f"{URL}/none.jsonl",
+            folder / HELD_OUT,
+            folder / "model",
+            tmp_path / "other",
+            store=store,
+        )
 
 
 def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
     objects, options = Objects(quick(s3.endpoint)), PredictOptions()
-    predict(folder / "tuned", str(folder / "held-out.jsonl"), str(tmp_path / "here.jsonl"), options, {}, reporter=QUIET)
-    there = (Path(f"{URL}/tuned"), f"{URL}/held-out.jsonl", f"{URL}/answers/there.jsonl", options, {})
+    predict(
+        folder / "tuned",
+        str(folder / HELD_OUT),
+        str(tmp_path / "here.jsonl"),
+        options,
+        {},
+        reporter=QUIET,
+    )
+    there = (Path(f"{URL}/tuned"), f"{URL}/{HELD_OUT}", f"{URL}/answers/there.jsonl", options, {})
     common = {"reporter": QUIET, "store": objects.settings}
     assert predict(*there, **common).rows == 19
     found = contents(f"{URL}/answers", objects)
@@ -66,21 +92,21 @@ def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: 
     assert predict(*there, **common).skipped
     with pytest.raises(InputError, match=r"s3://bucket/tasks/answers/there.jsonl: made with another settings"):
         predict(*there[:3], PredictOptions(max_sequence_length=31), {}, **common)
-    with pytest.raises(InputError, match=r"s3://bucket/tasks/held-out.jsonl: is the data itself"):
+    with pytest.raises(InputError, match=r"s3://bucket/tasks/classification-evaluation.jsonl: is the data itself"):
         predict(*there[:2], there[1], options, {}, **common)
 
 
 def test_what_packing_would_give(folder: Path, s3: S3Server) -> None:
     settings, kinds = TaskSettings(name="classification"), {"row_lengths": [61], "depths": [3, "max"], "reporter": QUIET}
-    here = estimate_task(str(folder / "rows.jsonl"), folder / "model", settings, **kinds)
-    there = estimate_task(f"{URL}/rows.jsonl", Path(f"{URL}/model"), settings, **kinds, store=quick(s3.endpoint))
+    here = estimate_task(str(folder / ROWS), folder / "model", settings, **kinds)
+    there = estimate_task(f"{URL}/{ROWS}", Path(f"{URL}/model"), settings, **kinds, store=quick(s3.endpoint))
     assert there.rows == here.rows
-    assert there.source == f"{URL}/rows.jsonl"
+    assert there.source == f"{URL}/{ROWS}"
 
 
 def test_vectors_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
     objects, options, settings = Objects(quick(s3.endpoint)), EmbedOptions(), TaskSettings(too_long="truncate")
-    embed(folder / "model", str(folder / "rows.jsonl"), str(tmp_path / "v.npy"), options, settings, reporter=QUIET)
-    there = (Path(f"{URL}/model"), f"{URL}/rows.jsonl", f"{URL}/vectors/v.npy", options, settings)
+    embed(folder / "model", str(folder / ROWS), str(tmp_path / "v.npy"), options, settings, reporter=QUIET)
+    there = (Path(f"{URL}/model"), f"{URL}/{ROWS}", f"{URL}/vectors/v.npy", options, settings)
     assert embed(*there, reporter=QUIET, store=objects.settings).rows == 53
     assert objects.read(f"{URL}/vectors/v.npy") == (tmp_path / "v.npy").read_bytes()
