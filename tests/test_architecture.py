@@ -87,8 +87,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "jinja2": (set(), {"reporting/page"}),
     "pyarrow": (set(), {"packing/peers", "records/tables", "tasks/rows/reading"}),
     **dict.fromkeys(
-        ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"),
-        (set(), {"artefacts/store/objects"}),
+        ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
     "datasets": (set(), {"packing/peers"}),
     "trl": (set(), {"packing/peers"}),

@@ -49,11 +49,7 @@ PUBLISHED_STEPS = {
     ("wikipedia-512", 8): 256,
     ("mlperf", 8): 2,
 }
-CARDS = {
-    1: ["resources.cards=1"],
-    8: [],
-    32: ["resources.workers=4"],
-}
+CARDS = {1: ["resources.cards=1"], 8: [], 32: ["resources.workers=4"]}
 FACTORS = (1.0, 1.2, 2.0)
 
 

@@ -41,10 +41,7 @@ def test_importing_does_not_load(module: str, absent: list[str]) -> None:
     [
         (["--help"], ["numpy", *OPTIONAL, *DATA_MODULES]),
         (["settings"], ["numpy", *OPTIONAL, *DATA_MODULES]),
-        (
-            ["histogram", "missing/", "--out", "x.json"],
-            [*OPTIONAL, *SOLVERS, "matplotlib", "tokenizers", "jinja2"],
-        ),
+        (["histogram", "missing/", "--out", "x.json"], [*OPTIONAL, *SOLVERS, "matplotlib", "tokenizers", "jinja2"]),
         (["plan", "{histogram}", "--out", "{out}"], [*OPTIONAL, "matplotlib", "tokenizers", "jinja2"]),
         (
             ["estimate", "{histogram}", "--depths", "2", "--algorithms", "ffd"],

@@ -56,11 +56,7 @@ class S3Server:
 def s3_server(address: str = "127.0.0.1") -> Iterator[S3Server]:
     """The server; it ends with the block."""
     with subprocess.Popen(
-        [PYTHON, "-c", _SERVER, address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        [PYTHON, "-c", _SERVER, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         yield S3Server(int(process.stdout.readline()), address)
         process.stdin.close()

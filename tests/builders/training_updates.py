@@ -61,12 +61,7 @@ def run_updates(
     settings = TrainingSettings(optimizer=optimizer, beta_1=0.5, loss=loss, seed=3)
     rules = Optimizer(model.variables_by_name, settings)
     step = TrainingStep(
-        model,
-        rules,
-        communicator,
-        settings,
-        accumulation_steps=micro_batches,
-        denominators=LossDenominators(kind, EXPECTED),
+        model, rules, communicator, settings, accumulation_steps=micro_batches, denominators=LossDenominators(kind, EXPECTED)
     )
     before = {}
     for update in range(1, updates + 1):

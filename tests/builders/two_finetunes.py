@@ -26,7 +26,7 @@ from tests.builders.task_files import write_rows
 LENGTH, DEPTH, MICRO_BATCH = 61, 3, 2
 # Updates of 6 packs, micro-batch by micro-batch; the rows make five of them, the last one ragged.
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
-    "token-classification": (40, {"depth": DEPTH, "batch_sequences": 18, "epochs": 2, "optimizer": "lamb"}),
+    "token-classification": (40, {"depth": DEPTH, "batch_sequences": 18, "epochs": 2, "optimizer": "lamb"})
 }
 if LONG:
     RUNS["classification"] = (41, {"depth": DEPTH, "batch_sequences": 18, "epochs": 2})

@@ -44,13 +44,7 @@ def test_pack_and_verify(tmp_path: Path) -> None:
         "pack", tmp_path / "rows.parquet", "--out", tmp_path / "index", *PACK, "--too-long", "drop", "--index-only", "--json"
     )
     result = json.loads(index.stdout)
-    assert result["too_long"] == {
-        "policy": "drop",
-        "rows": 1,
-        "dropped_rows": 1,
-        "dropped_tokens": 20,
-        "added_sequences": 0,
-    }
+    assert result["too_long"] == {"policy": "drop", "rows": 1, "dropped_rows": 1, "dropped_tokens": 20, "added_sequences": 0}
     parts = ("pack", tmp_path / "rows.parquet", "--out", tmp_path / "parts", *PACK, "--too-long", "truncate")
     assert run_command(*parts, "--shard", "0/1").returncode == 0
     assert run_command(*parts, "--finish", "--group-bytes", "1GiB").returncode == 0

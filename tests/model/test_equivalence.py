@@ -22,12 +22,7 @@ KEY_BIAS_BOUND = 1e-9
 
 # What softmax is blind to where a sequence has one key, and a difference of sums over sequences: their true gradient can
 # be 0, so the bound of float32 rounding is a share of the whole gradient, which cannot.
-CAN_VANISH = (
-    "/self/query/kernel",
-    "/self/query/bias",
-    "/self/key/kernel",
-    "/seq_relationship/output_bias",
-)
+CAN_VANISH = ("/self/query/kernel", "/self/query/bias", "/self/key/kernel", "/seq_relationship/output_bias")
 ROUNDING_OF_THE_WHOLE = 1e-6
 
 

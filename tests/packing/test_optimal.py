@@ -35,10 +35,7 @@ PROVEN = {
 }
 DEPTHS = (2, 3, 4, 5, 8, 16, 2048)
 # Many lengths at middling depths take longest.
-LONGEST = [
-    *(("wikipedia-1024", depth) for depth in (5, 8, 16)),
-    *(("wikipedia-2048", depth) for depth in (5, 8, 16)),
-]
+LONGEST = [*(("wikipedia-1024", depth) for depth in (5, 8, 16)), *(("wikipedia-2048", depth) for depth in (5, 8, 16))]
 QUICK = [(name, depth) for name in PROVEN for depth in DEPTHS if (name, depth) not in LONGEST]
 SLOW = [pytest.param(*case, marks=pytest.mark.repeated) for case in LONGEST if LONG]
 

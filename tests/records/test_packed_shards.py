@@ -96,9 +96,7 @@ def test_packs_are_byte_equal_to_protobufs(
     numbers = list(range(len(sequences)))
     rng.shuffle(numbers)  # so that members lie anywhere in the buffer
     group = index_of(
-        tmp_path / "part",
-        [sequences[number] for number in numbers],
-        UnpackedSchema(max_sequence_length, max_predictions),
+        tmp_path / "part", [sequences[number] for number in numbers], UnpackedSchema(max_sequence_length, max_predictions)
     )
     rows = np.argsort(numbers).astype(np.int32)
     starts = np.cumsum([0, *(len(pack) for pack in packs)])

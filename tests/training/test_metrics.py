@@ -53,11 +53,7 @@ def test_later_lines_and_a_half_line_go_when_a_run_is_resumed(tmp_path) -> None:
     with MetricsWriter(tmp_path, 20) as metrics:
         metrics.write("evaluation", 25, {"loss": 2.0})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [(line["kind"], line["update"]) for line in lines] == [
-        ("train", 10),
-        ("train", 20),
-        ("evaluation", 25),
-    ]
+    assert [(line["kind"], line["update"]) for line in lines] == [("train", 10), ("train", 20), ("evaluation", 25)]
     events = [
         (event.step, value.tag)
         for path in sorted((tmp_path / "tensorboard").iterdir())
@@ -118,11 +114,7 @@ def test_the_line_for_people() -> None:
     figures = PretrainingFigures(
         loss=5.8134, masked_lm_loss=5.1234, masked_lm_accuracy=0.2, next_sentence_loss=0.69, next_sentence_accuracy=0.5
     )
-    values = {
-        "tokens_per_second": 12345.6,
-        "sequences_per_second": 321.0,
-        "packing_factor": 2.3456,
-    }
+    values = {"tokens_per_second": 12345.6, "sequences_per_second": 321.0, "packing_factor": 2.3456}
     assert progress_line(50, 200, figures, values, 95.0) == (
         "train: update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
         "12,346 tokens/s, 321 sequences/s (2.35 per pack), 1 min 35 s left"

@@ -40,11 +40,7 @@ def test_tensorflow_reads_ours_and_we_read_tensorflows(tmp_path: Path) -> None:
 
 def test_compression_is_seen_and_members_follow_each_other(tmp_path: Path) -> None:
     data = b"".join(frame(payload) for payload in PAYLOADS)
-    variants = {
-        "": data,
-        "GZIP": gzip.compress(data[:1000]) + gzip.compress(data[1000:]),
-        "ZLIB": zlib.compress(data),
-    }
+    variants = {"": data, "GZIP": gzip.compress(data[:1000]) + gzip.compress(data[1000:]), "ZLIB": zlib.compress(data)}
     for compression, content in variants.items():
         path = tmp_path / f"file{compression}"
         path.write_bytes(content)

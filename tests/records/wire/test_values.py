@@ -73,11 +73,7 @@ def test_real_bytes(real: list[int], padding: int, extra: int, wrong_count: int)
 
 
 @examples(300)
-@given(
-    length=st.one_of(st.integers(1, 300), st.integers(8000, 8192)),
-    data=st.data(),
-    padding=st.integers(0, 20),
-)
+@given(length=st.one_of(st.integers(1, 300), st.integers(8000, 8192)), data=st.data(), padding=st.integers(0, 20))
 def test_scan_positions(length: int, data: st.DataObject, padding: int) -> None:
     near = st.one_of(st.integers(0, length), st.integers(max(0, length - 2), length + 2), st.integers(0, 20_000))
     inside = st.integers(0, length - 1)

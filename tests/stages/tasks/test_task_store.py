@@ -42,13 +42,7 @@ def tune(data: Any, evaluation: Any, model: Any, out: Any, **options: Any) -> An
 
 def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
     store = {**quick(s3.endpoint).model_dump(), "scratch": str(tmp_path / "scratch")}
-    tune(
-        f"{URL}/{ROWS}",
-        f"{URL}/{HELD_OUT}",
-        f"{URL}/model",
-        tmp_path / "out",
-        store=store,
-    )
+    tune(f"{URL}/{ROWS}", f"{URL}/{HELD_OUT}", f"{URL}/model", tmp_path / "out", store=store)
     for name in ("config.json", "model.safetensors", "predictions.jsonl", "settings.json", "metrics.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / "tuned" / name).read_bytes(), name
     assert list((tmp_path / "scratch").iterdir()) == [], "scratch is left"
@@ -56,33 +50,14 @@ def test_fine_tuning_from_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -
         tune(folder / ROWS, folder / HELD_OUT, folder / "model", f"{URL}/out")
     labels = {"labels": f"{URL}/labels.txt"}
     with pytest.raises(InputError, match=r"task.labels s3://bucket/tasks/labels.txt: fine-tuning needs it on this machine"):
-        tune(
-            folder / ROWS,
-            folder / HELD_OUT,
-            folder / "model",
-            tmp_path / "other",
-            task_settings=labels,
-        )
+        tune(folder / ROWS, folder / HELD_OUT, folder / "model", tmp_path / "other", task_settings=labels)
     with pytest.raises(InputError, match=r"s3://bucket/tasks/none.jsonl: no objects there, or no such bucket"):
-        tune(
-            f"{URL}/none.jsonl",
-            folder / HELD_OUT,
-            folder / "model",
-            tmp_path / "other",
-            store=store,
-        )
+        tune(f"{URL}/none.jsonl", folder / HELD_OUT, folder / "model", tmp_path / "other", store=store)
 
 
 def test_predictions_from_and_to_a_bucket(folder: Path, s3: S3Server, tmp_path: Path) -> None:
     objects, options = Objects(quick(s3.endpoint)), PredictOptions()
-    predict(
-        folder / "tuned",
-        str(folder / HELD_OUT),
-        str(tmp_path / "here.jsonl"),
-        options,
-        {},
-        reporter=QUIET,
-    )
+    predict(folder / "tuned", str(folder / HELD_OUT), str(tmp_path / "here.jsonl"), options, {}, reporter=QUIET)
     there = (Path(f"{URL}/tuned"), f"{URL}/{HELD_OUT}", f"{URL}/answers/there.jsonl", options, {})
     common = {"reporter": QUIET, "store": objects.settings}
     assert predict(*there, **common).rows == 19

@@ -160,9 +160,7 @@ VERDICTS: dict[str, list[tuple[list[Member], str | None]]] = {
         ([member(0, moved=89), member(1, moved=88, slow=True)], None),
     ],
     "who says nothing is named before who waits": [([member(0, moved=80), member(1, heard=88, moved=88)], SILENT)],
-    "who is lost is named": [
-        ([member(0), member(1, state="lost")], "rank 1 (host-1, process 1) is lost in update 4"),
-    ],
+    "who is lost is named": [([member(0), member(1, state="lost")], "rank 1 (host-1, process 1) is lost in update 4")],
     "who has left is not waited for": [([member(0, state="left", heard=0, moved=0), member(1)], None)],
 }
 
