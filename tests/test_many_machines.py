@@ -16,6 +16,7 @@ import yaml
 from gaudi_bert.common.launch import parse_part
 from tests.builders.command_line import Done, run_command
 from tests.builders.effort import LONG
+from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,13 +37,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     return make_case(tmp_path_factory.mktemp("case"), files=FILES, sequences_per_file=50, group_sequences=100)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """What a reader sees of a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".") and path.name != "settings.json"
-    }
+def made_in(folder: Path) -> dict[str, bytes]:
+    """All but the settings, which name the part."""
+    return {name: content for name, content in contents(folder).items() if name != "settings.json"}
 
 
 def works(*arguments: object, environment: dict[str, str] | None = None) -> Done:
@@ -70,7 +67,7 @@ def test_any_number_of_parts_gives_the_same_packs(parts: int, case: PackingCase,
     for part in in_any_order(parts):
         works("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")
     works("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--finish")
-    assert contents(tmp_path / "packed") == contents(case.packed)
+    assert made_in(tmp_path / "packed") == made_in(case.packed)
 
 
 @pytest.mark.slow
@@ -95,12 +92,12 @@ def test_any_number_of_parts_prepares_the_same_examples(tmp_path: Path, monkeypa
     prepare = ["prepare", tmp_path / "text.txt", "--train-vocab", 150, "--max-sequence-length", 29, "--duplicates", 2]
     prepare += ["--max-predictions", 5, "--evaluation-fraction", 0.2, "--workers", 1]
     works(*prepare, "--out", tmp_path / "whole")
-    whole = contents(tmp_path / "whole")
+    whole = made_in(tmp_path / "whole")
     assert len(whole) > 8
     for parts in PARTS:
         for part in in_any_order(parts):
             works(*prepare, "--out", tmp_path / f"of-{parts}", "--shard", f"{part}/{parts}")
-        assert contents(tmp_path / f"of-{parts}") == whole
+        assert made_in(tmp_path / f"of-{parts}") == whole
 
 
 def test_the_environment_says_which_part_only_where_it_is_asked(case: PackingCase, tmp_path: Path) -> None:
@@ -160,8 +157,8 @@ def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case:
     )
     assert done.returncode == 0, done.stderr
     works("pack", case.records, "--out", tmp_path / "whole")
-    packed = contents(tmp_path / "packed")
-    assert packed == contents(tmp_path / "whole")
+    packed = made_in(tmp_path / "packed")
+    assert packed == made_in(tmp_path / "whole")
     assert "metadata.json" in packed
 
 

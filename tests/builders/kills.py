@@ -31,6 +31,7 @@ from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.prepare import prepare
 from gaudi_bert.stages.data.write import write, write_shard
 from gaudi_bert.stages.tables.pack_table import pack_table
+from tests.builders.folders import contents
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
@@ -160,16 +161,10 @@ def killed_after(action: Action, seconds: float) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file that a listing shows."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
 def check_what_looks_finished(out: Path, whole: dict[str, bytes]) -> None:
     """Where there is metadata.json, all shards and manifests are whole."""
     if (out / "packed" / "metadata.json").exists():
-        made = content(out)
+        made = contents(out)
         names = [name for name in whole if name.startswith(("packed/packed-", "packed/group-", "packed/metadata"))]
         assert [name for name in names if made.get(name) != whole[name]] == []
 
@@ -179,11 +174,11 @@ def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) ->
     for group in scenario.steps(source, folder / "whole", 1, 0):  # loads the kernels, and starts no thread
         for action in group:
             action()
-    whole = content(folder / "whole")
+    whole = contents(folder / "whole")
     seconds = [
         sum(finish(action) for action in group) / len(group) for group in scenario.steps(source, folder / "timed", 2, 0)
     ]
-    assert content(folder / "timed") == whole, "two threads make other bytes than one"
+    assert contents(folder / "timed") == whole, "two threads make other bytes than one"
     killed = rounds = 0
     while killed < kills:
         out = folder / f"killed-{rounds}"
@@ -194,7 +189,7 @@ def kill_and_compare(scenario: Scenario, folder: Path, kills: int, seed: int) ->
                     check_what_looks_finished(out, whole)
                 finish(action)
                 finish(action)  # what is whole is left alone
-        made = content(out)
+        made = contents(out)
         assert made == whole, sorted(name for name in {*made, *whole} if made.get(name) != whole.get(name))
         assert not list(out.rglob(".*.tmp")), "temporary files are left"
         shutil.rmtree(out)

@@ -15,6 +15,7 @@ import pytest
 
 from gaudi_bert import __version__
 from tests.builders.agree import identical
+from tests.builders.folders import contents
 from tests.builders.real_containers import DATA, TRAIN, Docker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,10 +55,6 @@ def give_away(folder: Path) -> None:
     folder.mkdir(parents=True)
     if folder.owner() == "root":
         shutil.chown(folder, 1000, 1000)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def leftovers(docker: Docker, folder: Path) -> str:

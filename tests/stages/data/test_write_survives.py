@@ -14,6 +14,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.write import write
+from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.small_disk import small_disk
 
@@ -27,10 +28,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     )
 
 
-def visible(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.startswith(".")}
-
-
 def test_writers_of_different_groups_share_a_folder(case: PackingCase, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from gaudi_bert.common.progress import Reporter;"
@@ -42,7 +39,7 @@ def test_writers_of_different_groups_share_a_folder(case: PackingCase, tmp_path:
     writers = [subprocess.Popen([sys.executable, "-c", code, *arguments, str(number)]) for number in range(2)]
     assert [writer.wait(timeout=300) for writer in writers] == [0, 0]
     write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
-    assert visible(tmp_path / "out") == visible(case.packed)
+    assert contents(tmp_path / "out") == contents(case.packed)
 
 
 def looks_finished(out: Path) -> bool:
@@ -50,19 +47,19 @@ def looks_finished(out: Path) -> bool:
 
 
 def test_a_full_disk_is_said_and_the_run_is_resumed(case: PackingCase, tmp_path: Path) -> None:
-    packed_bytes = sum(len(data) for data in visible(case.packed).values())
+    packed_bytes = sum(len(data) for data in contents(case.packed).values())
     with small_disk(tmp_path / "disk", str(int(packed_bytes * 0.6))) as disk:
         out = disk / "packed"
         with pytest.raises(FailedError, match="No space left on device; free some space") as caught:
             write(case.records, case.plan, out, reporter=QUIET)
         assert "\n" not in str(caught.value)
         assert not looks_finished(out)
-        for name, data in visible(out).items():
+        for name, data in contents(out).items():
             if name.startswith("packed-"):
                 assert data == (case.packed / name).read_bytes(), "a shard that is there is whole"
         subprocess.run(["mount", "-o", "remount,size=50m", disk], check=True)
         write(case.records, case.plan, out, reporter=QUIET)
-        assert visible(out) == visible(case.packed)
+        assert contents(out) == contents(case.packed)
 
 
 def test_a_read_only_folder_is_said(case: PackingCase, tmp_path: Path) -> None:
@@ -86,7 +83,7 @@ def test_a_limit_on_file_sizes_is_said(case: PackingCase, tmp_path: Path) -> Non
     assert not looks_finished(tmp_path / "out")
     assert not list((tmp_path / "out").glob("group-*"))
     write(case.records, case.plan, tmp_path / "out", reporter=QUIET)
-    assert visible(tmp_path / "out") == visible(case.packed)
+    assert contents(tmp_path / "out") == contents(case.packed)
 
 
 def test_a_file_that_vanishes_midway_is_said(case: PackingCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
