@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
@@ -24,6 +23,7 @@ from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.optimizers import learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan, plan_run
 from tests.builders.agree import agree
+from tests.builders.reporters import QUIET
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -190,7 +190,7 @@ def packed(folder: Path, name: str, factor: float) -> Path:
     length, predictions = settings.prepare.max_sequence_length, settings.prepare.max_predictions
     folder.mkdir()
     write_unpacked(folder / "unpacked", lengths_for(factor, length), length, predictions)
-    pack(folder / "unpacked", folder / "packed", settings.packing, reporter=Reporter(quiet=True))
+    pack(folder / "unpacked", folder / "packed", settings.packing, reporter=QUIET)
     return folder / "packed"
 
 
@@ -206,7 +206,7 @@ def test_a_dry_run_plans_the_published_update(
     repository: Path, tmp_path: Path, folder: Path, name: str, factor: float, cards: int
 ) -> None:
     settings, data = recipe(repository, name, cards), packed(folder, name, factor)
-    done = train(settings, data, data, tmp_path / "out", reporter=Reporter(quiet=True), dry_run=True)
+    done = train(settings, data, data, tmp_path / "out", reporter=QUIET, dry_run=True)
     agree(done.plan.packing_factor, factor)
     assert done.plan.processes == cards
     agree(done.plan.sequences_per_update, plan(settings, factor).sequences_per_update)
@@ -258,7 +258,7 @@ def test_published_rows_are_read_and_planned(
     tasks = shared_data / "tasks"
     settings = task_recipe(repository, name, *([f"task.labels={tasks / labels}"] if labels is not None else []))
     files = FineTuneInput(tasks / data, tasks / evaluation, minilm)
-    done = finetune(settings, files, tmp_path / "out", reporter=Reporter(quiet=True), dry_run=True)
+    done = finetune(settings, files, tmp_path / "out", reporter=QUIET, dry_run=True)
     assert isinstance(done, FineTuneDryRun)
     factor, near = TASK_FACTORS[name]
     agree(done.plan.packing_factor, factor, near)

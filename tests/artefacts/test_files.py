@@ -12,9 +12,9 @@ from gaudi_bert.artefacts.packed import GroupManifest, Metadata, Verification, m
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.verify import verify
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
 
 FIGURES = {
     "loss": 5.25,
@@ -29,7 +29,7 @@ EVALUATION = {**FIGURES, "unigram_baseline": 0.125, "sequences": 7, "masked_toke
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
     case = make_case(tmp_path_factory.mktemp("case"), files=3)
-    verify(case.records, case.packed, reporter=Reporter(quiet=True))
+    verify(case.records, case.packed, reporter=QUIET)
     return case
 
 

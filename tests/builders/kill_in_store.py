@@ -20,16 +20,15 @@ from pathlib import Path
 import s3fs  # noqa: F401 - loaded here once, not by every fork
 
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
 from tests.builders import folders
 from tests.builders.faulty_proxy import faulty_proxy
 from tests.builders.kills import finish, killed_after
+from tests.builders.reporters import QUIET
 from tests.builders.s3_server import ENVIRONMENT, contents, quick, s3_server, upload
 
-QUIET = Reporter(quiet=True)
 FAULTY_SHARE = 0.03
 ENOUGH = 40
 # What says how fast a run was, or where it ran.

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.stages.data.histogram import histogram, histogram_shard
@@ -32,11 +31,11 @@ from gaudi_bert.stages.data.prepare import prepare
 from gaudi_bert.stages.data.write import write, write_shard
 from gaudi_bert.stages.tables.pack_table import pack_table
 from tests.builders.folders import contents
+from tests.builders.reporters import QUIET
 from tests.builders.tables import random_rows, write_parquet
 from tests.oracles.wire import example, frame, random_sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-QUIET = Reporter(quiet=True)
 PACKING = PackingSettings(algorithm="spfhp", group_sequences=400, shard_multiple=4, shard_bytes=40_000)
 TABLE = TableSettings(max_sequence_length=128, algorithm="lpfhp", group_sequences=150, shard_multiple=3)
 PREPARE = {"train_vocab": 200, "max_sequence_length": 37, "max_predictions": 5, "duplicates": 3, "shards": 7}

@@ -6,14 +6,12 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.write import write
+from tests.builders.reporters import QUIET
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence
-
-QUIET = Reporter(quiet=True)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reporters for tests: one that keeps what is said, and one that stops the process when it hears of an update."""
+"""Reporters for tests: one says nothing, one keeps what is said, one stops the process when it hears of an update."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 
 from gaudi_bert.common.progress import Reporter
+
+QUIET = Reporter(quiet=True)
 
 
 class Listener(Reporter):

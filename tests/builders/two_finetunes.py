@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
 from gaudi_bert.stages.tasks.finetune import finetune
@@ -21,6 +20,7 @@ from gaudi_bert.training.input.task_data import TaskData
 from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
 from tests.builders.bert_folder import write_bert
 from tests.builders.effort import LONG
+from tests.builders.reporters import QUIET
 from tests.builders.task_files import write_rows
 
 LENGTH, DEPTH, MICRO_BATCH = 61, 3, 2
@@ -55,7 +55,7 @@ def fine_tuned(files: Path, task: str, out: Path, threads: int | None = None) ->
     changes = {**FINETUNE, **RUNS[task][1], "threads": threads}
     settings = pipeline_from_mapping({"task": {"name": task, "stride": 4}, "finetune": changes}, "test")
     rows = FineTuneInput(files / f"{task}.jsonl", files / f"{task}-evaluation.jsonl", files / "bert")
-    finetune(settings, rows, out, reporter=Reporter(quiet=True))
+    finetune(settings, rows, out, reporter=QUIET)
 
 
 def evaluated(model: Path, path: Path, communicator: Communicator, depth: int | str = 2) -> Any:

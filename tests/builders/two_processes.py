@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.stages.training.evaluate import evaluate
@@ -31,6 +30,7 @@ from gaudi_bert.training.step import TrainingStep
 from tests.builders import training_data, two_finetunes
 from tests.builders import training_updates as work
 from tests.builders.effort import LONG
+from tests.builders.reporters import QUIET
 
 CASES = {
     "global-3": {"micro_batches": 3},
@@ -64,7 +64,7 @@ def settings(**training) -> PipelineSettings:
 def error_of(*arguments, **training) -> dict:
     """The error that a run ends with."""
     try:
-        train(settings(**training), *arguments, reporter=Reporter(quiet=True))
+        train(settings(**training), *arguments, reporter=QUIET)
     except GaudiBertError as error:
         return {"code": error.exit_code, "text": str(error)}
     return {}
@@ -84,7 +84,7 @@ def stopped(data: Path, out: Path, rank: int) -> str:
 
         TrainingStep.run = run_then_stop
     try:
-        train(long_run, data / "train", None, out, reporter=Reporter(quiet=True))
+        train(long_run, data / "train", None, out, reporter=QUIET)
     except StoppedError as error:
         return str(error)
     return ""
@@ -106,7 +106,7 @@ def fall_asleep(data: Path, out: Path, rank: int) -> None:
             return sums._replace(masked_lm_sum=tf.identity(sums.masked_lm_sum))
 
     objective.pretraining_sums = sums_after_a_pause
-    train(settings(stall_seconds=10), data / "train", None, out, reporter=Reporter(quiet=True))
+    train(settings(stall_seconds=10), data / "train", None, out, reporter=QUIET)
 
 
 def main() -> None:
@@ -138,10 +138,10 @@ def main() -> None:
         data / "three",
         data / "evaluation",
         out / "trained",
-        reporter=Reporter(quiet=True),
+        reporter=QUIET,
     )
     facts["trained"] = to_json(trained)
-    facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=Reporter(quiet=True)))
+    facts["evaluated"] = to_json(evaluate(data / "evaluation", out / "trained", reporter=QUIET))
     two_finetunes.work(rows, out / "tasks")
     (out / f"rank-{connected.rank}.json").write_text(json.dumps(facts))
     fall_asleep(data, out / "asleep", connected.rank)

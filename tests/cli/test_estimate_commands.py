@@ -3,14 +3,12 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.estimate import estimate
+from tests.builders.reporters import QUIET
 
 
 def test_two_small_tables_and_a_conclusion() -> None:
-    result = asdict(
-        estimate("squad-384", depths=[2, 3, "max"], algorithms=["none", "spfhp", "lpfhp"], reporter=Reporter(quiet=True))
-    )
+    result = asdict(estimate("squad-384", depths=[2, 3, "max"], algorithms=["none", "spfhp", "lpfhp"], reporter=QUIET))
     text = [" ".join(line.split()) for line in describe_estimate(result)]
     assert text == [
         "squad-384: 88,641 sequences of up to 384 tokens",
@@ -35,7 +33,7 @@ def test_two_small_tables_and_a_conclusion() -> None:
 
 
 def test_details_have_every_row_other_lengths_and_unpadding() -> None:
-    result = asdict(estimate("squad-384", depths=[3, "max"], algorithms=["spfhp", "sort"], reporter=Reporter(quiet=True)))
+    result = asdict(estimate("squad-384", depths=[3, "max"], algorithms=["spfhp", "sort"], reporter=QUIET))
     text = "\n".join(describe_details(result))
     for expected in ("88,641 sequences", "40,711", "97.547 %", "attention x", "2048: 1.2"):
         assert expected in text

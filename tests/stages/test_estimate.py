@@ -9,15 +9,14 @@ import pytest
 from gaudi_bert.cli.estimate_commands import describe_task_estimate
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.stages.estimate import estimate, estimate_task, shipped_histograms
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_tokenizer
 from tests.builders.histograms import HISTOGRAMS
+from tests.builders.reporters import QUIET
 
 SQUAD = HISTOGRAMS / "squad-384.json"
-QUIET = Reporter(quiet=True)
 
 
 def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def found(tmp_path: Path, texts: list[str], **settings: object) -> Any:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     folder = write_tokenizer(tmp_path / "model")
     given = TaskSettings(name="classification", **settings)  # type: ignore[arg-type]
-    return estimate_task(str(path), folder, given, row_lengths=[8, 16], depths=[1, 2, "max"], reporter=Reporter(quiet=True))
+    return estimate_task(str(path), folder, given, row_lengths=[8, 16], depths=[1, 2, "max"], reporter=QUIET)
 
 
 def test_six_rows(tmp_path: Path) -> None:
@@ -120,4 +119,4 @@ def test_no_rows_and_no_task(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no rows"):
         found(tmp_path, [])
     with pytest.raises(InputError, match=r"task.name is not set"):
-        estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], reporter=Reporter(quiet=True))
+        estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], reporter=QUIET)

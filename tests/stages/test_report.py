@@ -10,6 +10,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.report import report
 from tests.builders.report_work_folder import contents, write_workdir
+from tests.builders.reporters import QUIET
 
 
 def test_the_page_is_written_and_summed_up(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_the_page_is_written_and_summed_up(tmp_path: Path) -> None:
     assert "report.html: written" in said.getvalue()
     before, metrics = page.read_bytes(), tmp_path / "train/metrics.jsonl"
     metrics.write_text(metrics.read_text() + '{"update": 4, "ki')
-    report(tmp_path, reporter=Reporter(quiet=True))
+    report(tmp_path, reporter=QUIET)
     assert page.read_bytes() == before
 
 
@@ -54,14 +55,14 @@ NARROW_METADATA = json.dumps({**contents()["packed/train/metadata.json"], "max_s
 def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:
     (write_workdir(tmp_path) / name).write_text(content)
     with pytest.raises(InputError, match=message) as caught:
-        report(tmp_path, reporter=Reporter(quiet=True))
+        report(tmp_path, reporter=QUIET)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "report.html").exists()
 
 
 def test_nothing_to_report_on(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder"):
-        report(tmp_path / "missing", reporter=Reporter(quiet=True))
+        report(tmp_path / "missing", reporter=QUIET)
     with pytest.raises(InputError, match="nothing to report on"):
-        report(tmp_path, reporter=Reporter(quiet=True))
+        report(tmp_path, reporter=QUIET)
     assert not (tmp_path / "report.html").exists()

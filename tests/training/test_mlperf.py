@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
@@ -18,6 +17,7 @@ from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.run_plan import plan_run
 from tests.builders.agree import agree
+from tests.builders.reporters import QUIET
 from tests.builders.training_data import MODEL, make_packs, write_packed
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
@@ -104,7 +104,7 @@ def small_run(tmp_path: Path, mlperf: MlperfSettings) -> dict:
             "mlperf": mlperf.model_dump(),
         }
     )
-    return train(settings, data, data, tmp_path / "run", reporter=Reporter(quiet=True))
+    return train(settings, data, data, tmp_path / "run", reporter=QUIET)
 
 
 def test_the_log_of_a_real_run_is_accepted_in_the_open_division(tmp_path: Path, capsys) -> None:

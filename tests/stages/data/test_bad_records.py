@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import GaudiBertError, InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.write import write
 from tests.builders.packing_case import make_case
+from tests.builders.reporters import QUIET
 from tests.oracles.wire import example, frame, random_sequence
-
-QUIET = Reporter(quiet=True)
 
 
 def good(seed: int) -> dict:

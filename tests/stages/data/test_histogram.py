@@ -16,9 +16,8 @@ from gaudi_bert.artefacts.packed import VocabularyInfo
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.histogram import histogram, read_histograms
+from tests.builders.reporters import QUIET
 from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
-
-QUIET = Reporter(quiet=True)
 
 
 def write_files(folder: Path, counts: list[int], max_sequence_length: int, max_predictions: int, seed: int = 1) -> dict:

@@ -15,8 +15,7 @@ from gaudi_bert.packing.certificate import Certificate, check_certificate
 from gaudi_bert.stages.data.plan import plan
 from tests.builders.agree import agree
 from tests.builders.histograms import HISTOGRAMS
-
-QUIET = Reporter(quiet=True)
+from tests.builders.reporters import QUIET
 
 
 def histogram(files: int, sequences: int, length: int = 16) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import pytest
 
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS
@@ -18,6 +17,7 @@ from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.data.prepare import prepare
 from tests.builders.folders import contents
+from tests.builders.reporters import QUIET
 
 SMALL: dict[str, Any] = {
     "text": "text/*.txt",
@@ -58,13 +58,7 @@ def run(
 ) -> dict[str, Any]:
     settings = PrepareSettings(**{**SMALL, **changes})
     result = prepare(
-        settings,
-        folder / out,
-        pipeline_folder=folder,
-        shard=shard,
-        reporter=Reporter(quiet=True),
-        overwrite=overwrite,
-        workers=workers,
+        settings, folder / out, pipeline_folder=folder, shard=shard, reporter=QUIET, overwrite=overwrite, workers=workers
     )
     printed: dict[str, Any] = to_json(result)
     return printed
@@ -226,7 +220,7 @@ def digest(folder: Path) -> str:
 
 def prepared(out: Path, texts: list[Path], **changes: Any) -> str:
     settings = PrepareSettings(text=tuple(map(str, texts)), **changes)
-    prepare(settings, out, pipeline_folder=out, reporter=Reporter(quiet=True), workers=1)
+    prepare(settings, out, pipeline_folder=out, reporter=QUIET, workers=1)
     return digest(out)
 
 

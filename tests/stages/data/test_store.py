@@ -12,7 +12,6 @@ import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.pack import pack
@@ -21,9 +20,9 @@ from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write, write_shard
 from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
-QUIET = Reporter(quiet=True)
 PACKING = PackingSettings(group_sequences=80, shard_multiple=4)
 
 

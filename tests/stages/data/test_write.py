@@ -13,7 +13,6 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.records.assign import assign_sequences, count_shards, shard_bounds
 from gaudi_bert.records.packed_folder import read_metadata
@@ -23,9 +22,8 @@ from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.write import write, write_shard
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
+from tests.builders.reporters import QUIET
 from tests.oracles.wire import crc32c
-
-QUIET = Reporter(quiet=True)
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.histogram import histogram
 from gaudi_bert.stages.data.write import write
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
 from tests.builders.small_disk import small_disk
-
-QUIET = Reporter(quiet=True)
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TASK_NAMES
 from gaudi_bert.stages.tasks.finetune import finetune
 from gaudi_bert.stages.training.model_results import FineTuneInput
 from tests.builders.bert_folder import write_bert
 from tests.builders.once import once
+from tests.builders.reporters import QUIET
 from tests.builders.task_files import write_rows
 
-QUIET = Reporter(quiet=True)
 SETTINGS = {
     "max_sequence_length": 61,
     "depth": 5,

@@ -9,9 +9,9 @@ import pytest
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.tasks.answer_rows import Destination, StreamResult, WindowAnswers, answer_stream
 from gaudi_bert.tasks.rows.types import Row, TextRow
+from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
 EXPECTED = b"".join(b"<%d>\n" % number for number in range(1, 24))
@@ -39,7 +39,7 @@ def run(
 ) -> StreamResult:
     signature = Signature("predict", {"setting": setting}, {"data": "x"})
     destination = Destination(str(out), signature, lambda stream: stream.finish(), overwrite, not replayable)
-    return answer_stream(iter(rows), answer, destination, Reporter(quiet=True), window_rows=5)
+    return answer_stream(iter(rows), answer, destination, QUIET, window_rows=5)
 
 
 def left_beside(out: Path) -> list[str]:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.stages.tasks import answer_rows
 from gaudi_bert.stages.tasks.answer_rows import RowStream, StreamResult
 from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
+from tests.builders.reporters import QUIET
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def expected(folder: Path) -> Any:
 def run(folder: Path, data: Path | str, out: Path, options: EmbedOptions | None = None, **given: Any) -> StreamResult:
     settings = TaskSettings(too_long="truncate")
     options = EmbedOptions() if options is None else options
-    return embed(folder, str(data), str(out), options, settings, reporter=Reporter(quiet=True), **given)
+    return embed(folder, str(data), str(out), options, settings, reporter=QUIET, **given)
 
 
 def test_every_form_holds_the_same_vectors(folder: Path, data: Path, expected: Any, tmp_path: Path) -> None:

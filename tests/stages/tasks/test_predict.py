@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.tasks.predict import PredictOptions, predict
 from tests.builders.agree import agree
 from tests.builders.bert_folder import CONFIG, write_tokenizer
+from tests.builders.reporters import QUIET
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def run(folder: Path, data: Path, out: Path, options: PredictOptions | None = None, **changes: Any) -> list[dict[str, Any]]:
-    predict(folder, str(data), str(out), options or PredictOptions(), changes, reporter=Reporter(quiet=True))
+    predict(folder, str(data), str(out), options or PredictOptions(), changes, reporter=QUIET)
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 

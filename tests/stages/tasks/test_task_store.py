@@ -10,16 +10,15 @@ import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.stages.estimate import estimate_task
 from gaudi_bert.stages.tasks.embed import EmbedOptions, embed
 from gaudi_bert.stages.tasks.predict import PredictOptions, predict
+from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 from tests.stages.tasks.conftest import run
 
 pytestmark = pytest.mark.slow
-QUIET = Reporter(quiet=True)
 URL = "s3://bucket/tasks"
 ROWS, HELD_OUT = "classification.jsonl", "classification-evaluation.jsonl"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.stages.training.train import train
 from tests.builders import training_data as data
 from tests.builders.once import once
+from tests.builders.reporters import QUIET
 
 HELD_OUT = data.make_packs(9, seed=8)
 # More positions than the records have, and weights that make outputs differ.
@@ -39,7 +39,7 @@ def make_work(work: Path) -> None:
     (work / "examples").mkdir()
     (work / "examples" / "vocab.txt").write_text("".join(f"word{number}\n" for number in range(data.VOCABULARY)))
     packed = work / "packed"
-    train(settings(), packed / "train", packed / "evaluation", work / "train", reporter=Reporter(quiet=True))
+    train(settings(), packed / "train", packed / "evaluation", work / "train", reporter=QUIET)
 
 
 @pytest.fixture(scope="session")

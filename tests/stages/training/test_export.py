@@ -24,9 +24,9 @@ from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_che
 from gaudi_bert.training.weights.sources import read_weights
 from tests.builders import training_data as data
 from tests.builders.agree import agree
+from tests.builders.reporters import QUIET
 
 BOUND = 1e-5
-QUIET = Reporter(quiet=True)
 OUTPUTS = ("sequence_output", "pooled_output", "masked_lm_logits", "next_sentence_logits")
 
 

@@ -29,11 +29,10 @@ from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.packing_case import make_case
-from tests.builders.reporters import Listener, StopAfter
+from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.small_disk import make_read_only, small_disk
 from tests.stages.training.conftest import HELD_OUT, settings
 
-QUIET = Reporter(quiet=True)
 LAST = "update-00000020.safetensors"
 
 

@@ -18,8 +18,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.stages.training.verify_model import verify_model
 from gaudi_bert.training.checkpoint import Checkpoint, write_checkpoint
 from tests.builders import training_data
-
-QUIET = Reporter(quiet=True)
+from tests.builders.reporters import QUIET
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from tests.builders import two_finetunes as finetunes
 from tests.builders import two_processes as script
 from tests.builders.agree import agree, identical
 from tests.builders.effort import long_form
+from tests.builders.reporters import QUIET
 
 pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
 
@@ -147,7 +148,7 @@ def test_an_evaluation_by_two_is_the_evaluation_by_one(ranks, records, results, 
     file = checkpoint_files(results / "trained" / "checkpoints")[-1]
     stored = read_checkpoint(file)
     stored.settings["training"]["threads"] = None  # this process has its threads
-    alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=Reporter(quiet=True)))
+    alone = to_json(evaluate(records / "evaluation", write_checkpoint(tmp_path, stored), reporter=QUIET))
     together = ranks[0]["evaluated"]
     identical(ranks[1]["evaluated"], together)
     agree(together, alone, 1e-9, scale=1.0)

@@ -12,7 +12,6 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
@@ -26,6 +25,7 @@ from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_chec
 from gaudi_bert.training.weights.sources import load_weights, read_weights, write_google_checkpoint
 from gaudi_bert.training.weights.task_models import SentenceFolder, read_sentence_folder
 from tests.builders.agree import agree
+from tests.builders.reporters import QUIET
 from tests.stages.tasks.test_predict import TEXTS, logits_alone, write_model
 
 SIZES = {
@@ -213,7 +213,7 @@ def test_packs_are_served(tmp_path: Path) -> None:
 
     model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=3)
     out = tmp_path / "served"
-    sizes = export(tmp_path / "m", out, kind="savedmodel", rows=2, reporter=Reporter(quiet=True)).sizes
+    sizes = export(tmp_path / "m", out, kind="savedmodel", rows=2, reporter=QUIET).sizes
     assert sizes == {"B": 2, "L": 64, "S": 16}
     assert (out / "assets" / "vocab.txt").is_file()
     texts = TEXTS[:5]
