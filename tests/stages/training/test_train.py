@@ -104,7 +104,7 @@ def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_
     assert lines_of(out) == lines_of(whole_run)
 
 
-def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed, held_out, tmp_path) -> None:
+def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed, tmp_path) -> None:
     """During the warm-up the rate does not depend on the number of updates, so the bits must be those of one long run.
 
     That one measures the speed-up that packing brings, which changes no bit either.
@@ -112,7 +112,7 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
     listener, out, measured = Listener(), tmp_path / "short", tmp_path / "long"
 
     def run(updates: int, reporter: Reporter = listener, **options: bool) -> None:
-        train(settings(warmup_updates=12, updates=updates), packed, held_out, out, reporter=reporter, **options)
+        train(settings(warmup_updates=12, updates=updates), packed, None, out, reporter=reporter, **options)
 
     run(6)
     with pytest.raises(StoppedError):
@@ -124,7 +124,7 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
     with pytest.raises(InputError, match=r"made with another settings.training.updates: 15 there, 10 requested"):
         run(10, resume=True)
     long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
-    summary = train(long_run, packed, held_out, measured, reporter=listener)
+    summary = train(long_run, packed, None, measured, reporter=listener)
     assert summary.training.realized_speedup > 0
     assert to_json(summary) == json.loads((measured / "training.json").read_text())
     assert "train: realized speed-up " in listener.text
@@ -317,7 +317,7 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
 
 # --- on records that are packed as they are read
 
-ON_THE_FLY = settings(updates=8, warmup_updates=2, global_batch_sequences=12, micro_batch_packs=4, log_every_updates=2)
+ON_THE_FLY = settings(updates=8, warmup_updates=2, log_every_updates=2)
 
 
 def test_a_stopped_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
