@@ -15,6 +15,9 @@ from tests.builders.s3_server import ENVIRONMENT, PYTHON, S3Server, s3_server
 
 register_profiles()
 prepare_tensorflow()  # tests that import TensorFlow themselves run as the product does
+# PyTorch, which tests compare with, computes on one thread: threads of several workers that spin for the same cores took
+# five times as much time of the processors. TensorFlow keeps its own threads, as in the product.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
 # What takes long and cannot be divided, longest first: the last file to begin must be a short one.
