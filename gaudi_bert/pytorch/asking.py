@@ -179,7 +179,10 @@ def _bound(model: Any) -> float:
 def _length(config: Any, offset: int) -> int:
     """Tokens of a pack: more than short windows and blocks hold."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return _PACK if type(most) is not int else min(_PACK, most - offset)
+    length = _PACK if type(most) is not int else min(_PACK, most - offset)
+    if length < 16:
+        raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
+    return length
 
 
 def _is_causal(model: Any, bound: float = ALONE_BOUND) -> bool:
@@ -223,7 +226,10 @@ def _right_form(model: Any, feeding: Feeding) -> tuple[_Form | None, str]:
 
     Packs go first: some models change for good when they meet a short sequence.
     """
-    rows, _ = random_packs(model.config, _length(model.config, feeding.position_offset), _SEED)
+    length = _length(model.config, feeding.position_offset)
+    if (_window(model.config) or 0) >= length:
+        raise InputError(f"its window of {_window(model.config)} tokens cannot be seen in a copy of {length} positions")
+    rows, _ = random_packs(model.config, length, _SEED)
     packed, last = {}, ""
     for form in _forms(model.config, feeding.causal):
         try:
