@@ -59,8 +59,10 @@ def feeding_of(model: Any) -> Feeding:
         return model
     if isinstance(model, torch.nn.Module):
         return _feeding_of_module(model)
-    if not isinstance(model, str):
+    if isinstance(model, transformers.PretrainedConfig):
         return _ask(model, None)
+    if not isinstance(model, str):
+        raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
     try:
         config = transformers.AutoConfig.for_model(model)
     except MODEL_ERRORS as error:
@@ -139,6 +141,10 @@ class _Form:
 
 def _ask(config: Any, kind: Any) -> Feeding:
     """The feeding under which a small copy treats packed sequences as if they stood alone."""
+    stateful = sorted(kind for kind in _kinds(config) if kind.startswith(_STATEFUL))
+    if stateful:
+        reason = f"its layers of {', '.join(stateful)} carry a state from one sequence of a pack into the next"
+        raise InputError(_refusal(config, reason))
     try:
         model = small_copy(config, kind)
         with torch.no_grad(), uncompiled():
@@ -158,10 +164,6 @@ def _ask(config: Any, kind: Any) -> Feeding:
 
 def _refusal(config: Any, reason: str) -> str:
     """Why packs cannot be fed to such a model, in one line."""
-    kinds = _kinds(config)
-    stateful = sorted({kind for kind in kinds if kind.startswith(_STATEFUL)})
-    if stateful:
-        reason = f"its layers of {', '.join(stateful)} carry a state from one sequence of a pack into the next"
     name = f"model type {config.model_type!r}: "
     return f"{name}{reason.removeprefix(name)}; give it rows of one sequence"
 
@@ -179,7 +181,10 @@ def _bound(model: Any) -> float:
 def _length(config: Any, offset: int) -> int:
     """Tokens of a pack: more than short windows and blocks hold."""
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return _PACK if type(most) is not int else min(_PACK, most - offset)
+    length = _PACK if type(most) is not int else min(_PACK, most - offset)
+    if length < 16:
+        raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
+    return length
 
 
 def _is_causal(model: Any, bound: float = ALONE_BOUND) -> bool:
@@ -223,7 +228,10 @@ def _right_form(model: Any, feeding: Feeding) -> tuple[_Form | None, str]:
 
     Packs go first: some models change for good when they meet a short sequence.
     """
-    rows, _ = random_packs(model.config, _length(model.config, feeding.position_offset), _SEED)
+    length = _length(model.config, feeding.position_offset)
+    if (_window(model.config) or 0) >= length:
+        raise InputError(f"its window of {_window(model.config)} tokens cannot be seen in a copy of {length} positions")
+    rows, _ = random_packs(model.config, length, _SEED)
     packed, last = {}, ""
     for form in _forms(model.config, feeding.causal):
         try:

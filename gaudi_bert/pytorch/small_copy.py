@@ -66,7 +66,7 @@ def _shallow(config: Any, window: int) -> Any:
             continue
         kinds = list(getattr(each, "layer_types", None) or [])
         periods = [value for name, value in vars(each).items() if _PERIOD.search(name) and type(value) is int]
-        fewer = max([2, *(kinds.index(kind) + 1 for kind in set(kinds)), *periods])
+        fewer = max([2, *(kinds.index(kind) + 1 for kind in set(kinds)), *(each for each in periods if each <= layers)])
         if fewer >= layers:
             continue
         for name, value in list(vars(each).items()):

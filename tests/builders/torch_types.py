@@ -38,7 +38,12 @@ def usual_config(kind: str, head: str) -> Any:
     if not isinstance(config, taken):  # a model of text and images, of which this head takes the text
         config = config.get_text_config()
     for each in {id(one): one for one in (config, config.get_text_config())}.values():
-        usual = {"vocab_size": 211, "num_key_value_heads": vars(each).get("num_attention_heads"), "head_dim": 16}
+        usual = {
+            "vocab_size": 211,
+            "num_key_value_heads": vars(each).get("num_attention_heads"),
+            "head_dim": 16,
+            "num_experts_per_tok": 2,
+        }
         for name, value in usual.items():
             if vars(each).get(name, value) is None:
                 setattr(each, name, value)
