@@ -17,7 +17,7 @@ from tests.builders.watched_worker import WatchedWorker, command_in_process
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
-COUNT, AT_ONCE = tries(50, 2000), 25
+COUNT, AT_ONCE = tries(25, 2000), 25
 
 
 def pack_and_import(kind: str, seed: int, folder: Path) -> str | None:

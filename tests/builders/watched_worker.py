@@ -51,7 +51,7 @@ class WatchedWorker:
             return Outcome("hung", f"for {seconds} seconds")
         try:
             return Outcome(*pipe.recv())
-        except EOFError:
+        except (EOFError, ConnectionError):
             self._process.join()
             code = self._process.exitcode
             self.stop()

@@ -51,6 +51,13 @@ def explained_values(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: holds a column that cannot be packed: {reason}; {remedy}") from error
 
 
+def named(path: Path, schema: Any) -> Any:
+    """A schema of the file `path` whose names, also those inside its types, are UTF-8: pyarrow looks when they are used."""
+    with explained_arrow_errors(path):
+        _ = schema.names, [str(kind) for kind in schema.types]
+    return schema
+
+
 def validated(path: Path, content: Any) -> Any:
     """A table, batch or column of the file `path`: every offset lies in its buffer, every text is UTF-8."""
     with explained_arrow_errors(path):

@@ -15,7 +15,7 @@ from gaudi_bert.common.arrays import AnyArray, ByteArray, Int32Array, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import regular
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.records.tables.rows import GroupRows, list_values
 from gaudi_bert.records.tables.sources import same_type
 from gaudi_bert.records.tables.write_packs import PackLayout, pad_value
@@ -56,7 +56,7 @@ def stored_packs(path: Path, layout: PackLayout) -> Iterator[StoredPacks]:
     try:
         with explained_arrow_errors(path):
             shard = parquet.ParquetFile(regular(path))
-        stored, expected = shard.schema_arrow, layout.schema()
+        stored, expected = named(path, shard.schema_arrow), layout.schema()
         if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
             raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
         first = 0

@@ -27,7 +27,7 @@ from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.records.tables.sources import is_list
 
 _PACKS_PER_ROW_GROUP = 2048
@@ -134,8 +134,8 @@ class TableFiles:
         types = require_pyarrow().types
         for number, path in enumerate(self.paths):
             file = self._open(number)
-            with explained_arrow_errors(path):
-                names = file.schema_arrow.names
+            schema = named(path, file.schema_arrow)
+            names = schema.names
             if _TOKENLESS.issubset(names) and "input_ids" not in names:
                 raise InputError(
                     f"{path}: is an index, which holds no tokens; pack the table again without --index-only to read packs"
@@ -145,7 +145,7 @@ class TableFiles:
                     raise InputError(
                         f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
                     )
-                kind = file.schema_arrow.field(name).type
+                kind = schema.field(name).type
                 if not (is_list(kind) and types.is_integer(kind.value_type)):
                     raise InputError(
                         f"{path}: column {name} holds {kind}, in packed tables lists of whole numbers; pack again"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file, regular
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.records.tables.json_lines import is_json, json_parts, json_schema, read_json_lines
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
@@ -55,9 +55,9 @@ def table_schema(path: Path) -> Any:
         if _is_parquet(path):
             from pyarrow import parquet
 
-            return parquet.read_schema(regular(path))
+            return named(path, parquet.read_schema(regular(path)))
         with pyarrow.OSFile(str(regular(path))) as source:
-            return _open_arrow(source).schema
+            return named(path, _open_arrow(source).schema)
 
 
 def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:

@@ -203,8 +203,9 @@ class _WindowAnswerer:
         self._runner = PackRunner(compute, per=per, width=width, device=device.name, one_shape=self._one_shape)
 
     def check(self, rows: Sequence[Row | BadRow]) -> None:
-        """Refuse rows that `answer` would refuse; where a row of any length is taken, it was read and that is all."""
-        if self._model.settings.too_long == "error" and self._model.on_bad_row == "stop":
+        """Refuse rows that `answer` would refuse; where a text of any length is cut, it was read and that is all."""
+        takes_any = self._model.settings.too_long == "truncate" and self._model.task != "question-answering"
+        if not takes_any and self._model.on_bad_row == "stop":
             self._tokenize([row for row in rows if not isinstance(row, BadRow)])
 
     def answer(self, rows: Sequence[Row | BadRow]) -> WindowAnswers:

@@ -22,6 +22,7 @@ ROWS = [
     {"input_ids": [11, 12, 13], "labels": [21, 22, 23], "name": "abcde"},
     {"input_ids": [14], "labels": [24], "name": "fg"},
 ]
+Run = Callable[[Path, Path], None]
 TEXT_OFFSETS, LIST_OFFSETS = (0, 5, 7), (0, 3, 4)
 
 
@@ -65,6 +66,18 @@ def test_offsets_that_lead_out_of_the_file(
     damage(tmp_path / "rows.arrow", offsets, other)
     with pytest.raises(InputError, match=r"rows[.]arrow: cannot be read as a Parquet or Arrow table: .*; write it again"):
         run(tmp_path / "rows.arrow", tmp_path / "out")
+    assert not list(tmp_path.glob("out/*.*"))
+
+
+@pytest.mark.parametrize("run", [packed, imported])
+@pytest.mark.parametrize("name", ["rows.arrow", "rows.parquet"])
+def test_names_of_columns_that_are_not_utf_8(tmp_path: Path, run: Run, name: str) -> None:
+    rows = [{**row, "a_long_name": 7} for row in ROWS]
+    (tables.write_parquet if name.endswith("parquet") else tables.write_stream)(tmp_path / name, rows)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content.replace(b"a_long_name", b"a_\xff\xfeng_name"))
+    with pytest.raises(InputError, match=r"cannot be read as a Parquet or Arrow table"):
+        run(tmp_path / name, tmp_path / "out")
     assert not list(tmp_path.glob("out/*.*"))
 
 
