@@ -183,7 +183,7 @@ def write_table_group(
         shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
     progress(rows.lengths.size / 2)
     return TableGroupManifest(
-        **said_of_rows(rows, sequences, effect, settings),
+        **row_figures(rows, sequences, effect, settings),
         signature_sha256=signature_sha256,
         group=number,
         packs=dealt.packs.packs,
@@ -194,7 +194,7 @@ def write_table_group(
     )
 
 
-def said_of_rows(rows: GroupRows, sequences: RowSequences, effect: PolicyEffect, settings: TableSettings) -> dict[str, Any]:
+def row_figures(rows: GroupRows, sequences: RowSequences, effect: PolicyEffect, settings: TableSettings) -> dict[str, Any]:
     """What a manifest says of the rows of its group."""
     counts = np.bincount(sequences.lengths, minlength=settings.max_sequence_length + 1)[1:].tolist()
     too_long = TooLongRows(policy=settings.too_long, **effect._asdict())

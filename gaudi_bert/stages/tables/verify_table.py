@@ -40,7 +40,7 @@ from gaudi_bert.stages.tables.table_groups import (
     GroupedTable,
     layout_of,
     open_table,
-    said_of_rows,
+    row_figures,
     sequences_of,
     table_metadata,
 )
@@ -135,7 +135,7 @@ def _prove_group(
     path, depth = manifest_path(packed, number), depth_of(settings.depth, length)
     proof.check_bound(path, claimed.lower_bound, packs, [counts], depth, TableMetadata.remedy)
     return TableGroupManifest(
-        **said_of_rows(rows, sequences, effect, settings),
+        **row_figures(rows, sequences, effect, settings),
         signature_sha256=signature_sha256,
         group=number,
         packs=packs,
