@@ -83,10 +83,10 @@ def _with_damage(content: Any, rng: random.Random) -> Any:
 
 def _with_other_bytes(data: bytearray, rng: random.Random) -> bytes:
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data))
+        at = rng.randrange(len(data) or 1)
         kind = rng.randrange(4)
         if kind == 0:
-            data[at] = rng.randrange(256)
+            data[at : at + 1] = bytes([rng.randrange(256)])
         elif kind == 1:
             del data[at : at + rng.randint(1, 40)]
         elif kind == 2:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
@@ -102,12 +104,9 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
 def _read_tokenizer(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    try:
+    with _library_errors(file):
         tokenizer = Tokenizer.from_file(str(regular(file)))
-    except Exception as error:  # the library raises nothing narrower
-        if type(error) is not Exception:
-            raise
-        raise InputError(f"{file}: not a tokenizer ({shortened(str(error))}); save it again with save_pretrained") from error
+        tokenizer.encode("a", "a")  # a template may name what is not there
     growth = 1.0 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
     if growth > _MOST_GROWTH:
         raise InputError(
@@ -117,6 +116,17 @@ def _read_tokenizer(file: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+@contextmanager
+def _library_errors(file: Path) -> Iterator[None]:
+    """What the library says of a damaged file, in one line: a plain `Exception`, or a panic, which is not even that."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{file}: not a tokenizer ({shortened(str(error))}); save it again with save_pretrained") from error
 
 
 def _growth(normalizer: dict[str, Any]) -> float:
