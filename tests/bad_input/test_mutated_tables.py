@@ -48,6 +48,12 @@ def test_damaged_tables(worker: WatchedWorker, tmp_path: Path, kind: str, first:
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize(("kind", "seed"), [("arrow", 10), ("arrow", 136), ("parquet", 40147)])
+def test_damage_that_was_met_before(worker: WatchedWorker, tmp_path: Path, kind: str, seed: int) -> None:
+    """Nulls in a dictionary; a column's name that is not UTF-8; a footer whose statistics do not go with its columns."""
+    assert worker.run(pack_and_import, kind, seed, tmp_path) == ("ended", None)
+
+
 def read_packs(seed: int, packed: Path, folder: Path) -> str | None:
     """Read a damaged shard as PyTorch does; what comes is of the sizes that it must be."""
     import torch  # noqa: F401 - the room needs it

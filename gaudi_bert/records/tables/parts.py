@@ -4,7 +4,7 @@ A part is what the format itself can read alone: a row group of Parquet, a recor
 Hugging Face datasets write it; both are mapped into memory and not copied), a block of lines of JSON. One that is larger
 than requested is read in equal runs of rows; those of a row group are decoded from its front. A gzipped file can be read
 from its front only, so it is one part. What parts there are is told by the footer or by the heads of batches, without
-reading a value; lines of JSON are counted.
+reading more than the first page of a column; lines of JSON are counted.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, 
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
+            # Of a damaged chunk, `group.column` ends the process; a reader says what is wrong with it, at its first page.
+            next(table.iter_batches(1, row_groups=[number], columns=[name for name in columns if name in names]), None)
             chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
             values = [_WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS) * chunk.num_values for chunk in chunks]
             encoded = [chunk.total_uncompressed_size for chunk in chunks]
