@@ -8,6 +8,7 @@ that later versions may add some.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -58,8 +59,8 @@ class Artefact(BaseModel):
 
     @classmethod
     def read_if_present(cls, path: Path) -> Self | None:
-        """The content of a file; None where there is none."""
-        return cls.read(path) if cls.path_in(path).is_file() else None
+        """The content of a file; None where there is nothing of its name."""
+        return cls.read(path) if os.path.lexists(cls.path_in(path)) else None
 
     @classmethod
     def read_lines(cls, path: Path) -> tuple[Self, ...]:

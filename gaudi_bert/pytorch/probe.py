@@ -9,7 +9,6 @@ The sequences are longer than the windows of local attention: a longer window is
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 import transformers
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_json
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
@@ -131,7 +131,7 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
     if not config_path.is_file():
         raise InputError(f"{config_path}: missing, so this is not the folder of a transformers model; check the path")
     try:
-        named = json.loads(config_path.read_text(encoding="utf-8")).get("architectures") or []
+        named = read_json(config_path).get("architectures") or []
         kind = getattr(transformers, named[0], transformers.AutoModel) if named else transformers.AutoModel
         options = {} if attention is None else {"attn_implementation": attention}
         return kind.from_pretrained(folder, local_files_only=True, **options).eval()

@@ -11,7 +11,6 @@ updates, with moments that decay f times as fast (`"betas"`; Krell et al. 2021, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import write_json
+from gaudi_bert.common.files import read_json, write_json
 from gaudi_bert.pytorch.asking import check_head
 from gaudi_bert.pytorch.collate import model_inputs
 from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
@@ -97,7 +96,7 @@ class PackedTrainerMixin:
                 raise InputError(
                     f"{path}: missing, so the position in the data is not known; use a checkpoint of PackedTrainerMixin"
                 )
-            self.train_dataset.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+            self.train_dataset.load_state_dict(read_json(path))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
 
     def _check_share(self) -> None:

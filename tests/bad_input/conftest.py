@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.builders import tables
+from tests.builders.model_mutations import good_folder
 from tests.builders.packing_case import make_case
 from tests.builders.watched_worker import WatchedWorker
 
@@ -23,7 +24,7 @@ def worker() -> Iterator[WatchedWorker]:
 
 @pytest.fixture(scope="session")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """records/, histogram.json, plan.json, packed/, rows.parquet, rows.arrow, rows.jsonl, lengths.npy, vocab.txt."""
+    """records/, histogram.json, plan.json, packed/, rows.*, lengths.*, vocab.txt; a model/, and rows of a task."""
     pytest.importorskip("pyarrow", exc_type=ImportError)
     folder = tmp_path_factory.mktemp("good")
     make_case(folder, files=3, sequences_per_file=5)
@@ -34,6 +35,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "lengths.npy", np.arange(1, 30))
     (folder / "lengths.txt").write_text("\n".join(map(str, range(1, 30))))
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]) + "\n")
+    good_folder(folder / "model")
+    (folder / "texts.jsonl").write_text('{"text": "the cat sat"}\n{"text": "dogs runs"}\n')
+    (folder / "train.jsonl").write_text('{"text": "the cat", "label": 0}\n{"text": "dogs", "label": 1}\n')
+    (folder / "labels.txt").write_text("cat\ndog\n")
     return folder
 
 

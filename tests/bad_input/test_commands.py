@@ -44,6 +44,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare numbers": ("lengths.npy", "compare lengths.npy --max-sequence-length 32"),
     "compare text": ("lengths.txt", "compare lengths.txt --max-sequence-length 32"),
     "run": ("pipeline.yaml", "run pipeline.yaml --dry-run"),
+    "train": ("packed/metadata.json", "train --data packed --out out --dry-run"),
+    "finetune": ("train.jsonl", "finetune --task classification --data train.jsonl --model model --out out --dry-run"),
+    "finetune labels": (
+        "labels.txt",
+        "finetune --task classification --data train.jsonl --labels labels.txt --model model --out out --dry-run",
+    ),
+    "predict rows": ("texts.jsonl", "predict --model model --data texts.jsonl --out out.json"),
+    "predict by a config": ("model/config.json", "predict --model model --data texts.jsonl --out out.json"),
+    "embed rows": ("texts.jsonl", "embed --model model --data texts.jsonl --out out.jsonl"),
+    "embed by a config": ("model/config.json", "embed --model model --data texts.jsonl --out out.jsonl"),
+    "embed by a tokenizer": ("model/tokenizer.json", "embed --model model --data texts.jsonl --out out.jsonl"),
+    "embed by weights": ("model/model.safetensors", "embed --model model --data texts.jsonl --out out.jsonl"),
+    "embed by modules": ("model/modules.json", "embed --model model --data texts.jsonl --out out.jsonl"),
+    "export": ("model/config.json", "export --checkpoint model --format google --out out"),
+    "export weights": ("model/model.safetensors", "export --checkpoint model --format google --out out"),
+    "evaluate": ("model/model.safetensors", "evaluate --data packed --checkpoint model --out out.json"),
     "wait": ("pipeline.yaml", "wait pipeline.yaml"),
 }
 
@@ -132,6 +148,8 @@ TAKEN = {
     *(("run", bad) for bad in ("empty", "a newline", "null", "an empty object")),
     *(("histogram of one file", bad) for bad in ("absent", "a folder")),
     ("compare text", "a number"),
+    ("embed by modules", "absent"),
+    ("embed by a tokenizer", "absent"),
 }
 ANY_TEXT = {"inspect tokens"}
 """A vocabulary is a text of any kind."""
@@ -205,6 +223,6 @@ def test_bad_input_is_one_line(worker: WatchedWorker, place: Path, case: tuple[s
     assert lines
     if not lines[0].startswith("Usage"):
         assert lines[-1].startswith("error: ")
-    left = [path for path in (place / "out", place / "out.json") if path.exists()]
+    left = [path for path in (place / "out", place / "out.json", place / "out.jsonl") if path.exists()]
     finals = [path for path in left for path in ([path] if path.is_file() else path.glob("metadata.json"))]
     assert not finals

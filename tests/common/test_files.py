@@ -146,8 +146,6 @@ OTHERWISE = {
     "stages/compile_kernels.py",
     "artefacts/store/objects.py",
     "training/metrics.py",
-    "pytorch/training.py",
-    "pytorch/probe.py",
 }
 NO_FILES = {"os", "gzip", "self", "webbrowser", "tarfile", "model"}
 

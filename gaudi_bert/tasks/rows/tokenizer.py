@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
     folder = folder if folder.is_dir() else folder.parent
     for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
         file = folder / name
-        if file.is_file():
+        if os.path.lexists(file):
             return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
     raise InputError(f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there")
 
@@ -106,7 +107,6 @@ def _read_tokenizer(file: Path) -> Tokenizer:
 
     with _library_errors(file):
         tokenizer = Tokenizer.from_file(str(regular(file)))
-        tokenizer.encode("a", "a")  # a template may name what is not there
     growth = 1.0 if tokenizer.normalizer is None else _growth(json.loads(tokenizer.normalizer.__getstate__()))
     if growth > _MOST_GROWTH:
         raise InputError(
@@ -115,6 +115,8 @@ def _read_tokenizer(file: Path) -> Tokenizer:
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    with _library_errors(file):
+        tokenizer.encode("a", "a")  # a template may name what is not there
     return tokenizer
 
 
@@ -142,7 +144,7 @@ def _build_tokenizer(vocabulary: Path) -> Tokenizer:
 
     words = read_vocabulary(vocabulary).tokens
     casing_file = vocabulary.parent / _CASING
-    casing: Any = read_json(casing_file) if casing_file.is_file() else {}
+    casing: Any = read_json(casing_file) if os.path.lexists(casing_file) else {}
     casing = casing if isinstance(casing, dict) else {}
     numbers = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(

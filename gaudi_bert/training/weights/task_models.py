@@ -8,6 +8,7 @@ as they are; of a bare `vocab.txt` a `tokenizer.json` is made.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import zlib
 from collections.abc import Sequence
@@ -220,7 +221,7 @@ class SentenceFolder:
 
 def read_sentence_folder(folder: Path) -> SentenceFolder | None:
     """The folder's own settings; None where it is not of sentence-transformers."""
-    if not (folder / "modules.json").is_file():
+    if not os.path.lexists(folder / "modules.json"):
         return None
     kinds = {module.type.rpartition(".")[2]: module.path for module in read_modules(folder / "modules.json")}
     other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
@@ -237,7 +238,7 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
 
 
 def _mode(path: Path) -> Literal["cls", "mean", "max"]:
-    content = read_json(path) if path.is_file() else {}
+    content = read_json(path) if os.path.lexists(path) else {}
     settings: dict[str, Any] = content if isinstance(content, dict) else {}
     chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
     if isinstance(settings.get("pooling_mode"), str):
