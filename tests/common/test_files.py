@@ -142,6 +142,7 @@ OTHERWISE = {
     "common/tensorflow_environment.py",
     "corpus/python_texts.py",
     "runners/doctor/host.py",
+    "runners/stop_ranks.py",
     "runners/kubernetes/kustomize.py",
     "stages/compile_kernels.py",
     "artefacts/store/objects.py",

@@ -94,7 +94,8 @@ class Hosts:
             yield servers
         finally:
             for server in servers:
-                server.kill()
+                if server.poll() is None:  # its first process takes all others of its namespace along
+                    os.kill(_first_process(server), signal.SIGKILL)
                 server.wait(30)
 
     def mpirun(self, rank: list[str]) -> list[str]:
