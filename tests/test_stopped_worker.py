@@ -1,0 +1,50 @@
+"""Training in a worker of an MPIJob that is stopped: as root, in whose folder the virtual environment may lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.training.checkpoint import read_newest
+from tests.builders import training_data as data
+from tests.builders.ssh_hosts import first_process, made_hosts, wait_until
+from tests.builders.two_processes import MODEL
+from tests.test_two_processes import ENVIRONMENT, LOOP, need
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_lets_its_ranks_save_the_update_that_they_have_done() -> None:
+    """As a kubelet stops a container: the hook, then SIGTERM to its first process; the other worker is left alone."""
+    need("mpi")
+    with made_hosts(0) as hosts:
+        packed, out, log = hosts.folder / "packed", hosts.folder / "run", hosts.folder / "training.log"
+        data.write_packed(packed, data.make_packs(29))
+        settings = {**LOOP, "updates": 10**6, "warmup_updates": 1, "global_batch_sequences": 16, "measure_speedup": False}
+        sets = [word for name, value in settings.items() for word in ("--set", f"training.{name}={value}")]
+        sets += [word for name, value in MODEL.items() for word in ("--set", f"model.{name}={value}")]
+        train = [sys.executable, "-m", "gaudi_bert", "train", "--data", str(packed), "--out", str(out), *sets]
+        with hosts.workers() as servers:
+            with log.open("w") as output:
+                launcher = subprocess.Popen(hosts.mpirun(train), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+            wait_until("update 3/", log, [*servers, launcher], seconds=240)
+            process = first_process(servers[0])
+            enter = ["nsenter", "--target", str(process), "--mount", "--uts", "--net", "--pid"]
+            hook: list[str] = hosts.worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+            variables = ["env", f"PYTHONPATH={ROOT}", f"PATH={ENVIRONMENT['PATH']}"]
+            subprocess.run([*enter, *variables, *hook], timeout=120, check=True)
+            os.kill(process, signal.SIGTERM)
+            assert launcher.wait(60) != 0, "a run that was stopped is not complete"
+            servers[0].wait(30)
+        last = [json.loads(line)["update"] for line in (out / "metrics.jsonl").read_text().splitlines()][-1]
+        assert f"stopped on request after update {last} of 1000000; the same command goes on" in log.read_text()
+        checkpoint = read_newest(out / "checkpoints", pytest.fail)
+        assert checkpoint is not None
+        assert checkpoint.update == last
