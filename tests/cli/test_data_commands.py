@@ -76,7 +76,12 @@ GOOD = {"input_ids": [1, 2]}
         ("t.parquet", {"input_ids": [[1], []]}, PACK, "t.parquet: row 1: has no token; leave empty rows out"),
         ("t.parquet", {"input_ids": [[1], None]}, PACK, "t.parquet: row 1: input_ids is null; fill it"),
         ("t.parquet", {"input_ids": [[1], [2, None]]}, PACK, "t.parquet: row 1: input_ids holds a null; fill it"),
-        ("t.parquet", {"input_ids": [[1], [2, -3]]}, PACK, "t.parquet: row 1: input_ids holds -3; token ids are 0 or more"),
+        (
+            "t.parquet",
+            {"input_ids": [[1], [2, -3]]},
+            PACK,
+            "t.parquet: row 1: input_ids holds -3; token ids are 0 to 2147483647",
+        ),
         ("t.parquet", {"input_ids": [1, 2]}, PACK, "t.parquet: column input_ids holds int64; it must hold lists"),
         (
             "t.parquet",
@@ -113,8 +118,18 @@ GOOD = {"input_ids": [1, 2]}
         ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--too-long", "cut"), "`too_long` = 'cut'"),
         ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--columns", "label"), "has no column label; it has input_ids"),
         ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--shard", "0/2", "--verify"), "--shard excludes --finish and --verify"),
-        ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": [1,\n', PACK, "t.jsonl: row 1: is not JSON"),
-        ("t.jsonl", b'{"input_ids": [1]}\n[1]\n', PACK, "t.jsonl: row 1: is [1]; write one JSON object on each line"),
+        (
+            "t.jsonl",
+            b'{"input_ids": [1]}\n{"input_ids": [1,\n',
+            PACK,
+            "t.jsonl: row 1: '{\"input_ids\": [1,' is not JSON, it ends too soon",
+        ),
+        (
+            "t.jsonl",
+            b'{"input_ids": [1]}\n[1]\n',
+            PACK,
+            "t.jsonl: row 1: '[1]' is not one JSON object; write one on each line",
+        ),
         ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": ["a"]}\n', PACK, "t.jsonl: row 1: "),
         ("t.jsonl", b"\n\n", PACK, "t.jsonl: the table holds no row"),
         (
