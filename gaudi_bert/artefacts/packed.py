@@ -121,7 +121,7 @@ class Metadata(_PackedTotals, _MetadataHead):
 
     file_name = METADATA_NAME
     remedy = "write the folder again"
-    planned: ClassVar = (
+    planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
         *("seed", "algorithm", "shard_multiple"),
     )
