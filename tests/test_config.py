@@ -198,3 +198,9 @@ def test_what_is_free_is_no_part_of_a_run() -> None:
     both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
+
+
+def test_two_workers_are_no_job() -> None:
+    with pytest.raises(InputError, match=r"is one worker, but resources.workers is 2; set kubernetes.training to mpijob"):
+        load_pipeline(None, ["kubernetes.training=job", "resources.workers=2"])
+    assert load_pipeline(None, ["kubernetes.training=job", "resources.workers=1"]).resources.workers == 1

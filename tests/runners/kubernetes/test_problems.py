@@ -112,6 +112,13 @@ def test_an_exit_code_is_told(code: int, said: str, hopeless: bool) -> None:
         assert problem.reason.endswith("second | third | error: last")
 
 
+def test_a_pod_that_failed_without_a_container_says_what_is_known() -> None:
+    lost = {**running("p"), "status": {"phase": "Failed", "message": "the node has\n no such runtime"}}
+    problem = pod_problem(lost)
+    assert problem is not None
+    assert problem.reason == "pod p failed: the node has no such runtime"
+
+
 def test_all_pods_with_the_same_problem_are_named() -> None:
     killed = [failed(f"p-{number}", 137) for number in range(6)]
     problem = worst_problem([*killed, failed("other", 1), running("q")])
