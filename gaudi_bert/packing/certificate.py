@@ -8,9 +8,9 @@ believed of the solver that found them. The simplest are the lengths themselves,
 `check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only,
 and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
 
-What the best pack is worth takes L^2 steps. For packs of more than `LONGEST_EXACT` tokens an upper limit of it, which proves
-as well, takes only as many times L as there are different prices: without the limit of depth, or `depth` times the price of
-the longest sequence.
+What the best pack is worth takes L^2 steps. For packs of more than `LONGEST_EXACT` tokens an upper limit of it proves as
+well: L times the highest price per token, `depth` times the highest price, or, where there are few different prices, what
+the best pack of any number of sequences is worth.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from gaudi_bert.common.errors import FailedError, InputError
 
 LONGEST_EXACT = 1 << 17
 """Tokens of the longest packs whose best worth is computed exactly, with the limit of depth."""
+
+MOST_STEPS = 2**34
+"""Different prices, times tokens of a pack: some ten seconds. A proof by steps of length has half as many."""
 
 LARGEST_WORTH = 2**62
 """Of a pack, so that sums of prices fit int64."""
@@ -80,7 +83,7 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= LARGEST_WORTH):
         raise InputError(f"prices must lie in 0 .. {LARGEST_WORTH // max(depth, 1)}")
     if size > LONGEST_EXACT:
-        return min(_worth_at_any_depth(prices), int(prices.max()) * depth)
+        return _limit_of_worth(prices, depth)
     nothing = np.zeros(size + 1, dtype=np.int64)
     power = np.maximum.accumulate(np.concatenate(([0], prices)))  # the best single sequence of at most t tokens
     best = nothing
@@ -92,10 +95,21 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     return int(best[-1])
 
 
-def _worth_at_any_depth(prices: IntArray) -> int:
-    """The most that any number of sequences of together at most L tokens can be worth: each price at its shortest length."""
+def _limit_of_worth(prices: IntArray, depth: int) -> int:
+    """No pack is worth more than this: the least of three upper limits, of which the last takes `MOST_STEPS` at most."""
+    per_token = -(-prices // np.arange(1, len(prices) + 1))
+    limit = min(len(prices) * int(per_token.max()), depth * int(prices.max()))
     best = np.maximum.accumulate(np.concatenate(([0], prices)))
-    for length in (np.flatnonzero(np.diff(best) > 0) + 1).tolist():
+    rises = np.flatnonzero(np.diff(best) > 0) + 1
+    return min(limit, _worth_at_any_depth(prices, best, rises)) if len(rises) * len(prices) <= MOST_STEPS else limit
+
+
+def _worth_at_any_depth(prices: IntArray, best: IntArray, rises: IntArray) -> int:
+    """The most that any number of sequences of together at most L tokens can be worth: each price at its shortest length.
+
+    `best` begins as the price of the best single sequence of at most t tokens, and ends as the worth of the best pack.
+    """
+    for length in rises.tolist():
         price = prices[length - 1]
         for start in range(length, len(best), length):
             run = best[start : start + length]

@@ -73,8 +73,7 @@ def update_loss(model: Any, batch: dict[str, Any], counts: torch.Tensor, process
     inputs = on_device(model_inputs(batch), next(model.parameters()).device)
     counts = counts.to(inputs["input_ids"].device)
     if "sequence_positions" in inputs:
-        loss = model(**inputs, num_items_in_batch=counts).loss
-        return loss * processes
+        return model(**inputs, num_items_in_batch=counts).loss * processes
     own, inner = _counts(inputs), getattr(model, "module", model)
     try:
         outputs = model(**inputs)

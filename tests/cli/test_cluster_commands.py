@@ -26,9 +26,9 @@ def gaudi_bert(*arguments: str, folder: Path) -> Done:
         (["run", DEMO, "--on", "mars"], "--on mars: choose one of local, "),
         (["run", DEMO, "--on", "kubernetes"], "no cluster: "),
         (["run", DEMO, "--on", "kubernetes", "--overwrite"], "gaudi-bert k8s delete PIPELINE --data"),
-        (
-            ["run", DEMO, "--on", "kubernetes", "--shard", "0/2"],
-            "resources.data_workers and resources.data_processes instead",
+        *(
+            (["run", DEMO, "--on", "kubernetes", *option], "resources.data_workers and resources.data_processes instead")
+            for option in (["--shard", "0/2"], ["--finish"], ["--workers", "2"])
         ),
         (["run", DEMO, "--render", "out", "--set", "prepare.text=mine"], "prepare.text = mine: no such path in a container"),
         (["run", DEMO, "--shard", "0/2"], "--shard: give one stage that can be shared out"),

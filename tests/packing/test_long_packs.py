@@ -175,6 +175,14 @@ def test_prices_are_never_too_large_to_be_checked() -> None:
     assert check_certificate(packing.certificate, counts) == packing.lower_bound
 
 
+def test_the_token_bound_of_a_million_tokens_is_checked_at_once() -> None:
+    counts = np.zeros(1 << 20, np.int64)
+    counts[[700_000, 900_000]] = 5
+    for depth, bound in ((1 << 20, 8), (1, 10)):
+        simple = certificate.simple_certificate(counts, depth)
+        assert check_certificate(simple, counts) == simple.bound == bound
+
+
 def test_one_sequence_of_a_million_tokens_is_packed_at_once() -> None:
     counts = np.zeros(1 << 20, np.int64)
     counts[-1] = 1

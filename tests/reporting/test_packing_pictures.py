@@ -44,6 +44,7 @@ def test_the_same_data_give_the_same_file(name: str, tmp_path: Path) -> None:
 
 def test_titles_say_the_numbers() -> None:
     axes = FIGURES["histogram"]().axes[0]
+    assert "118 sequences, 83.1 % of unpacked slots are tokens" in axes.get_title()
     assert "no packing has fewer than 105 packs; this one has 108" in axes.get_title()
     assert "5 of 5 strategies, 100.0 % of 108 packs" in FIGURES["mixture"]().axes[0].get_title()
     assert [label.get_text() for label in FIGURES["depth"]().axes[0].get_xticklabels()] == ["1", "2", "3", "max"]

@@ -11,16 +11,14 @@ import pytest
 
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
 from gaudi_bert.stages.tasks.task_rows import make_built_in_rows
 from tests.builders.bert_folder import write_bert
-from tests.builders.reporters import StopAfter
+from tests.builders.reporters import QUIET, StopAfter
 from tests.builders.task_files import write_rows
 
-QUIET = Reporter(quiet=True)
 LEARN = {"max_sequence_length": 61, "depth": 5, "epochs": 2, "batch_sequences": 12, "learning_rate": 1e-3}
 
 

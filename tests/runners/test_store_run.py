@@ -11,15 +11,14 @@ import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import missing_inputs, run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
 from gaudi_bert.runners.stage_table import stages_of
 from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
-QUIET = Reporter(quiet=True)
 # What says how fast a run was, or where it ran.
 OF_THE_RUN = ("tensorboard/", ".log", "metrics.jsonl", "training.json", "settings.yaml", "report.html", "examples.json")
 

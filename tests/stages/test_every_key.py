@@ -18,15 +18,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from gaudi_bert.common.errors import GaudiBertError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write
 from tests.builders import tables
 from tests.builders.effort import LONG, tries
 from tests.builders.packing_case import make_case
+from tests.builders.reporters import QUIET
 
-QUIET = Reporter(quiet=True)
 _NO_CHANGE = object()
 _GONE = object()
 

@@ -11,13 +11,12 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError  # noqa: E402
-from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.stages.tables.import_tables import import_tables  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
 from tests.builders import tables  # noqa: E402
+from tests.builders.reporters import QUIET  # noqa: E402
 
-QUIET = Reporter(quiet=True)
 ROWS = [
     {"input_ids": [11, 12, 13], "labels": [21, 22, 23], "name": "abcde"},
     {"input_ids": [14], "labels": [24], "name": "fg"},

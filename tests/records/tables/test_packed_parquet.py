@@ -10,12 +10,10 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
 from gaudi_bert.common.errors import InputError  # noqa: E402
-from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.records.packed_folder import read_metadata  # noqa: E402
 from gaudi_bert.records.tables.packed_parquet import write_packed_parquet  # noqa: E402
 from tests.builders.packing_case import make_case, sequence_key, unpacked_key  # noqa: E402
-
-QUIET = Reporter(quiet=True)
+from tests.builders.reporters import QUIET  # noqa: E402
 
 
 def keys_of(row: dict) -> list[tuple]:

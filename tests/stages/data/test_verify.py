@@ -15,7 +15,6 @@ import pytest
 
 from gaudi_bert.artefacts.packed import dropped_packs, is_balanced, is_fair, mixing_batch_packs
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.records.file_contents import Mixing
 from gaudi_bert.records.packed_folder import read_metadata
@@ -28,10 +27,10 @@ from gaudi_bert.stages.data.plan import plan
 from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
 from tests.builders.small_disk import make_read_only, small_disk
 from tests.oracles.wire import split_list
 
-QUIET = Reporter(quiet=True)
 Packs = list[dict[str, np.ndarray]]
 
 

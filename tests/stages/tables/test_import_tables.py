@@ -19,8 +19,7 @@ from gaudi_bert.records.wire.example import decode_example  # noqa: E402
 from gaudi_bert.records.wire.framing import read_records  # noqa: E402
 from gaudi_bert.stages.results import Made  # noqa: E402
 from gaudi_bert.stages.tables.import_tables import import_tables  # noqa: E402
-
-QUIET = Reporter(quiet=True)
+from tests.builders.reporters import QUIET  # noqa: E402
 
 
 def write_parquet(path: Path, table) -> None:

@@ -22,9 +22,9 @@ from gaudi_bert.stages.results import Made, PackResult  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard  # noqa: E402
 from tests.builders import tables  # noqa: E402
 from tests.builders.properties import examples  # noqa: E402
+from tests.builders.reporters import QUIET  # noqa: E402
 from tests.oracles.packed_table import check_packed_table, packs_of  # noqa: E402
 
-QUIET = Reporter(quiet=True)
 SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
 
 

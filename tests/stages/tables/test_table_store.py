@@ -10,16 +10,15 @@ pytest.importorskip("pyarrow", exc_type=ImportError)
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.tables.sources import is_table
 from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
 from gaudi_bert.stages.tables.verify_table import verify_table
 from tests.builders import tables
 from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
-QUIET = Reporter(quiet=True)
 SETTINGS = TableSettings(max_sequence_length=61, shard_multiple=2, group_sequences=31)
 SOURCE = "s3://bucket/tables/rows"
 

@@ -14,14 +14,13 @@ pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
-from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.records.tables.sources import file_identity  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
 from gaudi_bert.stages.tables.verify_table import verify_table  # noqa: E402
 from tests.builders import tables  # noqa: E402
+from tests.builders.reporters import QUIET  # noqa: E402
 
-QUIET = Reporter(quiet=True)
 SHARD = "packed-00000-00000.parquet"
 Pack = dict[str, Any]
 
