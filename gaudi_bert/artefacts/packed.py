@@ -12,14 +12,18 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
 from gaudi_bert.artefacts.completion import first_difference
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import read_file, read_json
@@ -56,6 +60,54 @@ class Shard(Artefact):
     crc32c: Crc32c | None = None
 
 
+@dataclass(frozen=True)
+class ShardTable:
+    """The shards of a packed folder as arrays, which hold 640,000 of them in few megabytes.
+
+    Attributes:
+        packs, bytes: of each shard, int64 [shards].
+        group_firsts: the number of the first shard of each group, int64 [groups].
+        ending: of the files, with its dot; "" where `given_names` are all that is known.
+        given_names: of folders whose files are not named by group and shard (the predecessor's).
+    """
+
+    packs: IntArray
+    bytes: IntArray
+    group_firsts: IntArray
+    ending: str
+    given_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def place(self, shard: int) -> tuple[int, int]:
+        """The group of a shard, and its number in this group."""
+        group = int(np.searchsorted(self.group_firsts, shard, side="right")) - 1
+        return group, shard - int(self.group_firsts[group])
+
+    def name(self, shard: int) -> str:
+        """Its file in the folder."""
+        if self.given_names:
+            return self.given_names[shard]
+        group, number = self.place(shard)
+        return f"packed-{group:05d}-{number:05d}{self.ending}"
+
+    def packs_before(self, shard: int) -> int:
+        """Packs of the earlier shards of its group."""
+        _, number = self.place(shard)
+        return int(self.packs[shard - number : shard].sum())
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> ShardTable:
+        """Of shards that are listed one by one."""
+        names = tuple(shard.name for shard in shards)
+        packs, sizes = (np.array([getattr(shard, key) for shard in shards], np.int64) for key in ("packs", "bytes"))
+        firsts = np.array([number for number, name in enumerate(names) if re.fullmatch(r"packed-\d{5,}-00000\.\w+", name)])
+        table = cls(packs, sizes, firsts.astype(np.int64), Path(names[0]).suffix if names else "")
+        is_numbered = len(firsts) > 0 and all(table.name(number) == name for number, name in enumerate(names))
+        return table if is_numbered else replace(table, given_names=names, group_firsts=np.zeros(1, np.int64), ending="")
+
+
 class VocabularyInfo(Artefact):
     """The vocabulary: its number of tokens, and the SHA-256 of the file in hexadecimal."""
 
@@ -84,6 +136,11 @@ class _PackedTotals(Artefact):
     packing_factor: float = Field(ge=1)
     lower_bound: Count
     gap: int
+
+    @cached_property
+    def shard_table(self) -> ShardTable:
+        """The shards as arrays."""
+        return ShardTable.of(getattr(self, "shards", ()))
 
     @classmethod
     def of_groups(
