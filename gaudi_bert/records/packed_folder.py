@@ -56,9 +56,7 @@ def predecessor_metadata_path(folder: Path) -> Path:
 def open_shards(folder: Path, metadata: Metadata, cache: FileCache | None = None) -> RecordFiles:
     """The packs of a folder by their shards and numbers, found by the index of their group where there is one."""
     table = metadata.shard_table
-    return RecordFiles(
-        ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, _Starts(folder, table), cache
-    )
+    return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, _Starts(folder, table), cache)
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,7 @@ def check_shards(folder: Path, table: ShardTable) -> None:
         if found is None or not stat.S_ISREG(found.st_mode):
             raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
         if found.st_size != size:
-            raise InputError(
-                f"{path}: has {found.st_size:,} bytes, the metadata says {size:,}; write the packed data again"
-            )
+            raise InputError(f"{path}: has {found.st_size:,} bytes, the metadata says {size:,}; write the packed data again")
 
 
 def _names(folder: Path, table: ShardTable) -> Iterator[str]:
@@ -125,11 +121,12 @@ def _names(folder: Path, table: ShardTable) -> Iterator[str]:
 
 
 def identity_of(metadata: Metadata, encode: Callable[[Any], str] = json.dumps) -> str:
-    """What distinguishes these packs from others: a SHA-256 of their shards or, where these are not listed, of their groups."""
-    if hasattr(metadata, "shards"):
-        content = encode([shard.model_dump() for shard in metadata.shards])
+    """What distinguishes these packs from others: a SHA-256 of the shards, or of the groups where no shards are listed."""
+    packed: Any = metadata
+    if hasattr(packed, "shards"):
+        content = encode([shard.model_dump() for shard in packed.shards])
     else:
-        content = encode([group.as_json() for group in metadata.groups])
+        content = encode([group.as_json() for group in packed.groups])
     return hashlib.sha256(content.encode("utf-8")).hexdigest()
 
 

@@ -20,7 +20,9 @@ def dealt_rows(
 ) -> list[list[tuple[int, int]]]:
     """The same, row by row."""
     place_of = {shard: place for place, shard in enumerate(permutation(len(sizes), seed, "shard order", epoch).tolist())}
-    shards = sorted((shard for shard in range(len(sizes)) if sizes[shard]), key=lambda shard: (-sizes[shard], place_of[shard]))
+    shards = sorted(
+        (shard for shard in range(len(sizes)) if sizes[shard]), key=lambda shard: (-sizes[shard], place_of[shard])
+    )
     hands: list[list[int]] = [[] for _ in range(min(streams, len(shards)))]
     for number, shard in enumerate(shards):
         hands[number % len(hands)].append(shard)

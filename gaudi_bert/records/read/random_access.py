@@ -222,7 +222,10 @@ class _OpenFile:
         status, records, _ = _walk_frames(self._content.bytes[start:end], np.empty(0, np.int64))
         if self._is_walked or (status == ScanStatus.GOOD and records == 1):
             return f"{place}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
-        return f"{place}: no record of {end - start:,} bytes, as the index of its group says; remove group-*.index, or write again"
+        return (
+            f"{place}: is no record of {end - start:,} bytes, as the index of its group says; remove that group-*.index, or "
+            "write the packed data again"
+        )
 
 
 class _Mapped:

@@ -39,7 +39,9 @@ def test_packs_are_dealt_as_by_hand(sizes: list[int], seed: int, epoch: int, win
 
 @given(some_sizes, st.integers(0, 99), some_streams, st.integers(1, 7), st.data())
 @examples(150)
-def test_a_process_is_told_each_shard_that_it_comes_to(sizes: list[int], seed: int, streams: int, world_size: int, data) -> None:
+def test_a_process_is_told_each_shard_that_it_comes_to(
+    sizes: list[int], seed: int, streams: int, world_size: int, data
+) -> None:
     """In the order in which it may come to them; besides, some that are too short for its turn to come."""
     order, rank = GlobalOrder(sizes, seed, 4, streams), data.draw(st.integers(0, world_size - 1))
     done = data.draw(st.integers(0, order.packs))
@@ -62,7 +64,7 @@ def test_a_process_is_told_each_shard_that_it_comes_to(sizes: list[int], seed: i
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("sizes", [UNEQUAL, [9] * 70, [50, 49] * 16 + [7] * 32, [5, 0, 3]])
 def test_any_number_of_processes_makes_the_same_updates(sizes: list[int], world_size: int) -> None:
-    """Of 64 packs (66 of three, 65 of five); each pack is read once, but for the remainder that fills no row of all processes."""
+    """Of 64 packs (66 of three, 65 of five); each pack is read once, but for a remainder of fewer than one for each."""
     dealt = dealt_epoch(sizes, 3, 1, 8)
     each = len(dealt) // world_size
     whole = dealt[: world_size * each]
