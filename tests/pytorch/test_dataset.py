@@ -202,7 +202,7 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
         assert set(row) == set(wanted)
         assert all(np.array_equal(row[name], wanted[name]) for name in row)
     sizes = [len(rows[0::2]), len(rows[1::2])]
-    order = dealt_epoch(sizes, SEED, 0, min(group_rows, max(sizes)))
+    order = dealt_epoch(sizes, SEED, 0, [min(group_rows, size) for size in sizes])
     assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
 
 
