@@ -81,18 +81,16 @@ def _open_packs(folder: str | Path, seed: int, plan: Path | None = None) -> _Pac
 class _RecordPacks:
     def __init__(self, folder: Path, seed: int) -> None:
         metadata = read_metadata(folder)
-        for shard in metadata.shards:
-            path = folder / shard.name
-            if not path.is_file() or path.stat().st_size != shard.bytes:
-                raise InputError(
-                    f"{path}: is missing or not of {shard.bytes:,} bytes, as the metadata says; write the packs again"
-                )
-        paths = [folder / shard.name for shard in metadata.shards]
-        counts = [shard.packs for shard in metadata.shards]
+        table = metadata.shard_table
+        paths = [folder / table.name(number) for number in range(len(table))]
+        for path, size in zip(paths, table.bytes.tolist(), strict=True):
+            if not path.is_file() or path.stat().st_size != size:
+                raise InputError(f"{path}: is missing or not of {size:,} bytes, as the metadata says; write the packs again")
+        counts = table.packs.tolist()
         self._files = RecordFiles(paths, PackedSchema.of(metadata), counts)
         self._order = GlobalOrder(counts, seed, WINDOW_PACKS)
         self.packs = self._order.packs
-        self.identity = _digest([shard.model_dump() for shard in metadata.shards])
+        self.identity = metadata.identity
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         return rows_of_packs(self._files.read(*self._order.places(epoch, numbers)))

@@ -62,10 +62,10 @@ def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
             f"{folder}: its files hold {packs} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
             "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
         )
-    shards = [
+    shards = tuple(
         Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
-    ]
-    return _metadata(sibling, counts, schema, tuple(shards))
+    )
+    return _metadata(sibling, counts, schema, shards)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def _pack(records: Path, packed: Path) -> None:
     pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET)
     verify(records, packed, reporter=QUIET)
     metadata = read_metadata(packed)
-    files = RecordFiles([packed / metadata.shards[0].name], PackedSchema.of(metadata))
+    files = RecordFiles([packed / metadata.shard_table.name(0)], PackedSchema.of(metadata))
     pack_rows(files.read(np.zeros(1, np.int64), np.zeros(1, np.int64)))
 
 

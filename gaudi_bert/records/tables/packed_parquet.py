@@ -40,14 +40,16 @@ def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Rep
     """
     require_pyarrow()
     metadata = read_metadata(packed)
+    table = metadata.shard_table
     out = packed / "parquet" if out is None else out
     with reporter.task("parquet", metadata.packs, "packs") as task:
-        for shard in metadata.shards:
-            target = out / f"{Path(shard.name).stem}.parquet"
+        for number, packs in enumerate(table.packs.tolist()):
+            name = table.name(number)
+            target = out / f"{Path(name).stem}.parquet"
             if not target.exists():
-                _write_shard(packed / shard.name, target, metadata)
-            task.advance(shard.packs)
-    return {"folder": str(out), "files": len(metadata.shards), "packs": metadata.packs}
+                _write_shard(packed / name, target, metadata)
+            task.advance(packs)
+    return {"folder": str(out), "files": len(table), "packs": metadata.packs}
 
 
 def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:

@@ -32,7 +32,8 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
         fetch(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
             metadata = read_metadata(folder)
-            sizes = {shard.name: shard.bytes for shard in metadata.shards}
+            table = metadata.shard_table
+            sizes = {table.name(number): size for number, size in enumerate(table.bytes.tolist())}
             yield open_stored_source(folder, metadata, ShardCache(folder, sizes, settings.cache_bytes))
             return
     with open_inputs(path, Objects(settings)) as inputs:

@@ -113,20 +113,21 @@ def open_source(path: Path | str) -> DataSource:
 
 def open_stored_source(path: Path, metadata: Metadata, cache: ShardCache) -> DataSource:
     """A packed folder in an object store, whose shards are fetched as they are read."""
-    files = tuple(_SourceFile(cache.folder / shard.name, shard.packs) for shard in metadata.shards)
+    table = metadata.shard_table
+    files = tuple(_SourceFile(cache.folder / table.name(shard), packs) for shard, packs in enumerate(table.packs.tolist()))
     return replace(_packed(path, metadata, files), cache=cache)
 
 
 def _packed_source(path: Path, metadata: Metadata) -> DataSource:
-    files = []
-    for shard in metadata.shards:
-        file = path / shard.name
+    files, table = [], metadata.shard_table
+    for shard, (packs, right) in enumerate(zip(table.packs.tolist(), table.bytes.tolist(), strict=True)):
+        file = path / table.name(shard)
         if not file.is_file():
             raise InputError(f"{file}: the shard is missing, the metadata names it; write the packed data again")
         size = file.stat().st_size
-        if size != shard.bytes:
-            raise InputError(f"{file}: has {size:,} bytes, the metadata says {shard.bytes:,}; write the packed data again")
-        files.append(_SourceFile(file, shard.packs))
+        if size != right:
+            raise InputError(f"{file}: has {size:,} bytes, the metadata says {right:,}; write the packed data again")
+        files.append(_SourceFile(file, packs))
     return _packed(path, metadata, tuple(files))
 
 
@@ -137,7 +138,7 @@ def _packed(path: Path, metadata: Metadata, files: tuple[_SourceFile, ...]) -> D
         files=files,
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
-        identity=_digest([shard.model_dump() for shard in metadata.shards]),
+        identity=metadata.identity,
         efficiency=metadata.efficiency,
     )
 

@@ -26,6 +26,7 @@ from tests.builders import training_data as data
 from tests.builders.effort import tries
 from tests.builders.packing_case import make_case
 from tests.builders.s3_server import S3Server, quick, upload
+from tests.builders.shards import shards_of
 
 CONFIG = BertConfig(
     vocab_size=data.VOCABULARY,
@@ -247,18 +248,18 @@ def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) ->
 def test_records_in_any_order_within_the_bound(s3: S3Server, tmp_path: Path) -> None:
     case = make_case(tmp_path / "case", files=3, sequences_per_file=17)
     metadata = read_metadata(case.packed)
-    sizes = {shard.name: shard.bytes for shard in metadata.shards}
+    sizes = {shard.name: shard.bytes for shard in shards_of(case.packed)}
     store, room = quick(s3.endpoint), 2 * max(sizes.values())
     upload(case.packed, "s3://bucket/cached", Objects(store))
     names, schema = list(sizes), PackedSchema.of(metadata)
     local = RecordFiles([case.packed / name for name in names], schema)
-    packs, rng = [shard.packs for shard in metadata.shards], np.random.default_rng(5)
+    packs, rng = [shard.packs for shard in shards_of(case.packed)], np.random.default_rng(5)
     with mirrored(Path("s3://bucket/cached"), store) as folder:
         cache = ShardCache(folder, sizes, room)
         stored = RecordFiles([folder / name for name in names], schema, packs, cache.bring)
         for _ in range(23):
             files = rng.choice(np.flatnonzero(packs), 2).astype(np.int64)
-            records = np.array([rng.integers(metadata.shards[file].packs) for file in files], np.int64)
+            records = np.array([rng.integers(packs[file]) for file in files], np.int64)
             found, wanted = stored.read(files, records), local.read(files, records)
             assert all((found[name] == wanted[name]).all() for name in wanted)
             assert sum(path.stat().st_size for path in folder.iterdir()) <= room
