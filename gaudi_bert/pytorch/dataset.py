@@ -30,7 +30,6 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.records.packed_folder import (
     check_shards,
-    identity_of,
     open_shards,
     predecessor_metadata_path,
     read_metadata,
@@ -109,7 +108,7 @@ class _RecordPacks:
         order = GlobalOrder(shards.packs, seed, WINDOW_PACKS, streams_of(metadata.shard_multiple))
         self._reader = StreamReader(self._files, order, *share)
         self.packs = order.packs
-        self.identity = identity_of(metadata, repr)[:_IDENTITY_DIGITS]
+        self.identity = metadata.identity(repr)[:_IDENTITY_DIGITS]
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         return rows_of_packs(self._files.read(*self._reader.places(epoch, numbers)))

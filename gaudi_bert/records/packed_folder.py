@@ -8,11 +8,9 @@ numbers are compared.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -120,16 +118,6 @@ def _names(folder: Path, table: ShardTable) -> Iterator[str]:
         yield from (f"{begin}{number:05d}{table.ending}" for number in range(end - first))
 
 
-def identity_of(metadata: Metadata, encode: Callable[[Any], str] = json.dumps) -> str:
-    """What distinguishes these packs from others: a SHA-256 of the shards, or of the groups where no shards are listed."""
-    packed: Any = metadata
-    if hasattr(packed, "shards"):
-        content = encode([shard.model_dump() for shard in packed.shards])
-    else:
-        content = encode([group.as_json() for group in packed.groups])
-    return hashlib.sha256(content.encode("utf-8")).hexdigest()
-
-
 def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     """The metadata of a folder that the predecessor packed.
 
@@ -148,10 +136,10 @@ def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
             f"{folder}: its files hold {packs} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
             "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
         )
-    shards = [
+    shards = tuple(
         Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
-    ]
-    return _metadata(sibling, counts, schema, tuple(shards))
+    )
+    return _metadata(sibling, counts, schema, shards)
 
 
 @dataclass(frozen=True)

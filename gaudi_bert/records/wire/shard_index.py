@@ -27,6 +27,11 @@ def index_path(folder: Path, group: int) -> Path:
     return folder / f"group-{group:05d}.index"
 
 
+def index_bytes(packs: int) -> int:
+    """The size of the index of so many records."""
+    return packs * _SIZE.itemsize
+
+
 def write_index(path: Path, sizes: Sequence[SizeArray]) -> int:
     """Write the sizes of the records of each shard of a group, uint32 [packs] each; the CRC-32C of the file."""
     crc = 0

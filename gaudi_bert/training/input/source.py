@@ -25,7 +25,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
-from gaudi_bert.records.packed_folder import ShardPaths, check_shards, identity_of, open_shards, read_metadata
+from gaudi_bert.records.packed_folder import ShardPaths, check_shards, open_shards, read_metadata
 from gaudi_bert.records.read.global_order import FIRST_ORDER, ORDER, GlobalOrder, streams_of
 from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
 from gaudi_bert.records.read.random_access import RecordFiles
@@ -139,7 +139,7 @@ def _packed(path: Path, metadata: Metadata) -> DataSource:
         files=ShardPaths(path, metadata.shard_table),
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
-        identity=identity_of(metadata),
+        identity=metadata.identity(),
         efficiency=metadata.efficiency,
         metadata=metadata,
     )
