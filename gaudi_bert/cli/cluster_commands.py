@@ -11,7 +11,7 @@ import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import Reporter, count_of, human_seconds
 
 Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
 
@@ -34,7 +34,8 @@ def wait(
     settings = arguments.pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter(), store=settings.store)
-    output.print_result({"stage": for_, "waited_seconds": round(seconds, 1)}, json, output.describe_any)
+    waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
+    output.print_result(waited, json, lambda _: [f"all that {for_} needs is there ({human_seconds(seconds)})"])
 
 
 @k8s.command()

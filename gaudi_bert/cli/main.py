@@ -165,5 +165,6 @@ def _missing_extra(module: str) -> InputError:
 
 
 def _end(error: GaudiBertError) -> NoReturn:
-    print(f"error: {shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
+    kind = "" if isinstance(error, StoppedError) else "error: "  # who stops a command has made no error
+    print(f"{kind}{shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

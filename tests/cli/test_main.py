@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.completion import OPTIONS
 from tests.builders.command_line import run_command
 from tests.builders.packing_case import PackingCase, make_case
 
@@ -27,6 +28,15 @@ def test_every_command_is_listed_and_explains_itself() -> None:
         assert done.returncode == 0
         assert done.stdout.startswith("Usage: ")
         assert f" {command} " in done.stdout.splitlines()[0]
+
+
+def test_settings_are_named_by_options_that_there_are() -> None:
+    known = {
+        option
+        for command in ("prepare", "plan", "pack", "import")
+        for option in run_command(command, "--help").stdout.split()
+    }
+    assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known
 
 
 def test_help_needs_nothing_heavy() -> None:
@@ -58,8 +68,8 @@ def test_as_a_module_of_its_own_process() -> None:
         (["histogram", "absent", "--out", "h.json"], "absent"),
         (["histogram", ".", "--out", "h.json", "--shard", "4/4"], "--shard 4/4"),
         (["plan", "absent.json", "--out", "plan.json"], "absent.json"),
-        (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "did you mean `nnls`?"),
-        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "`packing.depth` = '0'"),
+        (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "--algorithm nnl: did you mean nnls?"),
+        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: give a whole number"),
         (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "exclude each other"),
         (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
         (["inspect", "absent"], "absent"),
@@ -147,7 +157,7 @@ def test_both_signals_end_a_command_with_75_and_the_same_command_goes_on(
         time.sleep(0.01)
     process.send_signal(number)
     assert process.stderr is not None
-    assert process.stderr.read() == "error: stopped; the same command goes on from what is finished\n"
+    assert process.stderr.read() == "stopped; the same command goes on from what is finished\n"
     assert process.wait() == 75
     assert not (tmp_path / "histogram.json").exists()
     done = run_command("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
