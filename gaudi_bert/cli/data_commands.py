@@ -188,9 +188,7 @@ def pack(
     ] = None,
     too_long: Annotated[
         str | None,
-        typer.Option(
-            help="Tables: what to do with longer rows: error (default), truncate, split or drop.", show_default=False
-        ),
+        typer.Option(help="Tables: what to do with longer rows: error, truncate, split or drop."),
     ] = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Tables: write only which rows share a pack, no tokens.")
@@ -202,9 +200,7 @@ def pack(
     columns: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Tables: pack only these columns.", show_default=False)
     ] = None,
-    group_bytes: Annotated[
-        str | None, typer.Option(help="Tables: rows in memory at once, e.g. 256MiB (default 1GiB).", show_default=False)
-    ] = None,
+    group_bytes: Annotated[str | None, typer.Option(help="Tables: rows in memory at once, e.g. 256MiB.")] = None,
     shard: arguments.Shard = None,
     finish: Annotated[
         bool, typer.Option("--finish", help="Tables: after all --shard, check them and write the metadata.")
