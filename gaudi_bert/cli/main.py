@@ -32,6 +32,7 @@ app = typer.Typer(
 # In the order of `--help`.
 COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": data_commands.prepare,
+    "tokenize": data_commands.tokenize,
     "histogram": data_commands.histogram,
     "plan": data_commands.plan,
     "write": data_commands.write,
