@@ -71,6 +71,67 @@ def prepare(
     output.print_result(result, json, output.describe_examples)
 
 
+def tokenize(
+    text: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files of text (a line each, JSON lines, Parquet), folders or globs; or `python-docs`.", show_default=False
+        ),
+    ],
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="The folder for tables of tokens.", show_default=False)],
+    max_sequence_length: Annotated[int, typer.Option(help="Most tokens of a row.", show_default=False)],
+    too_long: Annotated[
+        str | None,
+        typer.Option(help="Longer texts: split (default), truncate, drop or error.", show_default=False),
+    ] = None,
+    no_special_tokens: Annotated[
+        bool, typer.Option("--no-special-tokens", help="Leave out the tokens that the tokenizer adds to each row.")
+    ] = False,
+    text_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The field or column that holds the text (default: text).")
+    ] = None,
+    shard: arguments.Shard = None,
+    overwrite: arguments.Overwrite = False,
+    json: arguments.Json = False,
+) -> None:
+    """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
+    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.sections import TokenizeSettings
+    from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
+
+    options = {
+        "max_sequence_length": max_sequence_length,
+        "too_long": too_long,
+        "special_tokens": not no_special_tokens,
+        "text_column": text_column,
+    }
+    settings = section_from_mapping(TokenizeSettings, arguments.given(options), "the command line")
+    part = arguments.parse_shard(shard)
+    result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
+    output.print_result(result, json, _describe_tokens)
+
+
+def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
+    """What the texts became, and what of them is lost."""
+    if "missing_parts" in result:
+        return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} left to other shards"]
+    rows, too_long = count_of(result["rows"], "row"), result["too_long"]
+    lines = [
+        f"{count_of(result['texts'], 'text')} became {rows} with {count_of(result['tokens'], 'token')}"
+        f"{output.skipped_note(result)}"
+    ]
+    if result["empty_texts"]:
+        lines.append(f"{count_of(result['empty_texts'], 'text')} held nothing but space and gave no row")
+    lost = f"{count_of(too_long['dropped_tokens'], 'token')} lost"
+    became = {"split": f"{too_long['added_sequences']:,} rows more, no token lost", "truncate": f"cut, {lost}"}
+    about = f"{count_of(too_long['rows'], 'text')} too long for {count_of(result['max_sequence_length'], 'token')}"
+    return [
+        *lines,
+        f"{about}: {became.get(too_long['policy'], f'left out, {lost}')}" if too_long["rows"] else "no text was too long",
+    ]
+
+
 def import_tables(
     source: Annotated[
         str, typer.Argument(help="A .parquet, .arrow or .jsonl file, a folder or a glob.", show_default=False)

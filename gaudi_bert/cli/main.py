@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
+        "tokenize": data_commands.tokenize,
         "import": data_commands.import_tables,
         "histogram": data_commands.histogram,
         "plan": data_commands.plan,

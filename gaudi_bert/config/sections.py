@@ -72,6 +72,16 @@ class TableSettings(Settings):
     seed: int = 12345
 
 
+class TokenizeSettings(Settings):
+    """How texts become rows of tokens. Only the command line sets this; no pipeline file has it."""
+
+    max_sequence_length: int = Field(ge=1, le=2**20, description="most tokens of a row, special ones included")
+    too_long: Literal["split", "truncate", "drop", "error"] = "split"
+    special_tokens: bool = True
+    text_column: str = "text"
+    part_bytes: Bytes = Field(64 * 2**20, ge=1)
+
+
 # --- model and training
 
 

@@ -36,6 +36,14 @@ class PreparedShard:
 
 
 @dataclass(frozen=True)
+class TokenisedShard:
+    """Tokenised texts that are not finished: how many parts are left to other shards."""
+
+    parts: int
+    missing_parts: int
+
+
+@dataclass(frozen=True)
 class GroupsResult:
     """Some groups of a packed folder that is not finished: those of one shard of the work."""
 

@@ -99,7 +99,16 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
         file = folder / name
         if os.path.lexists(file):
             return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
-    raise InputError(f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there")
+    raise InputError(
+        f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there, as the tokenizer's save_pretrained does"
+    )
+
+
+def read_tokenizer(path: Path) -> RowTokenizer:
+    """The tokenizer of a file, whatever its name, or of a folder."""
+    if not path.is_file():
+        return open_tokenizer(path)
+    return RowTokenizer(_read_tokenizer(path), path, hashlib.sha256(read_file(path)).hexdigest())
 
 
 def _read_tokenizer(file: Path) -> Tokenizer:

@@ -1,0 +1,116 @@
+"""How fast `tokenize` makes tables of texts, beside the tokenizer's own batches on the same texts in memory.
+
+    python benchmarks/tokenize.py [--megabytes 200] [--rounds 3]
+
+The text is JSON lines: documents of the wiki-sample where `GAUDI_BERT_SHARED` has it, else of Python's documentation,
+repeated with other words. The tokenizer is a byte-level BPE of 16,000 tokens, trained on them. Each measurement is a process
+of its own, in turn: `tokenize` whole, from the file to finished tables, with its start-up; `encode_batch_fast` and
+`encode_batch`, 1,000 texts at a time, without reading or writing. Times are of all processors; memory is `tokenize`'s peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from measuring import show, show_processor, timed
+from prepare import real_text
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+from gaudi_bert.common.progress import Reporter
+
+LENGTH, VOCABULARY, BATCH = 512, 16_000, 1000
+
+
+def write_texts(folder: Path, megabytes: float) -> None:
+    """texts.jsonl and tokenizer.json."""
+    documents = ["\n".join(document) for document in real_text()]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "<pad>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    written, copy = 0, 0
+    with open(folder / "texts.jsonl", "w", encoding="utf-8") as file:
+        while written < megabytes * 1e6:
+            for document in documents:
+                text = document if not copy else document.replace("e", f"e{copy}", len(document) // 400)
+                written += file.write(json.dumps({"text": text}) + "\n")
+                if written >= megabytes * 1e6:
+                    break
+            copy += 1
+
+
+def ours(folder: Path) -> tuple[float, float]:
+    """CPU and wall seconds of `tokenize`, without start-up."""
+    from gaudi_bert.config.sections import TokenizeSettings
+    from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
+
+    shutil.rmtree(folder / "tokens", ignore_errors=True)
+    settings = TokenizeSettings(max_sequence_length=LENGTH)
+    arguments = [str(folder / "texts.jsonl")], folder / "tokenizer.json", folder / "tokens", settings
+    return timed(lambda: tokenize_texts(*arguments, reporter=Reporter(quiet=True), overwrite=True))
+
+
+def library(folder: Path, method: str) -> tuple[float, float]:
+    """CPU and wall seconds of the library's own batches."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    encode = getattr(tokenizer, method)
+    cpu = wall = 0.0
+    with open(folder / "texts.jsonl", encoding="utf-8") as file:
+        while batch := [json.loads(line)["text"] for _, line in zip(range(BATCH), file, strict=False)]:
+            taken = timed(lambda batch=batch: encode(batch))
+            cpu, wall = cpu + taken[0], wall + taken[1]
+    return cpu, wall
+
+
+def measure(folder: Path, what: str) -> tuple[float, float, float]:
+    """CPU seconds, wall seconds and peak MiB of a measurement in a process of its own."""
+    command = [sys.executable, __file__, "--measure", what, "--folder", str(folder)]
+    return tuple(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def main() -> None:
+    """Measure in turn, and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=float, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--measure")
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    if options.measure:
+        cpu, wall = ours(options.folder) if options.measure == "ours" else library(options.folder, options.measure)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        if options.measure == "ours":
+            cpu = usage.ru_utime + usage.ru_stime
+        print(json.dumps([cpu, wall, usage.ru_maxrss / 1024]))
+        return
+    show_processor()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_texts(folder, options.megabytes)
+        names = ("ours", "encode_batch_fast", "encode_batch")
+        rounds = [{what: measure(folder, what) for what in names} for _ in range(options.rounds)]
+    print(f"{options.megabytes:.0f} MB of JSON lines, rows of at most {LENGTH} tokens:")
+    for what in names:
+        show(f"{what}, CPU time", [options.megabytes / each[what][0] for each in rounds], "MB/s")
+        show(f"{what}, elapsed", [options.megabytes / each[what][1] for each in rounds], "MB/s")
+    for what in names[1:]:
+        show(f"rate compared with {what}, CPU time", [each[what][0] / each["ours"][0] for each in rounds], "times", "0.9")
+        show(f"rate compared with {what}, elapsed", [each[what][1] / each["ours"][1] for each in rounds], "times", "0.9")
+    show("peak memory of tokenize", [each["ours"][2] for each in rounds], "MiB", "500")
+
+
+if __name__ == "__main__":
+    main()

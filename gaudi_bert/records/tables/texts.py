@@ -1,0 +1,83 @@
+"""Texts in a column of Parquet, and the tables of tokens that are made of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file, regular
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+
+_ROWS_AT_ONCE = 256
+_ROW_GROUP_TOKENS = 1 << 20
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
+    require_pyarrow()
+    from pyarrow import parquet
+
+    with explained_arrow_errors(path), parquet.ParquetFile(regular(path)) as table:
+        yield table
+
+
+def row_groups(path: Path) -> list[tuple[int, int]]:
+    """(rows, bytes) of each row group of a Parquet file."""
+    with _parquet_file(path) as table:
+        groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
+        return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def read_text_column(path: Path, column: str, groups: range) -> Iterator[str | None]:
+    """The values of a column of texts in some row groups."""
+    with _parquet_file(path) as table:
+        _check_text_column(path, table.schema_arrow, column)
+        for batch in table.iter_batches(_ROWS_AT_ONCE, row_groups=list(groups), columns=[column], use_threads=False):
+            yield from validated(path, batch).column(0).to_pylist()
+
+
+def _check_text_column(path: Path, schema: Any, column: str) -> None:
+    types = require_pyarrow().types
+    if column not in schema.names:
+        raise InputError(
+            f"{path}: has no column {column}; it has {', '.join(schema.names)}: name the text's with --text-column"
+        )
+    kind = schema.field(column).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(kind) or types.is_large_string(kind)):
+        raise InputError(f"{path}: column {column} holds {kind}; name one of text with --text-column")
+
+
+def token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]]) -> Any:
+    """A pyarrow Table of lists of int32: of each column, the list of each row."""
+    pyarrow = require_pyarrow()
+    kind = pyarrow.list_(pyarrow.int32())
+    return pyarrow.table({name: pyarrow.array(rows, kind) for name, rows in zip(columns, values, strict=True)})
+
+
+def write_token_tables(path: Path, columns: Sequence[str], tables: Iterable[Any]) -> int:
+    """Write tables of tokens to one file, in row groups of about 2^20 tokens, whole or not at all; its bytes."""
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    options = {
+        "compression": "zstd",
+        "use_dictionary": False,
+        "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in columns},
+    }
+    schema = token_table(columns, [[] for _ in columns]).schema
+    held: list[Any] = []
+    tokens = 0
+    with atomic_file(path) as handle, parquet.ParquetWriter(handle, schema, **options) as writer:
+        for table in tables:
+            held.append(table)
+            tokens += len(table.column(0).combine_chunks().values) if table.num_rows else 0
+            if tokens >= _ROW_GROUP_TOKENS:
+                writer.write_table(pyarrow.concat_tables(held).combine_chunks())
+                held, tokens = [], 0
+        if tokens:
+            writer.write_table(pyarrow.concat_tables(held).combine_chunks())
+    return path.stat().st_size

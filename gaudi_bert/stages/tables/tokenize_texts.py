@@ -1,0 +1,328 @@
+"""The stage `tokenize`: texts to tables of tokens, with any tokenizer of the library `tokenizers`.
+
+    out/tokens-KKKKK-of-NNNNN.parquet    a row for each text, or for each piece of a long one, in the order of the texts
+    out/parts/                           what each part holds
+    out/settings.json                    settings and inputs, written first
+    out/tokens.json                      what was made, written last
+
+A part is a function of the text and the settings, whoever makes it: shard K of N makes the parts K, K + N, ..., and who ends
+last writes tokens.json. The library's own threads tokenise a batch of texts while the batch before it is written. Memory is
+that of a few batches and of the longest text, whatever the size of the data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gaudi_bert import __version__
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.packed import TooLongRows, VocabularyInfo
+from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown
+from gaudi_bert.artefacts.tokens import TextInput, TokenisedPart, TokenisedTexts, tokens_path
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import check_name
+from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TokenizeSettings
+from gaudi_bert.corpus.documents import find_sources, source_identity
+from gaudi_bert.corpus.texts import Text, TextPart, read_texts, text_parts
+from gaudi_bert.records.tables.arrow import require_pyarrow
+from gaudi_bert.records.tables.sources import TOKENS_COLUMN
+from gaudi_bert.records.tables.texts import token_table, write_token_tables
+from gaudi_bert.stages.grouped_output import GroupedOutput
+from gaudi_bert.stages.results import Made, TokenisedShard
+from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, read_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+_SEGMENTS_COLUMN = "token_type_ids"
+_BATCH_CHARACTERS = 1 << 19
+_BATCH_TEXTS = 1 << 12
+_BATCHES_AHEAD = 2
+
+
+class _Part(NamedTuple):
+    """A part of the texts, and its number among all."""
+
+    number: int
+    part: TextPart
+
+
+class _TokensOutput(GroupedOutput[_Part, TokenisedPart]):
+    """The folder: a table for each part."""
+
+    def is_whole(self, summary: TokenisedPart) -> bool:
+        """The table is there; in a store it was put before its summary."""
+        path = self.folder / summary.name
+        return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)
+
+
+def tokenize_texts(
+    texts: Sequence[str],
+    tokenizer: str | Path,
+    out: Path,
+    settings: TokenizeSettings,
+    *,
+    shard: tuple[int, int] | None = None,
+    reporter: Reporter,
+    overwrite: bool = False,
+    store: StoreSettings | None = None,
+) -> Made[TokenisedTexts] | TokenisedShard:
+    """Make the tables.
+
+    Args:
+        texts: files, folders or globs of text, or a text that is built in.
+        tokenizer: a tokenizer.json, or a folder with one (or with a vocab.txt).
+        shard: (K, N): make the parts K, K + N, ... only.
+
+    Returns:
+        The content of tokens.json and whether there was nothing to do; or the parts that are left to other shards.
+    """
+    require_pyarrow()
+    check_name(out)
+    with local_copies([*texts, tokenizer], store) as copies, mirrored(out, store) as folder:
+        *sources, model = [str(copy) for copy in copies]
+        return _tokenize(sources, read_tokenizer(Path(model)), folder, settings, shard, reporter, overwrite)
+
+
+def _tokenize(
+    texts: Sequence[str],
+    tokenizer: RowTokenizer,
+    out: Path,
+    settings: TokenizeSettings,
+    shard: tuple[int, int] | None,
+    reporter: Reporter,
+    overwrite: bool,
+) -> Made[TokenisedTexts] | TokenisedShard:
+    encoder = _encoder(tokenizer, settings)
+    sources = find_sources(texts, Path())
+    identities = [source_identity(source) for source in sources]
+    signature = Signature(
+        "tokenize", settings.model_dump(mode="json"), {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
+    )
+    found = [part for source in sources for part in text_parts(source, settings.part_bytes)]
+    if not found:
+        raise InputError(f"{', '.join(texts)}: holds no text; check the path")
+    parts = [_Part(number, part) for number, part in enumerate(found)]
+
+    def summary_path(part: _Part) -> Path:
+        return out / "parts" / tokens_path(out, part.number, len(parts)).with_suffix(".json").name
+
+    output = _TokensOutput(out, out / TokenisedTexts.file_name, signature, TokenisedPart, summary_path, reporter)
+    if output.begin(overwrite):
+        return Made(TokenisedTexts.read(out), skipped=True)
+    number, shards = shard or (0, 1)
+    own = output.missing(parts[number::shards])
+    with output.removed_on_bad_input() if shard is None else nullcontext():
+        with reporter.task("tokenize", sum(part.size_bytes for _, part in own), "bytes") as task:
+            for part in own:
+                _make_part(part, tokens_path(out, part.number, len(parts)), encoder, output, task)
+        return _finish(parts, tokenizer, encoder, output, identities)
+
+
+def _finish(
+    parts: Sequence[_Part],
+    tokenizer: RowTokenizer,
+    encoder: _Encoder,
+    output: _TokensOutput,
+    identities: Sequence[dict[str, Any]],
+) -> Made[TokenisedTexts] | TokenisedShard:
+    """Write tokens.json when all parts are there."""
+    whole = output.whole(parts)
+    missing = len(parts) - len(whole)
+    if missing:
+        output.reporter.say(f"{shown(output.folder)}: {missing} of {len(parts)} parts left to other shards")
+        return TokenisedShard(parts=len(parts), missing_parts=missing)
+    files = tuple(whole[part] for part in parts)
+    settings = encoder.settings
+    if not any(file.rows for file in files):
+        raise InputError(f"{shown(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
+    content = TokenisedTexts(
+        tool_version=__version__,
+        tokenizer=VocabularyInfo(size=tokenizer.vocabulary_size, sha256=tokenizer.sha256),
+        **settings.model_dump(include={"max_sequence_length", "special_tokens", "text_column"}),
+        columns=encoder.columns,
+        **{name: sum(getattr(file, name) for file in files) for name in ("texts", "empty_texts", "rows", "tokens")},
+        too_long=TooLongRows.total(settings.too_long, [file.too_long for file in files]),
+        inputs=tuple(TextInput(**identity) for identity in identities),
+        files=files,
+    )
+    content.write(output.final)
+    return Made(content)
+
+
+def _make_part(part: _Part, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> None:
+    """Write the table of a part, unless another process has done so meanwhile; its summary comes last."""
+    with output.writing(part, f"{output.folder}: part {part.number}") as needed:
+        if needed:
+            counts: Counter[str] = Counter()
+            size = write_token_tables(target, encoder.columns, _tables(part.part, encoder, task, counts))
+            release(target)
+            names = ("texts", "empty_texts", "rows", "tokens")
+            too_long = TooLongRows(
+                policy=encoder.settings.too_long,
+                rows=counts["too_long"],
+                **{name: counts[name] for name in ("dropped_rows", "dropped_tokens", "added_sequences")},
+            )
+            summary = TokenisedPart(
+                name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in names}
+            )
+            summary.write(output.summary_path(part))
+
+
+def _tables(part: TextPart, encoder: _Encoder, task: Task, counts: Counter[str]) -> Iterator[Any]:
+    """The rows of each batch of texts, counted."""
+
+    def encode(batch: list[Text]) -> tuple[Any, Counter[str], int]:
+        values, counted = encoder.rows(batch, part)
+        return token_table(encoder.columns, values), counted, sum(len(text.text) for text in batch)
+
+    characters = 0
+    for table, counted, size in _ahead(encode, _batches(read_texts(part, encoder.settings.text_column))):
+        counts.update(counted)
+        # How far a compressed file is read is not known: its text is taken to be as long as the file.
+        characters, before = characters + size, characters
+        task.advance(min(characters, part.size_bytes) - min(before, part.size_bytes))
+        yield table
+    task.advance(max(part.size_bytes - characters, 0))
+
+
+def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    """The texts in batches of about as many characters; the batches are a function of the texts."""
+    batch: list[Text] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text.text)
+        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_TEXTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _ahead(
+    encode: Callable[[list[Text]], tuple[Any, Counter[str], int]], batches: Iterator[list[Text]]
+) -> Iterator[tuple[Any, Counter[str], int]]:
+    """`encode` of each batch, in order, in threads that are a few batches ahead."""
+    with ThreadPoolExecutor(_BATCHES_AHEAD) as pool:
+        waiting: deque[Future[tuple[Any, Counter[str], int]]] = deque()
+        for batch in batches:
+            waiting.append(pool.submit(encode, batch))
+            if len(waiting) > _BATCHES_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+# --- one batch
+
+
+class _Segments(NamedTuple):
+    """The segments that a tokenizer gives the tokens of a row: of the special ones before, of the text, of those after.
+
+    The library gives them to the first piece of a text only.
+    """
+
+    before: list[int]
+    text: int
+    after: list[int]
+
+    def of_row(self, tokens: int) -> list[int]:
+        """Those of a row of so many tokens."""
+        return [*self.before, *[self.text] * (tokens - len(self.before) - len(self.after)), *self.after]
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """A tokenizer that is set up to cut at the longest row.
+
+    Attributes:
+        added: special tokens of each row.
+        segments: None where all are 0, which is what models take without any.
+    """
+
+    encode: Callable[[list[str]], Sequence[Encoding]]
+    settings: TokenizeSettings
+    added: int
+    segments: _Segments | None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the tables."""
+        return (TOKENS_COLUMN,) if self.segments is None else (TOKENS_COLUMN, _SEGMENTS_COLUMN)
+
+    def rows(self, batch: Sequence[Text], part: TextPart) -> tuple[list[list[list[int]]], Counter[str]]:
+        """Of each column, the lists of all rows of a batch; and what was counted."""
+        texts = [text for text in batch if not text.text.isspace() and text.text]
+        kept: list[Encoding] = []
+        counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
+        for text, encoding in zip(texts, self.encode([text.text for text in texts]), strict=True):
+            rest = encoding.overflowing
+            if not encoding.ids:
+                counts["empty_texts"] += 1
+            elif not rest:
+                kept.append(encoding)
+            else:
+                self._refuse(text, encoding, rest, part)
+                kept += self._pieces(encoding, rest, counts)
+        columns = [[encoding.ids for encoding in kept]]
+        if self.segments is not None:
+            columns.append([self.segments.of_row(len(ids)) for ids in columns[0]])
+        counts.update(rows=len(kept), tokens=sum(map(len, columns[0])))
+        return columns, counts
+
+    def _refuse(self, text: Text, encoding: Encoding, rest: Sequence[Encoding], part: TextPart) -> None:
+        if self.settings.too_long == "error":
+            tokens = len(encoding) + sum(len(piece) - self.added for piece in rest)
+            raise InputError(
+                f"{part.place(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
+                f"{self.settings.max_sequence_length:,}; raise that, or say --too-long split, truncate or drop"
+            )
+
+    def _pieces(self, encoding: Encoding, rest: Sequence[Encoding], counts: Counter[str]) -> list[Encoding]:
+        """What is kept of a text that is too long."""
+        counts["too_long"] += 1
+        if self.settings.too_long == "split":
+            counts["added_sequences"] += len(rest)
+            return [encoding, *rest]
+        dropped = sum(len(piece) - self.added for piece in rest)
+        if self.settings.too_long == "truncate":
+            counts["dropped_tokens"] += dropped
+            return [encoding]
+        counts["dropped_tokens"] += dropped + len(encoding) - self.added
+        counts["dropped_rows"] += 1
+        return []
+
+
+def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
+    """The tokenizer with its special tokens, or without, cutting at the longest row."""
+    library, special = tokenizer.tokenizer, settings.special_tokens
+    added = library.num_special_tokens_to_add(is_pair=False) if special else 0
+    if settings.max_sequence_length <= added:
+        raise InputError(
+            f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {added} special tokens to each row; "
+            f"allowed is {added + 1} and more"
+        )
+    segments = _segments(library, special)
+    library.enable_truncation(settings.max_sequence_length)
+    # Without places in the text, where the library can leave them out, it is faster.
+    batch = getattr(library, "encode_batch_fast", library.encode_batch)
+    return _Encoder(lambda texts: batch(texts, add_special_tokens=special), settings, added, segments)
+
+
+def _segments(library: Tokenizer, special: bool) -> _Segments | None:
+    for letter in "aA1":  # whichever the vocabulary has
+        encoding = library.encode(letter, add_special_tokens=special)
+        types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
+        if of_text and any(types):
+            return _Segments(types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :])
+    return None
