@@ -96,7 +96,7 @@ def tokenize(
     json: arguments.Json = False,
 ) -> None:
     """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
-    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
 
@@ -106,7 +106,7 @@ def tokenize(
         "special_tokens": not no_special_tokens,
         "text_column": text_column,
     }
-    settings = section_from_mapping(TokenizeSettings, arguments.given(options), "the command line")
+    settings = section_from_options(TokenizeSettings, options)
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, _describe_tokens)
