@@ -4,13 +4,15 @@
     python benchmarks/reading_streaming.py --streaming /tmp/streaming/bin/python [--sequences 120000] [--rounds 5]
 
 Both give rows of 512 in a seeded order, without workers, in batches of 16. A round is a process of each, alternating: the
-first 256 rows with the packs out of the page cache (seconds after imports, bytes from the disk), then all others.
+first 256 rows with the packs out of the page cache (seconds after imports, bytes from the disk), then all others. The same
+first rows from an S3 server on loopback (moto): seconds, and bytes that came to this disk; ours are the trainer's input.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -51,6 +53,40 @@ STREAMING = f"""{MEASURE}
 from streaming import StreamingDataset
 measure(lambda: StreamingDataset(local=folder, shuffle=True, batch_size=batch))
 """
+# From a bucket: URL FIRST_ROWS BATCH ENDPOINT; what comes down lies in TMPDIR.
+MEASURE_STORE = """
+import json, os, sys, time
+from pathlib import Path
+url, first_rows, batch, endpoint = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+
+def measure(items, of_each):
+    started = time.perf_counter()
+    for _ in range(first_rows // of_each):
+        next(items)
+    seconds = time.perf_counter() - started
+    there = sum(path.stat().st_size for path in Path(os.environ["TMPDIR"]).rglob("*") if path.is_file())
+    print(json.dumps({"seconds": seconds, "megabytes": there / 1e6}), flush=True)
+    os._exit(0)
+"""
+OURS_STORE = f"""{MEASURE_STORE}
+
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.stages.training.inputs import open_data
+from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
+def batches():
+    with open_data(url, StoreSettings(endpoint_url=endpoint)) as source:
+        limits = ValueLimits.of(source, BertConfig(vocab_size=30522, max_position_embeddings=512))
+        yield from training_batches(source, limits, batch, TrainingOrder(7, 4096))
+measure(batches(), batch)
+"""
+STREAMING_STORE = f"""{MEASURE_STORE}
+os.environ["S3_ENDPOINT_URL"] = endpoint
+from streaming import StreamingDataset
+def rows():
+    yield from StreamingDataset(remote=url, local=os.environ["TMPDIR"] + "/mds", shuffle=True, batch_size=batch)
+measure(rows(), 1)
+"""
 TO_MDS = """
 import sys, numpy
 from streaming import MDSWriter
@@ -87,18 +123,61 @@ def make_mds(packed: Path, folder: Path, python: str) -> Path:
     return folder / "mds"
 
 
-def run(python: str, program: str, folder: Path) -> dict[str, float]:
-    """The figures of one process that reads a folder from the disk."""
+def run(python: str, program: str, folder: Path | str, *more: str, **environment: str) -> dict[str, float]:
+    """The figures of one process that reads a folder from the disk, or a bucket."""
     from rehearsal import forget
 
-    forget(folder)
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, "-c", program, str(folder), str(FIRST_ROWS), str(BATCH)], capture_output=True, text=True, env=environment
-    )
+    if isinstance(folder, Path):
+        forget(folder)
+    variables = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [python, "-c", program, str(folder), str(FIRST_ROWS), str(BATCH), *more]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables | environment)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def from_disk(python: str, packed: Path, mds: Path, rounds: int) -> None:
+    """Both from a cold disk, and then to the end."""
+    found: dict[str, list] = {"gaudi-bert": [], "streaming": []}
+    for _ in range(rounds):
+        found["gaudi-bert"].append(run(sys.executable, OURS, packed))
+        found["streaming"].append(run(python, STREAMING, mds))
+    compare(found, {"seconds": "s", "megabytes": "MB"}, f"first {FIRST_ROWS} rows, cold disk")
+    compare(found, {"rows": "rows/CPU s"}, "the others")
+
+
+def from_bucket(python: str, packed: Path, mds: Path, rounds: int) -> None:
+    """Both from a bucket, nothing of it here."""
+    from gaudi_bert.artefacts.store.objects import Objects
+    from tests.builders.s3_server import ENVIRONMENT, quick, s3_server, upload
+
+    found: dict[str, list] = {"gaudi-bert": [], "streaming": []}
+    os.environ.update(ENVIRONMENT)
+    with s3_server() as server:
+        server.make_bucket("bucket")
+        objects = Objects(quick(server.endpoint))
+        upload(packed, "s3://bucket/packed", objects)
+        upload(mds, "s3://bucket/mds", objects)
+        programs = {"gaudi-bert": (sys.executable, OURS_STORE, "packed"), "streaming": (python, STREAMING_STORE, "mds")}
+        for _ in range(rounds):
+            for name, (interpreter, program, folder) in programs.items():
+                with tempfile.TemporaryDirectory() as scratch:
+                    url = f"s3://bucket/{folder}"
+                    found[name].append(run(interpreter, program, url, server.endpoint, TMPDIR=scratch, **ENVIRONMENT))
+    compare(found, {"seconds": "s", "megabytes": "MB"}, f"first {FIRST_ROWS} rows, S3 on loopback")
+
+
+def compare(found: dict[str, list], units: dict[str, str], title: str) -> None:
+    """Median and range of each figure of both, and of their ratio in each round."""
+    from measuring import show
+
+    print(title)
+    for key, unit in units.items():
+        for reader, figures in found.items():
+            show(reader, [figure[key] for figure in figures], unit)
+        ratios = [one[key] / other[key] for one, other in zip(*found.values(), strict=True)]
+        show("gaudi-bert / streaming", ratios, "times")
 
 
 def main() -> None:
@@ -109,22 +188,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-    from measuring import show, show_processor
+    from measuring import show_processor
 
     show_processor()
     with tempfile.TemporaryDirectory() as name:
         packed = make_packs(Path(name), options.sequences)
         mds = make_mds(packed, Path(name), options.streaming)
-        found = {"gaudi-bert": [], "streaming": []}
-        for _ in range(options.rounds):
-            found["gaudi-bert"].append(run(sys.executable, OURS, packed))
-            found["streaming"].append(run(options.streaming, STREAMING, mds))
-    for key, unit in {"seconds": "s", "megabytes": "MB", "rows": "rows/CPU s"}.items():
-        print({"seconds": f"first {FIRST_ROWS} rows, cold", "rows": "the others"}.get(key, ""))
-        for reader, figures in found.items():
-            show(reader, [figure[key] for figure in figures], unit)
-        ratios = [one[key] / other[key] for one, other in zip(*found.values(), strict=True)]
-        show("gaudi-bert / streaming", ratios, "times")
+        for part in (from_disk, from_bucket):
+            part(options.streaming, packed, mds, options.rounds)
 
 
 if __name__ == "__main__":
