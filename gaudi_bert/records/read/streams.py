@@ -6,8 +6,7 @@ again: those that the process comes to next, at the end of an epoch those of the
 is closed.
 
 The order of a shard is permuted, so the disk's own read-ahead would fetch megabytes for each pack. Files are told instead
-which windows of records come: the window that is read and the next one, but not before a shard's first 256 packs are read,
-so that a process begins at once.
+which window of records comes; but not before some hundreds of packs are read, so that a process begins at once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from gaudi_bert.records.wire.memory import load_word
 
 Prepared = TypeVar("Prepared")
 
-_FIRST_PACKS = 256
+_FIRST_ROWS = 256
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -193,7 +192,7 @@ class StreamReader(Generic[Prepared]):
             window, is_first = _window_at(order, position), end - len(order.records) <= self._start
             self._open[shard] = _OpenShard(end, order, window, window)
             self._orders[shard] = order.records.ctypes.data
-            self._hint_at[shard] = position + (_FIRST_PACKS if is_first else 0)
+            self._hint_at[shard] = position + (2 * _FIRST_ROWS // self._shards_at_once if is_first else 0)
             self._first_end = min(self._first_end, end)
 
     def _next(self, row: int, now: set[int]) -> list[_Key]:
@@ -219,15 +218,18 @@ class StreamReader(Generic[Prepared]):
         return [(visit.epoch, visit.shard) for visit in mine[: max(0, most)]]
 
     def _hint(self, shard: int, position: int) -> None:
-        """Ask for the window of a position and the next one, and leave those before."""
+        """Ask for the window of a position and, from its middle on, for the next one; leave those before."""
         opened = self._open[shard]
         windows, now = opened.order.windows, _window_at(opened.order, position)
-        for _, first, last in windows[max(opened.asked, now) : now + 2].tolist():
+        behind = windows[now + 1 :, 0].tolist() + [len(opened.order.records)] * 2
+        middle, next_middle = (int(windows[now, 0]) + behind[0]) // 2, (behind[0] + behind[1]) // 2
+        asked = now + (2 if position >= middle else 1)
+        for _, first, last in windows[max(opened.asked, now) : asked].tolist():
             self._files.expect(shard, first, last)
         for _, first, last in windows[opened.left : now].tolist():
             self._files.leave(shard, first, last)
-        opened.asked, opened.left = now + 2, now
-        self._hint_at[shard] = windows[now + 1, 0] if now + 1 < len(windows) else _NEVER
+        opened.asked, opened.left = asked, now
+        self._hint_at[shard] = next_middle if position >= middle else middle
 
 
 def _window_at(order: ShardOrder, position: int) -> int:
