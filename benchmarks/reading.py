@@ -4,8 +4,9 @@
                                  [--work FOLDER] [--before CHECKOUT] [--no-index]
 
 Folders of as many shards of equal size are made of the packs of the Wikipedia sample and kept in FOLDER. Each figure is of a
-process of its own: `first` drops the folder from the page cache, imports, and reads 256 rows of `PackedDataset`; `steady` reads N rows after the first 2,000, from the page cache and from a cold disk. CHECKOUT is
-the package of another commit, whose figures are taken in turn.
+process of its own. `first` drops the folder from the page cache and reads 256 rows of `PackedDataset`; `steady` reads N rows
+after the first 2,000, from the page cache and from a cold disk. CHECKOUT is the package of another commit, whose figures are
+taken in turn.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from measuring import show, show_processor
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.wire.framing import frame, read_records
 from gaudi_bert.records.wire.shard_index import index_path, write_index
 from gaudi_bert.stages.data.pack import pack
@@ -47,6 +47,10 @@ def disk():
     return int(dict(line.split(": ") for line in open("/proc/self/io"))["read_bytes"])
 
 folder, first, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+start = time.perf_counter()
+for row in itertools.islice(PackedDataset(sys.argv[4]), 20):
+    dict(row)
+kernels = time.perf_counter() - start
 bytes_before, start = disk(), time.perf_counter()
 dataset = PackedDataset(folder, seed=1)
 opened = time.perf_counter()
@@ -56,7 +60,7 @@ for row in itertools.islice(read, first):
 took = time.perf_counter() - start
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".tfrecord" in line}
 result = {"open_seconds": opened - start, "first_seconds": took, "first_megabytes": (disk() - bytes_before) / 1e6,
-          "files": len(os.listdir("/proc/self/fd")), "mapped": len(mapped)}
+          "kernel_seconds": kernels, "files": len(os.listdir("/proc/self/fd")), "mapped": len(mapped)}
 reader = getattr(dataset._source, "_reader", None)
 waited, cpu, start = getattr(reader, "waited_seconds", 0.0), time.process_time(), time.perf_counter()
 count = sum(1 for row in itertools.islice(read, rows))
@@ -71,6 +75,7 @@ print(json.dumps(result))
 
 LABELS = {
     "first_megabytes": ("read from the disk to the first 256 rows", "MB", "<= 40"),
+    "kernel_seconds": ("loading numba's kernels, for any data", "s", ""),
     "first_seconds": ("until the first 256 rows, after imports", "s", "<= 0.5"),
     "files": ("open files of the process then", "files", ""),
     "mapped": ("shards mapped then", "shards", ""),
@@ -80,8 +85,14 @@ LABELS = {
     "peak": ("peak memory of the process", "MiB", ""),
     "anonymous": ("of it now, without mapped files", "MiB", ""),
 }
-OF_FIRST = ("first_megabytes", "first_seconds", "files", "mapped", "peak", "anonymous")
+OF_FIRST = ("first_megabytes", "first_seconds", "kernel_seconds", "files", "mapped", "peak", "anonymous")
 OF_STEADY = ("rows_per_cpu_second", "rows_per_second", "waited", "peak", "anonymous")
+
+
+def make_sample(work: Path) -> Path:
+    """The packed sample of Wikipedia."""
+    pack(SAMPLE, work / "sample", PackingSettings(), reporter=Reporter(quiet=True))
+    return work / "sample"
 
 
 def make_folder(folder: Path, shards: int, packs: int, index: bool) -> Path:
@@ -89,12 +100,9 @@ def make_folder(folder: Path, shards: int, packs: int, index: bool) -> Path:
     if (folder / "metadata.json").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        pack(SAMPLE, Path(scratch) / "packed", PackingSettings(), reporter=Reporter(quiet=True))
-        content = json.loads((Path(scratch) / "packed" / "metadata.json").read_text(encoding="utf-8"))
-        metadata = read_metadata(Path(scratch) / "packed")
-        names = [metadata.shard_table.name(number) for number in range(len(metadata.shard_table))]
-        frames = [frame(each) for name in names for each in read_records(Path(scratch) / "packed" / name)]
+    sample = make_sample(folder.parent)
+    content = json.loads((sample / "metadata.json").read_text(encoding="utf-8"))
+    frames = [frame(each) for path in sorted(sample.glob("*.tfrecord")) for each in read_records(path)]
     # One part of all shards, so that they are of equal size.
     chosen = list(itertools.islice(itertools.cycle(frames), packs))
     sizes = np.array([len(each) for each in chosen], np.uint32)
@@ -134,7 +142,7 @@ def drop_from_page_cache(folder: Path) -> None:
 def measure(checkout: Path, folder: Path, first: int, rows: int) -> dict[str, Any]:
     """What a process of its own prints."""
     found = subprocess.run(
-        [sys.executable, "-c", READ, str(folder), str(first), str(rows)],
+        [sys.executable, "-c", READ, str(folder), str(first), str(rows), str(folder.parent / "sample")],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout)},
         capture_output=True,

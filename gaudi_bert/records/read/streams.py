@@ -6,7 +6,8 @@ again: those that the process comes to next, at the end of an epoch those of the
 is closed.
 
 The order of a shard is permuted, so the disk's own read-ahead would fetch megabytes for each pack. Files are told instead
-which window of records comes; but not before some hundreds of packs are read, so that a process begins at once.
+which window of records comes. That, and preparing the next shards, begins when some hundreds of packs are read, so that a
+process begins at once.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class StreamReader(Generic[Prepared]):
         self._orders = np.zeros(len(self._order.sizes), np.int64)  # the address of the order of each open shard
         self._hint_at = np.full(len(self._order.sizes), _NEVER)
         self._is_read = np.zeros(self._order.streams, np.bool_)  # the streams of which this process has read
-        self._epoch, self._row, self._first_end, self._start = -1, 0, _NEVER, -1
+        self._epoch, self._row, self._first_end, self._settles_at, self._is_settled = -1, 0, _NEVER, 0, False
         self._visits: Iterator[tuple[Any, Iterator[_Visit]]] = iter(())
         self._soon: list[_Visit] = []
 
@@ -149,14 +150,16 @@ class StreamReader(Generic[Prepared]):
             self._close(list(self._open))
             coming = itertools.chain(self._visits_of(epoch, number), self._visits_of(epoch + 1, 0))
             self._visits = itertools.groupby(coming, lambda visit: (visit.epoch, visit.begin))
-            self._start = row if self._epoch < 0 else -1
-            self._epoch, self._soon = epoch, []
+            self._settles_at = row + 2 * _FIRST_ROWS // self._shards_at_once if self._epoch < 0 else row
+            self._is_settled, self._epoch, self._soon = False, epoch, []
         self._row = row
         self._is_read[found.streams] = True
         left = [shard for shard, opened in self._open.items() if opened.end <= row] if row >= self._first_end else []
         self._close(left)
         is_open = self._orders[found.shards] != 0
-        if left or not is_open.all():
+        settles = not self._is_settled and row >= self._settles_at
+        self._is_settled = self._is_settled or settles
+        if left or settles or not is_open.all():
             self._open_these(found, np.flatnonzero(~is_open))
         self._ahead.go_on()
         due = found.positions >= self._hint_at[found.shards]
@@ -183,16 +186,17 @@ class StreamReader(Generic[Prepared]):
         shards, firsts = np.unique(found.shards[missing], return_index=True)
         in_turn = np.argsort(firsts)
         keys = [(self._epoch, shard) for shard in shards[in_turn].tolist()]
-        self._ahead.want(keys + self._next(int(found.rows[-1]), {shard for _, shard in keys}))
+        later = self._next(int(found.rows[-1]), {shard for _, shard in keys}) if self._is_settled else []
+        self._ahead.want(keys + later)
         prepared = self._ahead.take(keys)
         for (_, shard), first in zip(keys, missing[firsts[in_turn]].tolist(), strict=True):
             content, order = prepared[shard]
             self._files.hold(shard, content)
             position, end = int(found.positions[first]), int(found.ends[first])
-            window, is_first = _window_at(order, position), end - len(order.records) <= self._start
+            window = _window_at(order, position)
             self._open[shard] = _OpenShard(end, order, window, window)
             self._orders[shard] = order.records.ctypes.data
-            self._hint_at[shard] = position + (2 * _FIRST_ROWS // self._shards_at_once if is_first else 0)
+            self._hint_at[shard] = position + max(0, self._settles_at - int(found.rows[first]))
             self._first_end = min(self._first_end, end)
 
     def _next(self, row: int, now: set[int]) -> list[_Key]:
