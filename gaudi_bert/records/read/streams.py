@@ -148,8 +148,7 @@ class StreamReader(Generic[Prepared]):
         row = int(found.rows[0])
         if epoch != self._epoch or row < self._row:
             self._close(list(self._open))
-            coming = itertools.chain(self._visits_of(epoch, number), self._visits_of(epoch + 1, 0))
-            self._visits = itertools.groupby(coming, lambda visit: (visit.epoch, visit.begin))
+            self._visits = _groups_of_visits(self._order, epoch, number, *self._share)
             self._settles_at = row + 2 * _FIRST_ROWS // self._shards_at_once if self._epoch < 0 else row
             self._is_settled, self._epoch, self._soon = False, epoch, []
         self._row = row
@@ -166,11 +165,6 @@ class StreamReader(Generic[Prepared]):
         if due.any():
             for shard in np.unique(found.shards[due]).tolist():
                 self._hint(shard, int(found.positions[found.shards == shard].max()))
-
-    def _visits_of(self, epoch: int, done: int) -> Iterator[_Visit]:
-        visits = self._order.visits(epoch, done, *self._share)
-        for visit in zip(*visits, strict=True):
-            yield _Visit(epoch, *map(int, visit))
 
     def _close(self, shards: list[int]) -> None:
         if not shards:
@@ -234,6 +228,19 @@ class StreamReader(Generic[Prepared]):
             self._files.leave(shard, first, last)
         opened.asked, opened.left = asked, now
         self._hint_at[shard] = next_middle if position >= middle else middle
+
+
+def _groups_of_visits(
+    order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int
+) -> Iterator[tuple[Any, Iterator[_Visit]]]:
+    """What a process comes to from a place on, and in the next epoch: those that begin in one row at a time."""
+
+    def visits() -> Iterator[_Visit]:
+        for number, first in ((epoch, done), (epoch + 1, 0)):
+            for visit in zip(*order.visits(number, first, rank, world_size), strict=True):
+                yield _Visit(number, *map(int, visit))
+
+    return itertools.groupby(visits(), lambda visit: (visit.epoch, visit.begin))
 
 
 def _window_at(order: ShardOrder, position: int) -> int:

@@ -150,3 +150,15 @@ def test_a_process_has_the_shards_of_its_streams_open(tmp_path: Path, index: boo
         assert most <= order.shards_at_once(world_size) + 8
         reader.close()
         assert mapped_files(folder) == 0
+
+
+def test_what_nobody_refers_to_is_closed(tmp_path: Path) -> None:
+    case = make_case(tmp_path / "case")
+    folder = write_many_shards(tmp_path / "many", case.packed, 200)
+    metadata = read_metadata(folder)
+    files = open_shards(folder, metadata)
+    reader = StreamReader(files, GlobalOrder(metadata.shard_table.packs, 3))
+    files.read(*reader.places(0, np.arange(150)))
+    assert mapped_files(folder) > 32
+    del files, reader
+    assert mapped_files(folder) == 0
