@@ -129,18 +129,28 @@ def plan(
     leftovers: Annotated[str | None, typer.Option(help="nnls only: best-fit or complement.")] = None,
     masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
     seed: arguments.Seed = None,
+    shard: arguments.Shard = None,
+    finish: Annotated[bool, typer.Option("--finish", help="After all --shard, check them and write plan.json.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how near the optimum that is."""
     from gaudi_bert.stages.data.plan import plan as run
+    from gaudi_bert.stages.data.plan import plan_shard
 
+    if finish and shard is not None:
+        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
     settings = arguments.packing_settings(
         algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
     # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    result = run(counted, out, settings, reporter=Reporter(), overwrite=overwrite)
+    part = arguments.parse_shard(shard)
+    if part is not None:
+        result_of_shard = plan_shard(counted, out, settings, part, reporter=Reporter(), overwrite=overwrite)
+        output.print_result(result_of_shard, json, output.describe_any)
+        return
+    result = run(counted, out, settings, finish=finish, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, output.describe_packing)
 
 
