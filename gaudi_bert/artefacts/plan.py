@@ -136,7 +136,6 @@ class PlanPart(Artefact):
     """plan-KKKKK.json: groups that follow each other, and what the totals need of them.
 
     Attributes:
-        parts: of the plan.
         signature_sha256: of the settings and histograms that it was made from.
         depth: most sequences of a pack.
         masked_slots_needed, smaller_masked_slots: as in the totals, of these groups; by their own fullest pack.
@@ -147,7 +146,6 @@ class PlanPart(Artefact):
 
     format_version: Literal[2]
     part: Count
-    parts: Positive
     signature_sha256: Sha256
     depth: Length
     masked_slots: Length | None

@@ -131,6 +131,7 @@ def plan(
     seed: arguments.Seed = None,
     shard: arguments.Shard = None,
     finish: Annotated[bool, typer.Option("--finish", help="After all --shard, check them and write plan.json.")] = False,
+    workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
@@ -146,12 +147,11 @@ def plan(
     # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     part = arguments.parse_shard(shard)
+    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
     if part is not None:
-        result_of_shard = plan_shard(counted, out, settings, part, reporter=Reporter(), overwrite=overwrite)
-        output.print_result(result_of_shard, json, output.describe_any)
+        output.print_result(plan_shard(counted, out, settings, part, **common), json, output.describe_any)
         return
-    result = run(counted, out, settings, finish=finish, reporter=Reporter(), overwrite=overwrite)
-    output.print_result(result, json, output.describe_packing)
+    output.print_result(run(counted, out, settings, finish=finish, **common), json, output.describe_packing)
 
 
 def write(

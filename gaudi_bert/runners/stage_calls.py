@@ -113,8 +113,8 @@ class LocalRun:
         def make(paths: SplitPaths) -> object:
             files = found_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
             if self.shard is not None:
-                return plan_shard(*files, self.shard, **self._common())
-            return plan(*files, finish=self.finish, **self._common())
+                return plan_shard(*files, self.shard, last_finishes=True, workers=self.workers, **self._common())
+            return plan(*files, finish=self.finish, workers=self.workers, **self._common())
 
         return self._each_split(make)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from gaudi_bert.artefacts.plan import Plan, PlanPart, part_path
+from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.store.copies import exists, found_histograms, local_copy
 from gaudi_bert.artefacts.work_folder import SplitPaths, WorkFolder
 from gaudi_bert.common.errors import InputError
@@ -97,19 +97,6 @@ def _groups_of_split(paths: SplitPaths, store: StoreSettings | None) -> list[Pat
         return [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
 
 
-def _plan_parts(folder: WorkFolder, store: StoreSettings | None) -> list[Path]:
-    """All parts of the plans; the first of a plan says how many there are."""
-    return [path for name in folder.splits for path in _parts_of_split(folder.split(name).plan, store)]
-
-
-def _parts_of_split(plan: Path, store: StoreSettings | None) -> list[Path]:
-    first = part_path(plan, 0)
-    if exists(plan, store) or not exists(first, store):
-        return [plan if exists(plan, store) else first]
-    with local_copy(first, store) as path:
-        return [part_path(plan, part) for part in range(PlanPart.read(path).parts)]
-
-
 _ROWS = (
     Stage("prepare", LocalRun.prepare, _examples, reads=("prepare.text", "prepare.vocab"), shared=True, parallel=True),
     Stage(
@@ -127,7 +114,7 @@ _ROWS = (
         _of_each_split(lambda paths: paths.plan),
         needs=("histogram",),
         shared=True,
-        parts=_plan_parts,
+        parallel=True,
     ),
     Stage(
         "write",

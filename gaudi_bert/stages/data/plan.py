@@ -9,8 +9,6 @@ memory is bounded by a part. See `grouped_output` for kills and several writers.
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -36,7 +34,7 @@ from gaudi_bert.artefacts.plan import (
 )
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import shown_place
-from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in, remove
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
@@ -45,6 +43,7 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
 from gaudi_bert.packing.masked_budget import budget_costs, least_masked_slots, smaller_budgets
 from gaudi_bert.packing.result import Packing
+from gaudi_bert.records.read.scan import worker_count
 from gaudi_bert.stages.data.histogram import CountedRecords, read_histograms
 from gaudi_bert.stages.grouped_output import GroupedOutput
 from gaudi_bert.stages.results import GroupsResult, Made
@@ -58,6 +57,7 @@ def plan(
     finish: bool = False,
     reporter: Reporter,
     overwrite: bool = False,
+    workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> Made[PlanTotals]:
     """Plan the packing of the records that `histograms` count.
@@ -73,7 +73,7 @@ def plan(
     with _opened(histograms, out, settings, reporter, store) as (output, records):
         if output.begin(overwrite):
             return Made(Plan.read(output.final).totals, seconds=0.0, skipped=True)
-        planning = _planning(records, settings, output)
+        planning = _planning(records, settings, output, workers)
         if not finish:
             _make_parts(output, planning, range(planning.parts))
         content = _finish(output, planning)
@@ -90,24 +90,31 @@ def plan_shard(
     settings: PackingSettings,
     shard: tuple[int, int],
     *,
+    last_finishes: bool = False,
     reporter: Reporter,
     overwrite: bool = False,
+    workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> Made[PlanTotals] | GroupsResult:
     """Make the parts K, K + N, ... of a plan, for `shard` (K, N); `plan` with `finish` afterwards, once.
 
     Args:
         histograms: all of them, whichever part is made.
+        last_finishes: write plan.json as well if all parts are there then, so that nobody has to `finish`.
 
     Returns:
-        The totals of the groups of these parts, or of the whole plan where it was finished already.
+        The totals of the groups of these parts, or of the whole plan where it is finished.
     """
     with _opened(histograms, out, settings, reporter, store) as (output, records):
         if output.begin(overwrite):
             return Made(Plan.read(output.final).totals, skipped=True)
-        planning = _planning(records, settings, output)
+        planning = _planning(records, settings, output, workers)
         numbers = range(planning.parts)[shard[0] :: shard[1]]
         made = _make_parts(output, planning, numbers)
+        if last_finishes and {part_path(output.final, part).name for part in range(planning.parts)}.issubset(
+            names_in(output.folder)
+        ):
+            return Made(_finish(output, planning).totals)
         sums: Counter[str] = Counter()
         for _, part in output.each_whole(numbers):
             for group in part.groups:
@@ -151,6 +158,7 @@ class _Planning:
     groups: Sequence[Sequence[ListedFile]]
     settings: PackingSettings
     signature_sha256: str
+    workers: int | None
 
     @property
     def parts(self) -> int:
@@ -177,7 +185,6 @@ class _Planning:
         return PlanPart(
             format_version=2,
             part=part,
-            parts=self.parts,
             signature_sha256=self.signature_sha256,
             depth=max(packing.depth_used if depth == "max" else packing.depth for packing in packings),
             masked_slots=max(packing.masked_slots or 0 for packing in packings) or None,
@@ -220,14 +227,14 @@ class _Planning:
             task.advance()
             return packing
 
-        workers = min(len(os.sched_getaffinity(0)), len(groups))
+        workers = worker_count(self.workers, len(groups))
         if workers == 1:
             return [pack(group) for group in groups]
         with ThreadPoolExecutor(workers) as pool:
             return list(pool.map(pack, groups))
 
 
-def _planning(records: CountedRecords, settings: PackingSettings, output: _PlanOutput) -> _Planning:
+def _planning(records: CountedRecords, settings: PackingSettings, output: _PlanOutput, workers: int | None) -> _Planning:
     """Form the groups of files; one group without files where only counts are known."""
     limits = settings.group_sequences, settings.group_bytes
     groups: list[list[ListedFile]] = [[]]
@@ -238,7 +245,7 @@ def _planning(records: CountedRecords, settings: PackingSettings, output: _PlanO
                 f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a group of its own"
             )
         groups = form_groups(records.files, *limits, settings.seed)
-    return _Planning(records, groups, settings, output.signature.sha256)
+    return _Planning(records, groups, settings, output.signature.sha256, workers)
 
 
 def _make_parts(output: _PlanOutput, planning: _Planning, numbers: Sequence[int]) -> int:
@@ -322,10 +329,5 @@ def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
         files_sha256=files_sha256(records.files or ()),
         parts=tuple(parts.listed),
     )
-    surplus = re.compile(re.escape(output.final.stem) + r"-(\d{5,})\.json")
-    for name in names_in(output.folder):
-        match = surplus.fullmatch(name)
-        if match is not None and int(match[1]) >= planning.parts:
-            remove(output.folder / name)  # of a plan that was replaced
     output.write_final(content)
     return content

@@ -77,6 +77,8 @@ def write(
         if output.begin(overwrite):
             return Made(Metadata.read(folder), skipped=True)
         content.check_totals()
+        for number in range(content.group_count):
+            _prove_group(content, number)
         if not finish:
             _write_groups(records, output, content, range(content.group_count), workers, store)
         metadata = _finish(output, content)
@@ -248,7 +250,6 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
                 f"{manifest_path(output.folder, manifest.group)}: {manifest.sequences} sequences, {manifest.packs} packs,"
                 f" not those of the plan; {manifest.remedy}"
             )
-        _prove_group(plan, manifest.group)
         sums.add(manifest, crc32c)
     metadata = Metadata(
         **{key: getattr(plan, key) for key in Metadata.planned},
@@ -261,7 +262,7 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
     return metadata
 
 
-# --- the proof of a plan, group by group, before any of a group is written by it
+# --- the proof of a plan, before anything is written by it; one of many writers proves each group before it writes it
 
 
 def _prove_group(plan: WritablePlan, number: int) -> None:
