@@ -236,7 +236,8 @@ def _depth_picture(sizes: IntArray) -> str:
         height, left = max(_BAR_HEIGHT * count / counts.max(), 1.0 if count else 0.0), place * _BAR_WIDTH
         label = f"{place + 1}+" if place + 1 == _BARS else f"{place + 1}"
         parts.append(
-            f"<rect x='{left + 2}' y='{_BAR_HEIGHT - height:.1f}' width='{_BAR_WIDTH - 4}' height='{height:.1f}' opacity='0.6'>"
+            f"<rect x='{left + 2}' y='{_BAR_HEIGHT - height:.1f}' width='{_BAR_WIDTH - 4}' "
+            f"height='{height:.1f}' opacity='0.6'>"
             f"<title>{count:,} packs of {label} sequences</title></rect>"
             f"<text x='{left + _BAR_WIDTH // 2}' y='{_BAR_HEIGHT + 13}' font-size='11' text-anchor='middle'>{label}</text>"
         )
