@@ -65,18 +65,21 @@ def compile_kernels(part: str = "all") -> None:
 
 def _compile_in_two_processes(part: str, folder: Path) -> None:
     """What plans in one, what makes and reads records in the other; then what needs both."""
-    with Reporter().task("compiling", 4 if part == "all" else 3, "parts") as task:
+    with Reporter().task("compiling", 6 if part == "all" else 5, "parts") as task:
         planning = subprocess.Popen([sys.executable, "-m", __spec__.name, "packing" if part == "all" else "nnls"])
+        sources = []
         try:
-            sources = [_prepare(folder), _count_records(folder)]
+            for make in (_prepare, _count_records):
+                sources.append(make(folder))
+                task.advance()
         finally:
             ended = planning.wait()
         if ended:
             raise FailedError("the packing kernels could not be compiled; the reason is above")
-        task.advance(2)
+        task.advance()
         for source in sources:
             _pack(source, folder / f"packed-{source.name}")
-        task.advance()
+            task.advance()
         if part == "all" and importlib.util.find_spec("pyarrow") is not None:
             _pack_table(folder)
 
