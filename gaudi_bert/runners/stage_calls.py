@@ -79,7 +79,6 @@ class LocalRun:
         from gaudi_bert.stages.data.prepare import prepare
 
         if self.folder.records is not None:
-            self.reporter.say(f"prepare: nothing to do, the pipeline names its own records: {self.folder.records}")
             return {"records": str(self.settings.prepare.records)}
         return prepare(
             self.settings.prepare,

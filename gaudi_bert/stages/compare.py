@@ -193,6 +193,8 @@ def _read_lengths(source: str, max_sequence_length: int | None) -> tuple[AnyArra
         values = read_column_lengths(path, table["column"])
     else:
         values = _read_npy(path) if path.suffix == ".npy" else _read_text(path)
+    if not values.size:
+        raise InputError(f"{path}: holds no lengths; give a file with at least one")
     try:
         slots = max_sequence_length or max(1, int(values.max(initial=1)) if values.dtype.kind in "iu" else 1)
         return checked_lengths(values, slots), slots
