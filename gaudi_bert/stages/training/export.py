@@ -35,11 +35,11 @@ from gaudi_bert.stages.training.inputs import local_weights
 from gaudi_bert.stages.training.model_results import ExportResult
 from gaudi_bert.tasks.packs import BatchShape
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.tasks.window_plan import deepest
 from gaudi_bert.training.weights.model_files import TaskConfig
 from gaudi_bert.training.weights.saved_model import ServingSizes, write_saved_model, write_task_saved_model
 from gaudi_bert.training.weights.sources import Weights, read_weights, write_google_checkpoint
 from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
-from gaudi_bert.training.window_plan import deepest
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
