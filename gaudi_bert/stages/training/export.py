@@ -189,7 +189,8 @@ def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSi
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
     """The vocabulary that was given, or one found where it should lie; it may not be larger than the model's."""
     if given is None:
-        folders = [_run_folder(weights).parent / "examples", weights.path, weights.path.parent]
+        run = _run_folder(weights)
+        folders = [run, run.parent / "examples", weights.path, weights.path.parent]
         files = [folder / "vocab.txt" for folder in folders if (folder / "vocab.txt").is_file()]
         if not files:
             return None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _WHOLE, _WORDS, _CASING = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+_CHECKPOINTS = "checkpoints"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
 # Steps of a normalizer that follow one another multiply a text.
@@ -114,6 +115,7 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
     if not folder.exists() and not any(folder.parent.glob(f"{escape(folder.name)}.*")):  # a TF1 checkpoint is a prefix
         raise InputError(f"{folder}: there is no such folder; check the path")
     folder = folder if folder.is_dir() else folder.parent
+    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, in whose folder the tokenizer lies
     for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
         file = folder / name
         if os.path.lexists(file):
