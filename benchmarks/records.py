@@ -99,6 +99,7 @@ class Engine:
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = output_buffer(self.schema)
+        self.record_sizes = np.zeros(self.assignment.packs, np.uint32)
         self.raw = [np.fromfile(file.path, np.uint8) for file in self.files]
         rows = empty_index(self.buffer, max(file.sequences for file in self.files)).rows
         self.indexes = [
@@ -129,14 +130,14 @@ class Engine:
         """The pack pass: every pack of the group as a TFRecord, into a buffer."""
         pack = 0
         while pack < self.assignment.packs:
-            _, pack, _ = self.encoder.encode(pack, self.assignment.packs, self.out)
+            _, pack, _ = self.encoder.encode(pack, self.assignment.packs, self.out, self.record_sizes)
 
     def encode_and_write(self, path: Path) -> None:
         """The same, written to a file."""
         pack = 0
         with path.open("wb", buffering=0) as handle:
             while pack < self.assignment.packs:
-                _, pack, size = self.encoder.encode(pack, self.assignment.packs, self.out)
+                _, pack, size = self.encoder.encode(pack, self.assignment.packs, self.out, self.record_sizes)
                 handle.write(self.out[:size].data)
 
     def some_packs(self, count: int) -> list[list[bytes]]:

@@ -76,17 +76,17 @@ def test_sizes_in_bytes(text: str, count: int) -> None:
     [
         ("packing.dept=4", "unknown key `packing.dept`; did you mean `depth`?"),
         ("pakcing.depth=4", "unknown key `pakcing`; did you mean `packing`?"),
-        ("packing.algorithm=nnl", "did you mean `nnls`?"),
-        ("packing.depth=0", "`packing.depth` = 0"),
-        ("packing.depth={a: 1}", "`packing.depth` = {'a': 1}: give a whole number"),
-        ("packing=3", "`packing` = 3: a section holds `key: value` pairs"),
+        ("packing.algorithm=nnl", "--set packing.algorithm=nnl: did you mean nnls?"),
+        ("packing.depth=0", "--set packing.depth=0: give"),
+        ("packing.depth={a: 1}", "--set packing.depth={a: 1}: give a whole number"),
+        ("packing=3", "--set packing=3: a section holds `key: value` pairs"),
         ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB, GiB"),
         ("model.hidden_size=7", "choose a number of heads that divides it"),
         ("training.learning_rate=-1", "greater than 0"),
         ("training.learning_rate=.inf", "finite"),
         ("packing.depth", "key.path=value"),
         ("name.first=x", "`name`"),
-        ("name=Not A Name", "`name`"),
+        ("name=Not A Name", "--set name=Not A Name: String should match"),
     ],
 )
 def test_what_is_refused_says_what_is_right(override: str, said: str) -> None:
@@ -125,7 +125,7 @@ def test_settings_survive_yaml() -> None:
 
 @pytest.mark.parametrize("value", ["0", "1025", "true", "3.5", "-1", "'3 '", "minimum", "[3]", "0x" + "f" * 6000])
 def test_a_depth_that_is_none_is_refused_in_one_piece(value: str) -> None:
-    with pytest.raises(InputError, match=r"`packing\.depth` = .*") as caught:
+    with pytest.raises(InputError, match=r"--set packing\.depth=.*: give a ") as caught:
         load_pipeline(None, [f"packing.depth={value}"])
     assert "more)" not in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -138,7 +138,7 @@ def test_depths_within_the_limits(value: str, depth: int | str) -> None:
 
 @pytest.mark.parametrize("key", ["packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"])
 def test_true_is_no_number(key: str) -> None:
-    with pytest.raises(InputError, match=rf"`{key}` = True: give a value, not true or false"):
+    with pytest.raises(InputError, match=rf"--set {key}=true: give a value, not true or false"):
         load_pipeline(None, [f"{key}=true"])
     assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking
 

@@ -136,7 +136,7 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "json_invalid":
         return f"not a JSON file ({shortened(message.removeprefix('Invalid JSON: '))})"
     if key == "format_version" and problem["type"] != "missing":
-        return f"format_version {shown(problem['input'])}, this version reads 1"
+        return f"format_version {shown(problem['input'])}, this version reads {message.removeprefix('Input should be ')}"
     if problem["type"] == "value_error":
         return f"`{key}`: {message}" if key else message
     if problem["type"] == "missing":

@@ -75,7 +75,7 @@ def is_finished(artefact: Path, final: Path, signature: Signature, sources: Iter
     fetch(settings, final)
     if not settings.exists() or not final.exists():
         return False
-    if first_difference(read_json(settings), signature.as_json(), "requested") is not None:
+    if read_json(settings) != signature.as_json():
         return False
     written = final.stat().st_mtime_ns
     return all(source.stat().st_ctime_ns <= written for source in sources)
@@ -96,14 +96,14 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     check_name(artefact)
     settings = settings_path(artefact)
     fetch(settings, final)
-    difference = first_difference(read_json(settings), signature.as_json(), "requested") if settings.exists() else None
+    difference = _other_settings(read_json(settings), signature.as_json()) if settings.exists() else None
     if settings.exists() and difference is None:
         if final.exists():
             return True
     elif overwrite or not _holds_something(artefact):
         remove_artefact(artefact)
     elif difference is not None:
-        raise InputError(f"{artefact}: made with another {difference}; choose another folder, or pass --overwrite")
+        raise InputError(f"{artefact} was made {difference}: choose another folder, or pass --overwrite")
     else:
         raise InputError(
             f"{artefact}: exists, but {settings.name} does not say what made it; choose another folder, or pass --overwrite"
@@ -130,28 +130,72 @@ def _holds_something(artefact: Path) -> bool:
     return artefact.exists()
 
 
-def first_difference(stored: Any, right: Any, wanted: str, path: str = "") -> str | None:
+# Settings that have an option of their own, by which users know them; all others are keys.
+OPTIONS = frozenset(
+    [
+        "algorithm",
+        "columns",
+        "depth",
+        "duplicates",
+        "evaluation_fraction",
+        "group_bytes",
+        "index_only",
+        "keep_together",
+        "leftovers",
+        "masked_slots",
+        "max_predictions",
+        "max_sequence_length",
+        "seed",
+        "too_long",
+        "train_vocab",
+        "vocab",
+        "whole_word_masking",
+    ]
+)
+
+
+def _other_settings(stored: Any, requested: Any) -> str | None:
+    """How what is there was made, and what is requested instead: the first setting or input in which they differ."""
+    found = _first_difference(stored, requested)
+    if found is None:
+        return None
+    keys, *values = found
+    kind, *inner = keys or ("settings", "value")
+    before, now = ("nothing" if value is _ABSENT else _short(value).strip('"') for value in values)
+    if kind == "inputs":
+        return f"from other input ({'.'.join(inner)}: {before} there, {now} now)"
+    if kind == "stage":
+        return f"by `{before}`, and you asked for `{now}`"
+    name = f"--{inner[0].replace('_', '-')} " if len(inner) == 1 and inner[0] in OPTIONS else f"{'.'.join(inner)} = "
+    return f"with {name}{before}; you asked for {name}{now}"
+
+
+def first_difference(stored: Any, right: Any, wanted: str) -> str | None:
     """The first key in which two JSON values differ, with both values; `wanted` says whose the right one is."""
+    found = _first_difference(stored, right)
+    if found is None:
+        return None
+    keys, *values = found
+    before, now = ("absent" if value is _ABSENT else _short(value) for value in values)
+    return f"{'.'.join(keys) or 'value'}: {before} there, {now} {wanted}"
+
+
+_ABSENT = object()
+
+
+def _first_difference(stored: Any, right: Any) -> tuple[tuple[str, ...], Any, Any] | None:
+    """The path to the first difference of two JSON values, and both values there."""
     if isinstance(stored, dict) and isinstance(right, dict):
-        for key in [*stored, *(key for key in right if key not in stored)]:
-            inner = f"{path}.{key}" if path else str(key)
-            if key not in stored or key not in right:
-                before = "absent" if key not in stored else _short(stored[key])
-                now = "absent" if key not in right else _short(right[key])
-                return f"{inner}: {before} there, {now} {wanted}"
-            difference = first_difference(stored[key], right[key], wanted, inner)
-            if difference is not None:
-                return difference
-        return None
-    if isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
-        for index, (one, other) in enumerate(zip(stored, right, strict=True)):
-            difference = first_difference(one, other, wanted, f"{path}[{index}]")
-            if difference is not None:
-                return difference
-        return None
-    if stored == right:
-        return None
-    return f"{path or 'value'}: {_short(stored)} there, {_short(right)} {wanted}"
+        pairs = [(str(key), stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
+    elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
+        pairs = [(str(number), *values) for number, values in enumerate(zip(stored, right, strict=True))]
+    else:
+        return None if stored == right else ((), stored, right)
+    for key, one, other in pairs:
+        found = _first_difference(one, other)
+        if found is not None:
+            return (key, *found[0]), *found[1:]
+    return None
 
 
 def _short(value: Any) -> str:

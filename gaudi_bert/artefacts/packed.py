@@ -1,24 +1,26 @@
 """The files of a packed folder: metadata.json, a manifest per group, verification.json; of TFRecords and of tables.
 
-metadata.json is written last, so a folder that has it is whole; the trainer takes every size from it. A manifest is written
-after the shards of its group. The files of packed tables have the same names; `format` tells them apart.
-`records.packed_folder` also reads the folders of the vendor's deleted script (Habana Model-References, up to 1.14.0), which
-this project calls *the predecessor*.
+metadata.json is written last, so a folder that has it is whole; the trainer takes every size from it. It holds totals, and
+arrays for each group (up to format_version 1, an entry for each shard). A manifest is written after the shards of its group.
+The files of packed tables have the same names; `format` tells them apart. `records.packed_folder` also reads the folders of
+the vendor's deleted script (Habana Model-References, up to 1.14.0), which this project calls *the predecessor*.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
@@ -26,7 +28,7 @@ from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.figures import PackingFigures
-from gaudi_bert.common.files import read_file, read_json
+from gaudi_bert.common.files import read_file
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
@@ -58,6 +60,25 @@ class Shard(Artefact):
     packs: Count
     bytes: Count
     crc32c: Crc32c | None = None
+
+
+class GroupShards(Artefact):
+    """The shards of a group in their order, and what its manifest is known by.
+
+    Attributes:
+        packs, bytes: of each shard.
+        manifest_crc32c: of the manifest's bytes, which say the CRC of every shard.
+    """
+
+    packs: tuple[Count, ...] = Field(min_length=1)
+    bytes: tuple[Count, ...]
+    manifest_crc32c: Crc32c
+
+    @model_validator(mode="after")
+    def _of_the_same_shards(self) -> GroupShards:
+        if len(self.packs) != len(self.bytes):
+            raise ValueError(f"packs of {len(self.packs)} shards, bytes of {len(self.bytes)}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,35 @@ class ShardTable:
         """Packs of the earlier shards of its group."""
         _, number = self.place(shard)
         return int(self.packs[shard - number : shard].sum())
+
+    @cached_property
+    def group_sizes(self) -> IntArray:
+        """Shards of each group, int64 [groups]."""
+        return np.diff(self.group_firsts, append=len(self))
+
+    def number(self, name: str) -> int | None:
+        """The shard with this file; None where there is none."""
+        if self.given_names:
+            return self._given_numbers.get(name)
+        match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
+        if match is None or int(match[1]) >= len(self.group_firsts) or int(match[2]) >= self.group_sizes[int(match[1])]:
+            return None
+        number = int(self.group_firsts[int(match[1])]) + int(match[2])
+        return number if self.name(number) == name else None
+
+    @cached_property
+    def _given_numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.given_names)}
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
+        """Of shards that are listed group by group."""
+        sizes = np.array([len(group.packs) for group in groups], np.int64)
+        packs, size = (
+            np.fromiter(itertools.chain.from_iterable(getattr(group, key) for group in groups), np.int64, int(sizes.sum()))
+            for key in ("packs", "bytes")
+        )
+        return cls(packs, size, np.cumsum(sizes) - sizes, ending)
 
     @classmethod
     def of(cls, shards: Sequence[Shard]) -> ShardTable:
@@ -137,26 +187,66 @@ class _PackedTotals(Artefact):
     lower_bound: Count
     gap: int
 
+    shard_ending: ClassVar[str]
+    """Of the files of the shards."""
+
     @cached_property
     def shard_table(self) -> ShardTable:
         """The shards as arrays."""
-        return ShardTable.of(getattr(self, "shards", ()))
+        groups, shards = getattr(self, "groups", None), getattr(self, "shards", None)
+        return ShardTable.of_groups(groups, self.shard_ending) if isinstance(groups, tuple) else ShardTable.of(shards or ())
 
-    @classmethod
-    def of_groups(
-        cls, groups: Sequence[GroupManifest] | Sequence[TableGroupManifest], lower_bound: int, /, **others: Any
-    ) -> Self:
-        """The metadata of these groups; `others` are the keys that do not follow from them."""
-        figures = PackingFigures.total(groups, others["max_sequence_length"], lower_bound)
-        others["shards"] = tuple(shard for group in groups for shard in group.shards)
-        others["histogram"] = tuple(sum(column) for column in zip(*(group.counts for group in groups), strict=True))
-        return cls(**{"format_version": 1, **others}, **figures.stored())
+    def identity(self, encode: Callable[[Any], str] = json.dumps) -> str:
+        """What tells these packs from others: the manifests of all groups, which know every byte, or all shards.
+
+        `encode` writes the list out; PyTorch's states of earlier versions have another one than runs of training.
+        """
+        groups = getattr(self, "groups", None)
+        if isinstance(groups, tuple):
+            known: list[Any] = [group.manifest_crc32c for group in groups]
+        else:
+            known = [shard.model_dump() for shard in getattr(self, "shards", ())]
+        return hashlib.sha256(encode(known).encode("utf-8")).hexdigest()
+
+
+class PackedSums:
+    """What metadata.json says of the groups of a folder, summed up one manifest at a time, in any order."""
+
+    def __init__(self, format_version: int = 2) -> None:
+        self._version = format_version
+        self.sequences = self.packs = self.tokens = 0
+        self._counts: IntArray = np.zeros(0, np.int64)
+        self._groups: dict[int, GroupShards] = {}
+        self._shards: dict[int, tuple[Shard, ...]] = {}
+
+    def add(self, manifest: GroupManifest | TableGroupManifest, crc32c: int) -> None:
+        """Add a group; `crc32c` is that of its manifest's bytes."""
+        self.sequences += manifest.sequences
+        self.packs += manifest.packs
+        self.tokens += manifest.tokens
+        counts = np.array(manifest.counts, np.int64)
+        self._counts = self._counts + counts if self._counts.size else counts
+        if self._version == 1:
+            self._shards[manifest.group] = manifest.shards
+            return
+        packs, sizes = (tuple(getattr(shard, key) for shard in manifest.shards) for key in ("packs", "bytes"))
+        self._groups[manifest.group] = GroupShards(packs=packs, bytes=sizes, manifest_crc32c=crc32c)
+
+    def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
+        """The keys of metadata.json that follow from the groups."""
+        slots = self.packs * max_sequence_length
+        figures = PackingFigures(self.sequences, self.packs, self.tokens, slots, lower_bound)
+        shards: dict[str, Any] = {"groups": tuple(self._groups[number] for number in sorted(self._groups))}
+        if self._version == 1:
+            shards = {"shards": tuple(itertools.chain.from_iterable(self._shards[group] for group in sorted(self._shards)))}
+        histogram = tuple(self._counts.tolist())
+        return {"format_version": self._version, **figures.stored(), **shards, "histogram": histogram}
 
 
 class _MetadataHead(Artefact):
     """The first keys of metadata.json."""
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     tool_version: str
     max_sequence_length: Length
     max_predictions: Length
@@ -173,11 +263,16 @@ class Metadata(_PackedTotals, _MetadataHead):
     Attributes:
         masked_slots: most masked positions of a pack (Q).
         lower_bound: packs that are proven necessary; `gap` more are used.
+        input_files: how many there are; the manifests name them.
+        inputs, shards: of format_version 1, which has neither `input_files` nor `groups`.
         histogram: sequences of each length; the first entry is length 1.
     """
 
     file_name = METADATA_NAME
     remedy = "write the folder again"
+    line_per_entry = ("groups",)
+    omits_defaults = True
+    shard_ending = ".tfrecord"
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
         *("seed", "algorithm", "shard_multiple"),
@@ -185,9 +280,21 @@ class Metadata(_PackedTotals, _MetadataHead):
     """Keys that are those of the plan."""
 
     shard_multiple: Length
-    inputs: tuple[InputFile, ...]
-    shards: tuple[Shard, ...]
+    input_files: Count | None = None
+    inputs: tuple[InputFile, ...] | None = None
+    shards: tuple[Shard, ...] | None = None
+    groups: tuple[GroupShards, ...] | None = None
     histogram: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _is_of_its_version(self) -> Metadata:
+        _check_version(self, {1: ("inputs", "shards"), 2: ("input_files", "groups")})
+        return self
+
+    @property
+    def packed_files(self) -> int:
+        """How many input files were packed."""
+        return len(self.inputs or ()) if self.input_files is None else self.input_files
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -207,7 +314,7 @@ class Metadata(_PackedTotals, _MetadataHead):
         """The totals, without the list of every shard."""
         totals = {name: getattr(self, name) for name in _PackedTotals.model_fields}
         settings = {name: getattr(self, name) for name in ("algorithm", "depth", "masked_slots")}
-        return {**totals, **settings, "shards": len(self.shards), "bytes": sum(shard.bytes for shard in self.shards)}
+        return {**totals, **settings, "shards": len(self.shard_table), "bytes": int(self.shard_table.bytes.sum())}
 
 
 class GroupManifest(Artefact):
@@ -216,18 +323,28 @@ class GroupManifest(Artefact):
     Attributes:
         plan_sha256: the plan by which it was written.
         counts: sequences of each length; the first entry is length 1.
+        inputs: the files of the group.
+        index_crc32c: of `group-GGGGG.index`, which holds the size of every record. Format_version 1 had neither.
     """
 
     remedy = "remove it and write the folder again"
+    omits_defaults = True
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     plan_sha256: Sha256
     group: Count
     sequences: Positive
     packs: Positive
     tokens: Positive
     counts: tuple[Count, ...]
+    inputs: tuple[InputFile, ...] | None = None
+    index_crc32c: Crc32c | None = None
     shards: tuple[Shard, ...]
+
+    @model_validator(mode="after")
+    def _is_of_its_version(self) -> GroupManifest:
+        _check_version(self, {1: (), 2: ("inputs", "index_crc32c")})
+        return self
 
     @property
     def source_sha256(self) -> str:
@@ -292,18 +409,18 @@ class Verification(_Verified):
     @classmethod
     def of(cls, metadata: Metadata, fingerprint: str, mixing: float | None) -> Self:
         """The verification of a folder with this metadata; only reading its data tells the fingerprint and the mixing."""
-        packs = [shard.packs for shard in metadata.shards]
-        dropped, batch = dropped_packs(metadata.packs), mixing_batch_packs(packs)
-        batches = sum(count // batch for count in packs)
+        table = metadata.shard_table
+        dropped, batch = dropped_packs(metadata.packs), mixing_batch_packs(table.packs)
+        batches = int((table.packs // batch).sum())
         mixing = mixing if tells_mixing(batch, batches) else None
         return cls(
             sequences=metadata.sequences,
             tokens=metadata.tokens,
             packs=metadata.packs,
-            shards=len(packs),
-            input_files=len(metadata.inputs),
+            shards=len(table),
+            input_files=metadata.packed_files,
             fingerprint=fingerprint,
-            balanced=is_balanced([shard.name for shard in metadata.shards], packs),
+            balanced=is_balanced(table),
             most_dropped_packs=max(dropped.values()),
             dropped_packs={str(workers): count for workers, count in dropped.items()},
             mixing=mixing,
@@ -321,9 +438,9 @@ _FEWEST_BATCHES = 20
 _MOST_WORKERS = 32
 
 
-def mixing_batch_packs(packs: Sequence[int]) -> int:
-    """The largest batch, a power of two up to 256, of which the median shard holds at least four."""
-    median = sorted(packs)[len(packs) // 2] if packs else 0
+def mixing_batch_packs(packs: IntArray) -> int:
+    """The largest batch, a power of two up to 256, of which the median shard holds at least four; int64 [shards]."""
+    median = int(np.sort(packs)[len(packs) // 2]) if len(packs) else 0
     return int(2 ** min(8, max(0, int(math.log2(max(1, median // 4))))))
 
 
@@ -337,13 +454,12 @@ def is_fair(ratio: float | None, batches: int) -> bool:
     return ratio is None or ratio <= max(_FAIR_RATIO, 1 + 4 / math.sqrt(2 * max(1, batches)))
 
 
-def is_balanced(names: Sequence[str], packs: Sequence[int]) -> bool:
-    """Whether the shards of each group (the first number in their names) hold equal packs, to within one."""
-    groups: dict[str, list[int]] = {}
-    for name, count in zip(names, packs, strict=True):
-        match = re.match(r"packed-(\d+)-", name)
-        groups.setdefault(match[1] if match else "", []).append(count)
-    return all(max(counts) - min(counts) <= 1 for counts in groups.values())
+def is_balanced(table: ShardTable) -> bool:
+    """Whether the shards of each group hold equal packs, to within one."""
+    if not len(table):
+        return True
+    most, least = (function.reduceat(table.packs, table.group_firsts) for function in (np.maximum, np.minimum))
+    return bool((most - least <= 1).all())
 
 
 def dropped_packs(packs: int) -> dict[int, int]:
@@ -374,12 +490,6 @@ class TooLongRows(Artefact):
     dropped_rows: Count
     dropped_tokens: Count
     added_sequences: Count
-
-    @classmethod
-    def total(cls, policy: _Policy, parts: list[TooLongRows]) -> TooLongRows:
-        """The sum over groups."""
-        numbers = [name for name in cls.model_fields if name != "policy"]
-        return cls(policy=policy, **{name: sum(getattr(part, name) for part in parts) for name in numbers})
 
 
 class TableGroupManifest(Artefact):
@@ -416,7 +526,7 @@ class TableGroupManifest(Artefact):
 class _TableMetadataHead(Artefact):
     """The first keys of the metadata.json of packed tables."""
 
-    format_version: Literal[1]
+    format_version: Literal[1, 2]
     format: Literal["table"]
     tool_version: str
     max_sequence_length: Length
@@ -441,19 +551,35 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         keep_together: the column whose equal values stay in one pack.
         aligned_columns, scalar_columns: the columns of the table and their types.
         rows: of the table; `sequences` were made of them.
+        groups, shards: format_version 1 has the number of groups, and the shards one by one.
     """
 
     file_name = METADATA_NAME
     remedy = "pack the table again"
+    line_per_entry = ("inputs", "groups")
+    omits_defaults = True
+    shard_ending = ".parquet"
 
     too_long: TooLongRows
     shard_multiple: Length
     group_sequences: Positive
     group_bytes: Positive
-    groups: Positive
+    groups: Positive | tuple[GroupShards, ...]
     inputs: tuple[InputTable, ...]
-    shards: tuple[Shard, ...]
+    shards: tuple[Shard, ...] | None = None
     histogram: tuple[Count, ...]
+
+    @model_validator(mode="after")
+    def _is_of_its_version(self) -> TableMetadata:
+        _check_version(self, {1: ("shards",), 2: ()})
+        if isinstance(self.groups, tuple) != (self.format_version == 2):
+            raise ValueError(f"its groups are not as format_version {self.format_version} has them")
+        return self
+
+    @property
+    def group_count(self) -> int:
+        """How many groups there are."""
+        return len(self.groups) if isinstance(self.groups, tuple) else self.groups
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -470,7 +596,7 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
     def summary(self) -> dict[str, Any]:
         """All but the long lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
-        return {**content, "shards": len(self.shards)}
+        return {**content, "groups": self.group_count, "shards": len(self.shard_table)}
 
 
 class TableVerification(_Verified):
@@ -490,12 +616,30 @@ class TableVerification(_Verified):
     @classmethod
     def of(cls, metadata: TableMetadata) -> Self:
         """The verification of a folder with this metadata: all of it follows."""
-        copied = ("format", "rows", "sequences", "tokens", "packs", "groups", "index_only", "too_long")
+        copied = ("format", "rows", "sequences", "tokens", "packs", "index_only", "too_long")
         columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
-        return cls(**{key: getattr(metadata, key) for key in copied}, shards=len(metadata.shards), columns=columns)
+        counts: dict[str, Any] = {"groups": metadata.group_count, "shards": len(metadata.shard_table)}
+        return cls(**{key: getattr(metadata, key) for key in copied}, **counts, columns=columns)
+
+
+class _Kind(Figures):
+    """What tells packed tables from packed TFRecords."""
+
+    format: str | None = None
 
 
 def _is_of_table(path: Path) -> bool:
     """Whether a metadata.json is of packed tables, and not of packed TFRecords."""
-    content = read_json(path)
-    return isinstance(content, dict) and content.get("format") == "table"
+    try:
+        return _Kind.read(path).format == "table"
+    except InputError:
+        return False  # who reads it says what is wrong with it
+
+
+def _check_version(content: Any, keys: dict[int, tuple[str, ...]]) -> None:
+    """A file has the keys of its format_version, and not those of another."""
+    for version, names in keys.items():
+        for name in names:
+            if (getattr(content, name) is not None) != (content.format_version == version):
+                there = "is missing" if content.format_version == version else "does not belong there"
+                raise ValueError(f"`{name}` {there}, by format_version {content.format_version}")

@@ -40,28 +40,29 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
     return None if text is None else parse_part(text)
 
 
-def pipeline_settings(pipeline: Path | None, overrides: list[str] | None) -> PipelineSettings:
-    """The settings of a pipeline file (or the defaults) with `--set` applied."""
+def pipeline_settings(
+    pipeline: Path | None, overrides: list[str] | None, options: Mapping[str, tuple[str, object]] | None = None
+) -> PipelineSettings:
+    """The settings of a pipeline file (or the defaults) with options, by key, and `--set` applied."""
     from gaudi_bert.config.pipeline import load_pipeline
 
-    return load_pipeline(pipeline, overrides or ())
+    return load_pipeline(pipeline, overrides or (), options)
 
 
-def task_settings(overrides: list[str] | None, columns: str | None = None, **defaults: str) -> TaskSettings:
-    """How rows are read: `defaults`, then `--columns`, then `--set task.key=value`."""
-    options = [f"task.{name}={value}" for name, value in defaults.items()]
-    options += [f"task.columns=[{columns}]"] if columns is not None else []
-    return pipeline_settings(None, [*options, *(overrides or ())]).task
+def task_settings(overrides: list[str] | None, columns: str | None = None, task: str | None = None) -> TaskSettings:
+    """How rows are read: `--task` and `--columns`, then `--set task.key=value`."""
+    options = {"task.name": ("--task", task), "task.columns": column_names(columns)}
+    return pipeline_settings(None, overrides, options).task
+
+
+def column_names(columns: str | None) -> tuple[str, object]:
+    """The option `--columns A,B` and its value as a list."""
+    return "--columns", None if columns is None else f"[{columns}]"
 
 
 def packing_settings(**options: object) -> PackingSettings:
     """Packing settings from options; an option that is None keeps its default."""
-    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
 
-    return section_from_mapping(PackingSettings, given(options), "the command line", "packing")
-
-
-def given(options: Mapping[str, object]) -> dict[str, object]:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
+    return section_from_options(PackingSettings, options)

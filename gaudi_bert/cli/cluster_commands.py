@@ -9,14 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from gaudi_bert.cli import arguments, output
+from gaudi_bert.cli import arguments, help, output
 from gaudi_bert.common.errors import FailedError
-from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.common.progress import Reporter, count_of, human_seconds
 
 Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
 
 k8s = typer.Typer(
-    name="k8s", help="Look after a pipeline on a Kubernetes cluster.", no_args_is_help=True, rich_markup_mode=None
+    cls=help.Commands,
+    name="k8s",
+    help="Look after a pipeline on a Kubernetes cluster.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
@@ -34,10 +38,11 @@ def wait(
     settings = arguments.pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
     seconds = wait_for_inputs(folder, for_, timeout, Reporter(), store=settings.store)
-    output.print_result({"stage": for_, "waited_seconds": round(seconds, 1)}, json, output.describe_any)
+    waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
+    output.print_result(waited, json, lambda _: [f"all that {for_} needs is there ({human_seconds(seconds)})"])
 
 
-@k8s.command()
+@k8s.command(cls=help.Command)
 def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
@@ -58,7 +63,7 @@ def _describe_status(steps: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-@k8s.command()
+@k8s.command(cls=help.Command)
 def logs(
     pipeline: Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
@@ -72,7 +77,7 @@ def logs(
     manage.show_logs(settings, step, Cluster(settings.kubernetes.namespace), typer.echo)
 
 
-@k8s.command()
+@k8s.command(cls=help.Command)
 def delete(
     pipeline: Pipeline,
     data: Annotated[
@@ -90,7 +95,7 @@ def delete(
     output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["there was nothing to remove"])
 
 
-@k8s.command("open")
+@k8s.command("open", cls=help.Command)
 def open_(
     pipeline: Pipeline,
     out: Annotated[

@@ -44,7 +44,7 @@ def prepare(
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
-    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PrepareSettings
 
     options = {
@@ -58,7 +58,7 @@ def prepare(
         "evaluation_fraction": evaluation_fraction,
         "seed": seed,
     }
-    settings = section_from_mapping(PrepareSettings, arguments.given(options), "the command line", "prepare")
+    settings = section_from_options(PrepareSettings, options)
     result = run(
         settings,
         out,
@@ -96,7 +96,7 @@ def tokenize(
     json: arguments.Json = False,
 ) -> None:
     """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
-    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
 
@@ -106,7 +106,7 @@ def tokenize(
         "special_tokens": not no_special_tokens,
         "text_column": text_column,
     }
-    settings = section_from_mapping(TokenizeSettings, arguments.given(options), "the command line")
+    settings = section_from_options(TokenizeSettings, options)
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, _describe_tokens)
@@ -157,7 +157,7 @@ def import_tables(
         reporter=Reporter(),
         overwrite=overwrite,
     )
-    output.print_result(result, json, output.describe_any)
+    output.print_result(result, json, output.describe_import)
 
 
 def histogram(
@@ -175,8 +175,7 @@ def histogram(
     part = arguments.parse_shard(shard)
     counted = part and histogram_shard(records, part)
     if part is not None and counted is None:
-        Reporter().say(f"{records}: nothing to do, there are fewer files than shards")
-        output.print_result({"files": 0, "skipped": True}, json, lambda _: [])
+        output.print_result({"files": 0, "skipped": True}, json, output.describe_histogram)
         return
     result = run(records, out, shard=counted, reporter=Reporter(), overwrite=overwrite, workers=workers)
     output.print_result(result, json, output.describe_histogram)
@@ -232,7 +231,7 @@ def write(
     part = arguments.parse_shard(shard)
     if part is not None:
         shard_result = write_shard(records, plan, out, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
-        output.print_result(shard_result, json, output.describe_any)
+        output.print_result(shard_result, json, output.describe_groups)
         return
     result = run(records, plan, out, finish=finish, reporter=Reporter(), overwrite=overwrite, workers=workers)
     copies = packed_copies(out, plan, parquet=parquet, predecessor_metadata=predecessor_metadata, reporter=Reporter())
@@ -250,9 +249,7 @@ def pack(
     ] = None,
     too_long: Annotated[
         str | None,
-        typer.Option(
-            help="Tables: what to do with longer rows: error (default), truncate, split or drop.", show_default=False
-        ),
+        typer.Option(help="Tables: what to do with longer rows: error, truncate, split or drop."),
     ] = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Tables: write only which rows share a pack, no tokens.")
@@ -264,9 +261,7 @@ def pack(
     columns: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Tables: pack only these columns.", show_default=False)
     ] = None,
-    group_bytes: Annotated[
-        str | None, typer.Option(help="Tables: rows in memory at once, e.g. 256MiB (default 1GiB).", show_default=False)
-    ] = None,
+    group_bytes: Annotated[str | None, typer.Option(help="Tables: rows in memory at once, e.g. 256MiB.")] = None,
     shard: arguments.Shard = None,
     finish: Annotated[
         bool, typer.Option("--finish", help="Tables: after all --shard, check them and write the metadata.")
@@ -335,7 +330,7 @@ def verify(
         output.print_result(proof, json, _describe_verified_table)
         return
     result = run(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    output.print_result(result, json, output.describe_any)
+    output.print_result(result, json, output.describe_verification)
 
 
 # --- tables: what `pack` and `verify` do with them, and print
@@ -362,7 +357,7 @@ def _pack_table(
     overwrite: bool,
 ) -> object:
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
-    from gaudi_bert.config.pipeline import section_from_mapping
+    from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings
     from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
 
@@ -371,7 +366,7 @@ def _pack_table(
     part = arguments.parse_shard(shard)
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
-    settings = section_from_mapping(TableSettings, arguments.given(options), "the command line")
+    settings = section_from_options(TableSettings, options)
     if part is not None:
         return pack_table_shard(source, out, settings, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
     return pack_table(
@@ -388,7 +383,7 @@ def _pack_table(
 
 def _describe_packed_table(result: Mapping[str, Any]) -> list[str]:
     if "too_long" not in result:
-        return output.describe_any(result)
+        return output.describe_groups(result)
     packing = output.describe_packing({**result, "depth_used": result["deepest_pack"]})
     lines = [f"{count_of(result['rows'], 'row')}, {count_of(result['sequences'], 'sequence')}", *packing]
     if result["gap"] and result["algorithm"] != "optimal":
@@ -439,7 +434,7 @@ def inspect(
 
     result = run(file, record=record, vocabulary=vocab)
     if json:
-        output.print_result(result, json, output.describe_any)
+        output.print_result(result, json, lambda _: [])
     else:
         show_record(result, sys.stdout)
 

@@ -68,7 +68,7 @@ def _estimate_task(
     result = estimate_task(
         source,
         model,
-        arguments.task_settings(set_, columns, name=task),
+        arguments.task_settings(set_, columns, task),
         row_lengths=[int(length) for length in row_lengths.split(",")],
         depths=[parse_depth(depth) for depth in depths.split(",")],
         reporter=Reporter(),

@@ -8,55 +8,76 @@ from __future__ import annotations
 import errno
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import typer
 
 from gaudi_bert import __version__
-from gaudi_bert.cli import cluster_commands, data_commands, estimate_commands, model_commands, pipeline_commands
+from gaudi_bert.cli import cluster_commands, data_commands, estimate_commands, help, model_commands, pipeline_commands
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shortened
 from gaudi_bert.common.files import BAD_PATH
 from gaudi_bert.common.launch import handled_signals
 
+# In the order of `--help`, by purpose.
+GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Before anything is written": {
+        "estimate": estimate_commands.estimate,
+        "compare": estimate_commands.compare,
+    },
+    "From text or tables to packs": {
+        "prepare": data_commands.prepare,
+        "tokenize": data_commands.tokenize,
+        "import": data_commands.import_tables,
+        "histogram": data_commands.histogram,
+        "plan": data_commands.plan,
+        "write": data_commands.write,
+        "pack": data_commands.pack,
+        "verify": data_commands.verify,
+        "inspect": data_commands.inspect,
+    },
+    "Pretraining": {
+        "train": model_commands.train,
+        "evaluate": model_commands.evaluate,
+        "verify-model": model_commands.verify_model,
+        "export": model_commands.export,
+    },
+    "Tasks": {
+        "finetune": model_commands.finetune,
+        "predict": model_commands.predict,
+        "embed": model_commands.embed,
+    },
+    "Pipelines and machines": {
+        "run": pipeline_commands.run,
+        "report": pipeline_commands.report,
+        "settings": pipeline_commands.settings,
+        "wait": cluster_commands.wait,
+        "doctor": cluster_commands.doctor,
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+class _Commands(help.Commands):
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {
+        title: [*group, *(["k8s"] if "run" in group else [])] for title, group in GROUPS.items()
+    }
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="gaudi-bert",
     help="Pack BERT pretraining data, prove the packing, and train on it, on Gaudi or on a CPU.",
+    epilog="`gaudi-bert COMMAND -h` (or `gaudi-bert help COMMAND`) explains a command.",
+    context_settings=help.CONTEXT,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# In the order of `--help`.
-COMMANDS: dict[str, Callable[..., None]] = {
-    "prepare": data_commands.prepare,
-    "tokenize": data_commands.tokenize,
-    "histogram": data_commands.histogram,
-    "plan": data_commands.plan,
-    "write": data_commands.write,
-    "pack": data_commands.pack,
-    "verify": data_commands.verify,
-    "estimate": estimate_commands.estimate,
-    "compare": estimate_commands.compare,
-    "inspect": data_commands.inspect,
-    "import": data_commands.import_tables,
-    "train": model_commands.train,
-    "evaluate": model_commands.evaluate,
-    "verify-model": model_commands.verify_model,
-    "export": model_commands.export,
-    "finetune": model_commands.finetune,
-    "predict": model_commands.predict,
-    "embed": model_commands.embed,
-    "run": pipeline_commands.run,
-    "report": pipeline_commands.report,
-    "settings": pipeline_commands.settings,
-    "wait": cluster_commands.wait,
-    "doctor": cluster_commands.doctor,
-}
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=help.Command)(_command)
 app.add_typer(cluster_commands.k8s)
 
 
@@ -166,5 +187,6 @@ def _missing_extra(module: str) -> InputError:
 
 
 def _end(error: GaudiBertError) -> NoReturn:
-    print(f"error: {shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
+    kind = "" if isinstance(error, StoppedError) else help.error_prefix()  # who stops a command has made no error
+    print(f"{kind}{shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

@@ -50,7 +50,7 @@ def train(
         dry_run=dry_run,
         on_the_fly=on_the_fly,
     )
-    output.print_shared_result(result, json, output.describe_any)
+    output.print_shared_result(result, json, output.describe_training)
 
 
 def evaluate(
@@ -64,7 +64,7 @@ def evaluate(
     from gaudi_bert.stages.training.evaluate import evaluate as run
 
     result = run(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
-    output.print_shared_result(result, json, output.describe_any)
+    output.print_shared_result(result, json, output.describe_evaluation)
 
 
 def verify_model(
@@ -89,7 +89,7 @@ def verify_model(
     from gaudi_bert.stages.training.verify_model import verify_model as run
 
     result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
-    output.print_result(result, json, output.describe_any)
+    output.print_result(result, json, output.describe_proof)
 
 
 def _describe_ways(result: Mapping[str, Any]) -> list[str]:
@@ -110,7 +110,7 @@ def export(
     from gaudi_bert.stages.training.export import export as run
 
     result = run(checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite)
-    output.print_result(result, json, output.describe_any)
+    output.print_result(result, json, output.describe_export)
 
 
 # --- tasks
@@ -152,11 +152,14 @@ def finetune(
     from gaudi_bert.stages.tasks.finetune import finetune as run
     from gaudi_bert.stages.training.model_results import FineTuneInput
 
-    options = {"task.name": task, "finetune.depth": depth, "task.labels": labels}
-    overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
-    overrides += [f"task.columns=[{columns}]"] if columns is not None else []
+    options = {
+        "task.name": ("--task", task),
+        "finetune.depth": ("--depth", depth),
+        "task.labels": ("--labels", labels),
+        "task.columns": arguments.column_names(columns),
+    }
     result = run(
-        arguments.pipeline_settings(pipeline, [*overrides, *(set_ or ())]),
+        arguments.pipeline_settings(pipeline, set_, options),
         FineTuneInput(data, evaluation, model, vocab),
         out,
         reporter=Reporter(),
@@ -224,7 +227,7 @@ def embed(
         not unpacked,
         on_bad_row,  # type: ignore[arg-type]
     )
-    settings = arguments.task_settings(set_, columns, too_long="truncate")
+    settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], columns)
     result = run(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, output.describe_answers)

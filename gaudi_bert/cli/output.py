@@ -65,14 +65,32 @@ def _masked_slots_line(result: Mapping[str, Any]) -> str:
 
 
 def describe_verification(result: Mapping[str, Any]) -> list[str]:
-    """The line of a folder that was verified."""
-    return [f"every one of {count_of(result['sequences'], 'sequence')} is there exactly once{skipped_note(result)}"]
+    """The line of a folder that was verified; shards of tables are not measured for their mixing."""
+    mixed = "" if result.get("mixing") is None else "; the shards are fairly mixed"
+    if not result.get("fairly_mixed", True):
+        mixed = f"; sequences per batch vary {result['mixing']:.2f} times as much as in a fair mix"
+    uneven = "" if result.get("balanced", True) else "; shards of one group differ by more than a pack"
+    return [
+        f"every one of {count_of(result['sequences'], 'sequence')} is in the packs exactly once{mixed}{uneven}"
+        f"{skipped_note(result)}"
+    ]
+
+
+def describe_groups(result: Mapping[str, Any]) -> list[str]:
+    """The line of one part of a packed folder."""
+    groups, written = result["groups"], result["groups_written"]
+    if groups == 0:
+        return ["nothing to do: there are fewer groups than parts"]
+    there = " (all were there already, nothing to do)" if written == 0 else ""
+    packed = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}"
+    return [f"{count_of(groups, 'group')}: {packed}{there}; --finish completes the folder when all parts are done"]
 
 
 def describe_examples(result: Mapping[str, Any]) -> list[str]:
     """The lines of prepared examples: one per split, and the vocabulary."""
     if "splits" not in result:
-        return describe_any(result)
+        left = len(result["missing_sections"])
+        return [f"this part is done, {count_of(left, 'section')} left to other parts"]
     lines = [
         f"{split}: {count_of(figures['sequences'], 'sequence')} ({count_of(figures['tokens'], 'token')}) "
         f"from {count_of(figures['text_documents'], 'document')}{skipped_note(result)}"
@@ -85,6 +103,8 @@ def describe_examples(result: Mapping[str, Any]) -> list[str]:
 
 def describe_histogram(result: Mapping[str, Any]) -> list[str]:
     """The line of a histogram."""
+    if not result["files"]:
+        return ["nothing to do: there are fewer files than parts"]
     mean = result["tokens"] / max(result["sequences"], 1)
     return [
         f"{count_of(result['sequences'], 'sequence')} in {count_of(result['files'], 'file')} "
@@ -95,8 +115,8 @@ def describe_histogram(result: Mapping[str, Any]) -> list[str]:
 
 def describe_finetuning(result: Mapping[str, Any]) -> list[str]:
     """The lines of a fine-tuned model: what it was trained on, and how good it is."""
-    if "metrics" not in result:
-        return describe_any(result)
+    if "dry_run" in result:
+        return [DRY_RUN]
     lines = [
         f"{result['task']}: {count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')} "
         f"({result['packing_factor']:.3f} sequences per pack), {count_of(result['epochs'], 'epoch')}, "
@@ -125,14 +145,90 @@ def describe_answers(result: Mapping[str, Any]) -> list[str]:
     return [f"{counted}{cut}{bad}; {100 * result['padding']:.1f} % of what was computed is padding"]
 
 
-def describe_any(result: Mapping[str, Any]) -> list[str]:
-    """One `key: value` line for each plain value of a result."""
-    lines = []
-    for key, value in result.items():
-        if isinstance(value, float):
-            lines.append(f"{key}: {value:.6g}")
-        elif isinstance(value, int) and not isinstance(value, bool):
-            lines.append(f"{key}: {value:,}")
-        elif isinstance(value, bool | str) or value is None:
-            lines.append(f"{key}: {value}")
+# --- pretrained models, and what is made of them
+
+DRY_RUN = "a dry run: nothing was trained or written"
+
+
+def describe_import(result: Mapping[str, Any]) -> list[str]:
+    """The line of tables that became TFRecords."""
+    sizes = f"up to {count_of(result['max_sequence_length'], 'token')} and {result['max_predictions']:,} masked positions"
+    made = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['files'], 'file')}"
+    return [f"{made}, {sizes} each{skipped_note(result)}"]
+
+
+def describe_training(result: Mapping[str, Any]) -> list[str]:
+    """The lines of a trained model: on how much it was trained, how fast, and how good it is."""
+    if "dry_run" in result:
+        return [DRY_RUN]
+    speed = f", {result['sequences_per_second']:,.0f} sequences/s" if "sequences_per_second" in result else ""
+    lines = [
+        f"{count_of(result['updates'], 'update')} on {count_of(result['sequences'], 'sequence')} "
+        f"({count_of(result['tokens'], 'token')}) by {count_of(result['processes'], 'process')}{speed}{skipped_note(result)}"
+    ]
+    if result["reached_target"]:
+        lines.append("the accuracy that was the target is reached")
+    if "realized_speedup" in result:
+        gain, factor = result["realized_speedup"], result["packing_factor"]
+        lines.append(f"{gain:.2f} times as fast as unpacked, measured; {factor:.2f} would be the limit")
+    return lines + ([f"held out: {_pretraining(result['evaluation'])}"] if result.get("evaluation") else [])
+
+
+def describe_evaluation(result: Mapping[str, Any]) -> list[str]:
+    """The lines of an evaluated checkpoint."""
+    if not result:
+        return ["nothing to do: the pipeline holds no evaluation data out"]
+    lines = [f"after update {result['update']:,}: {_pretraining(result)}{skipped_note(result)}"]
+    if "largest_difference" in result:
+        lines.append(f"the same sequences unpacked give the same figures, to {result['largest_difference']:.1e}")
     return lines
+
+
+def _pretraining(figures: Mapping[str, Any]) -> str:
+    """The accuracies of both pretraining tasks, each beside that of one answer for everything."""
+    frequent, more = figures["unigram_baseline"], figures.get("next_sentence_baseline")
+    baseline = "" if more is None else f" (the more frequent answer: {100 * more:.1f} %)"
+    return (
+        f"masked-LM accuracy {100 * figures['masked_lm_accuracy']:.1f} % (the most frequent token: {100 * frequent:.1f} %), "
+        f"next-sentence accuracy {100 * figures['next_sentence_accuracy']:.1f} %{baseline}, loss {figures['loss']:.3f}, "
+        f"over {count_of(figures['sequences'], 'sequence')}"
+    )
+
+
+def describe_proof(result: Mapping[str, Any]) -> list[str]:
+    """The line of a model whose packed and unpacked results were compared."""
+    packed = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}"
+    return [
+        f"packing changes nothing: {packed} give the outputs of single rows, to {result['hidden_states']:.1e}, "
+        f"and the gradients, to {result['gradient']:.1e}; "
+        f"{count_of(result['leak_comparisons'], 'sequence')} beside a changed one did not change by a bit"
+    ]
+
+
+def describe_export(result: Mapping[str, Any]) -> list[str]:
+    """The line of exported weights."""
+    vocabulary = f", with the vocabulary {result['vocabulary']}" if result.get("vocabulary") else ", without a vocabulary"
+    return [f"{result['format']}: {count_of(result['parameters'], 'parameter')} in {', '.join(result['files'])}{vocabulary}"]
+
+
+def describe_report(result: Mapping[str, Any]) -> list[str]:
+    """The lines of the page: where it is, and its figures."""
+    figures = [f"{name}: {figure}" for name, figure in result.items() if name not in ("report", "bytes")]
+    return [*figures, f"the page: {result['report']} ({human_bytes(result['bytes'])}); open it in a browser"]
+
+
+# What each stage of a pipeline is described by.
+STAGES: dict[str, _Describe] = {
+    "prepare": describe_examples,
+    "histogram": describe_histogram,
+    "plan": describe_packing,
+    "write": describe_packing,
+    "verify": describe_verification,
+    "train": describe_training,
+    "evaluate": describe_evaluation,
+    "finetune": describe_finetuning,
+    "predict": describe_answers,
+    "report": describe_report,
+}
+# The same where one part of a stage was done.
+PARTS: dict[str, _Describe] = {**STAGES, "write": describe_groups}

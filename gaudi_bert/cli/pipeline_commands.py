@@ -64,39 +64,24 @@ def _run_docker(request: _Request) -> None:
 
 def _print_summaries(summaries: object, request: _Request) -> None:
     if request.shard is None:
-        output.print_shared_result(summaries, request.json, lambda value: _describe_stages(value, _describe_stage))
+        output.print_shared_result(summaries, request.json, lambda value: _describe_stages(value, output.STAGES))
     else:  # this process has done a part of its own
-        output.print_result(summaries, request.json, lambda value: _describe_stages(value, _describe_part))
+        output.print_result(summaries, request.json, lambda value: _describe_stages(value, output.PARTS))
 
 
-def _describe_stages(summaries: Mapping[str, Any], describe: Callable[[str, Mapping[str, Any]], list[str]]) -> list[str]:
+def _describe_stages(
+    summaries: Mapping[str, Any], describe: Mapping[str, Callable[[Mapping[str, Any]], list[str]]]
+) -> list[str]:
     """A few lines per stage, and per split where a stage has two: what it made, and whether it had anything to do."""
     from gaudi_bert.artefacts.work_folder import SPLITS
 
     lines = []
     for stage, summary in summaries.items():
-        splits = summary if summary.keys() <= set(SPLITS) else {"": summary}
+        splits = summary if summary and summary.keys() <= set(SPLITS) else {"": summary}
         for split, figures in splits.items():
             title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in describe(stage, figures)]
+            lines += [f"{title}: {line}" for line in describe[stage](figures)]
     return lines
-
-
-def _describe_part(stage: str, figures: Mapping[str, Any]) -> list[str]:
-    return output.describe_any(figures)
-
-
-def _describe_stage(stage: str, figures: Mapping[str, Any]) -> list[str]:
-    describe = {
-        "prepare": output.describe_examples,
-        "histogram": output.describe_histogram,
-        "plan": output.describe_packing,
-        "write": output.describe_packing,
-        "verify": output.describe_verification,
-        "finetune": output.describe_finetuning,
-        "predict": output.describe_answers,
-    }
-    return describe.get(stage, output.describe_any)(figures)
 
 
 def _run_kubernetes(request: _Request) -> None:
@@ -112,7 +97,12 @@ def _run_kubernetes(request: _Request) -> None:
             "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
         )
     result = run_on_kubernetes(request.settings, request.stages, Reporter())
-    output.print_result(result, request.json, output.describe_any)
+    output.print_result(result, request.json, _describe_steps)
+
+
+def _describe_steps(steps: Mapping[str, str]) -> list[str]:
+    words = {"done": "done", "skipped": "was complete already, nothing to do"}
+    return [f"{step}: {words[state]}" for step, state in steps.items()]
 
 
 # Where a pipeline runs, by name.
@@ -211,7 +201,7 @@ def report(
     """Write report.html: one page with the charts and figures of a work folder."""
     from gaudi_bert.stages.report import report as make
 
-    output.print_result(make(workdir, reporter=Reporter()), json, output.describe_any)
+    output.print_result(make(workdir), json, output.describe_report)
 
 
 def settings() -> None:

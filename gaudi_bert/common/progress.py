@@ -7,6 +7,7 @@ All goes to standard error, so that standard output holds only results.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import threading
 import time
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
 LOG_LINE_EVERY_SECONDS = 10.0
-TERMINAL_LINE_EVERY_SECONDS = 0.2
+LONGEST_SILENCE_SECONDS = 60.0
+"""In the log of work that takes hours."""
+TERMINAL_LINE_EVERY_SECONDS = 0.5
 _BYTE_UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -56,9 +59,10 @@ class TaskProgress:
     Attributes:
         name: of the task.
         share: what is done, in percent.
-        rate: units per second.
-        unit: "bytes", "sequences", ...
+        rate: units per second; 0 where none is done yet.
+        unit: "bytes", "sequences", ...: a plural.
         seconds_left: at this rate; infinite where nothing is done yet.
+        seconds: so far; said only where nothing is done yet.
     """
 
     name: str
@@ -66,58 +70,72 @@ class TaskProgress:
     rate: float
     unit: str
     seconds_left: float
+    seconds: float = 0.0
 
     def line(self) -> str:
-        """As one line: share done, speed, time left."""
-        rate = f"{human_bytes(self.rate)}/s" if self.unit == "bytes" else f"{self.rate:,.0f} {self.unit}/s"
-        remaining = human_seconds(self.seconds_left) if self.seconds_left != float("inf") else "?"
-        return f"{self.name}: {self.share:.0f} %, {rate}, {remaining} left"
+        """As one line: share done, speed, time left; only the time so far, until there is a speed."""
+        if self.rate == 0:
+            return f"{self.name}: {self.share:.0f} %, {human_seconds(self.seconds)} so far"
+        return f"{self.name}: {self.share:.0f} %, {self._speed()}, {human_seconds(self.seconds_left)} left"
+
+    def _speed(self) -> str:
+        if self.unit == "bytes":
+            return f"{human_bytes(self.rate)}/s"
+        if self.rate < 1:
+            return f"{human_seconds(1 / self.rate)} per {self.unit.removesuffix('s')}"
+        return f"{self.rate:,.1f} {self.unit}/s" if self.rate < 10 else f"{self.rate:,.0f} {self.unit}/s"
 
     @staticmethod
     def parse(text: str) -> TaskProgress | None:
         """What such a line says, to the precision that it has; None for any other line."""
-        match = re.fullmatch(r"([^:]+): (\d+) %, ([\d.,]+) ([^/]+)/s, (.+) left", text)
-        if match is None:
+        if match := re.fullmatch(r"([^:]+): (\d+) %, ([^,]+) so far", text):
+            return TaskProgress(match[1], float(match[2]), 0.0, "", float("inf"), _parsed_seconds(match[3]))
+        if match := re.fullmatch(r"([^:]+): (\d+) %, ([^,]+) per (\w+), (.+) left", text):
+            rate, unit = 1 / max(_parsed_seconds(match[3]), 0.1), f"{match[4]}s"
+        elif match := re.fullmatch(r"([^:]+): (\d+) %, ([\d.,]+) ([^/]+)/s, (.+) left", text):
+            scale = _BYTE_UNITS.get(match[4])
+            rate, unit = float(match[3].replace(",", "")) * (scale or 1.0), "bytes" if scale else match[4]
+        else:
             return None
-        times = re.findall(r"([\d.]+) (s|min|h)\b", match[5])
-        seconds = sum(float(value) * _SECONDS[unit] for value, unit in times) if times else float("inf")
-        scale = _BYTE_UNITS.get(match[4])
-        rate = float(match[3].replace(",", "")) * (scale or 1.0)
-        return TaskProgress(match[1], float(match[2]), rate, "bytes" if scale else match[4], seconds)
+        return TaskProgress(match[1], float(match[2]), rate, unit, _parsed_seconds(match[5]))
+
+
+def _parsed_seconds(text: str) -> float:
+    return sum(float(value) * _SECONDS[unit] for value, unit in re.findall(r"([\d.]+) (s|min|h)\b", text))
 
 
 class Task:
     """One piece of work of known size; `advance` may be called from several threads."""
 
-    def __init__(self, reporter: Reporter, name: str, total: float, unit: str) -> None:
+    def __init__(self, name: str, total: float, unit: str) -> None:
         self.name, self.total, self.unit = name, total, unit
         self.done = 0.0
-        self.started = time.monotonic()
-        self._reporter = reporter
-        self._last_line = self.started
+        self.started = self._counts_since = time.monotonic()
+        self._done_before = 0.0
         self._lock = threading.Lock()
 
     def advance(self, amount: float = 1) -> None:
         """Say that `amount` more units are done."""
         with self._lock:
             self.done += amount
-            now = time.monotonic()
-            every = TERMINAL_LINE_EVERY_SECONDS if self._reporter.live else LOG_LINE_EVERY_SECONDS
-            if now - self._last_line >= every:
-                self._last_line = now
-                self._reporter.show(self.line(now))
+
+    def count_from_now(self, done: float) -> None:
+        """Say that `done` units are done, and that neither they nor the time until now tell how fast the others will be."""
+        with self._lock:
+            self.done = self._done_before = done
+            self._counts_since = time.monotonic()
 
     def line(self, now: float) -> str:
         """The state of the task as one line: share done, speed, time left."""
-        elapsed = max(now - self.started, 1e-9)
-        speed = self.done / elapsed
-        share = 100.0 * self.done / self.total if self.total else 100.0
-        remaining = (self.total - self.done) / speed if speed > 0 else float("inf")
-        return TaskProgress(self.name, share, speed, self.unit, remaining).line()
+        with self._lock:
+            done, new, elapsed = self.done, self.done - self._done_before, max(now - self._counts_since, 1e-9)
+        share = 100.0 * done / self.total if self.total else 100.0
+        remaining = (self.total - done) * elapsed / new if new else float("inf")
+        return TaskProgress(self.name, share, new / elapsed, self.unit, remaining, now - self.started).line()
 
 
 class Reporter:
-    """Where a stage says what it does.
+    """Where a stage says what it does; several threads may.
 
     Args:
         stream: where the lines go; standard error by default.
@@ -129,6 +147,8 @@ class Reporter:
         self.quiet = quiet
         self.live = not quiet and self.stream.isatty()
         self._line_width = 0
+        self._lock = threading.Lock()
+        self._last_line = time.monotonic()
 
     @property
     def stream(self) -> TextIO:
@@ -137,22 +157,27 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """Print one finished line."""
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         if self.quiet:
             return
-        self._clear()
-        print(text, file=self.stream, flush=True)
+        with self._lock:
+            self._clear()
+            self._last_line = time.monotonic()
+            print(text, file=self.stream, flush=True)
 
     def show(self, text: str) -> None:
         """Print a passing line: on a terminal it is overwritten by the next one."""
-        if self.quiet:
-            return
         if not self.live:
-            print(text, file=self.stream, flush=True)
+            self._print(text)
             return
-        self._clear()
-        self.stream.write(text)
-        self.stream.flush()
-        self._line_width = len(text)
+        with self._lock:
+            self._clear()
+            shown = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be overwritten
+            self.stream.write(shown)
+            self.stream.flush()
+            self._line_width = len(shown)
 
     def _clear(self) -> None:
         if self._line_width:
@@ -161,14 +186,30 @@ class Reporter:
 
     @contextmanager
     def task(self, name: str, total: float, unit: str) -> Iterator[Task]:
-        """Work of `total` units (`unit` is "bytes", "sequences", "packs", "updates", ...)."""
-        task = Task(self, name, total, unit)
+        """Work of `total` units (`unit` is "bytes", "sequences", "packs", ...), whose state is shown meanwhile."""
+        task = Task(name, total, unit)
+        ended = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(task, ended), daemon=True)
+        if not self.quiet:
+            watch.start()
         try:
             yield task
         finally:
-            if self._line_width:
-                self._clear()
-                self.stream.flush()
+            ended.set()
+            if not self.quiet:
+                watch.join()
+            with self._lock:
+                if self._line_width:
+                    self._clear()
+                    self.stream.flush()
+
+    def _watch(self, task: Task, ended: threading.Event) -> None:
+        """Show the state of a task: on a terminal all the time, in a log where nothing was said for a while."""
+        while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
+            now = time.monotonic()
+            silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 10), LONGEST_SILENCE_SECONDS)
+            if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
+                self.show(task.line(now))
 
 
 # --- the time and the memory that a call takes

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_text
@@ -108,10 +109,13 @@ class PipelineSettings(Settings):
 Section = TypeVar("Section", bound=Settings)
 
 
-def load_pipeline(path: Path | str | None, overrides: Iterable[str] = ()) -> PipelineSettings:
-    """Read a pipeline file and apply `--set` overrides (`key.path=value`, the value read as YAML).
+def load_pipeline(
+    path: Path | str | None, overrides: Iterable[str] = (), options: Mapping[str, tuple[str, object]] | None = None
+) -> PipelineSettings:
+    """Read a pipeline file, and apply options and then `--set` overrides (`key.path=value`, the value read as YAML).
 
-    None reads no file: all settings have their defaults.
+    None reads no file: all settings have their defaults. `options` are the options of a command by the key that they set:
+    `{"task.name": ("--task", "regression")}`; one whose value is None keeps its default.
     """
     source = str(path) if path is not None else "the defaults"
     mapping: Any = {}
@@ -126,29 +130,46 @@ def load_pipeline(path: Path | str | None, overrides: Iterable[str] = ()) -> Pip
             mapping = {}
         if not isinstance(mapping, dict):
             raise InputError(f"{path}: a pipeline file holds `key: value` pairs, not a {type(mapping).__name__}")
+    typed = {}
+    for key, (option, value) in (options or {}).items():
+        if value is not None:
+            _apply_override(mapping, f"{key}={value}")
+            typed[key] = f"{option} {value}"
     for override in overrides:
         _apply_override(mapping, override)
-    return pipeline_from_mapping(mapping, source)
+        typed[override.partition("=")[0].strip()] = f"--set {override}"
+    return pipeline_from_mapping(mapping, source, typed)
 
 
-def pipeline_from_mapping(mapping: Mapping[str, Any], source: str) -> PipelineSettings:
-    """Validate `mapping`; `source` names where it came from in errors."""
+def pipeline_from_mapping(
+    mapping: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
+) -> PipelineSettings:
+    """Validate `mapping`; errors name what the user `typed` for a key, and `source` for all other keys."""
     try:
         return PipelineSettings.model_validate(mapping)
     except ValidationError as error:
-        raise InputError(f"{source}: {_first_problem(error, PipelineSettings)}") from error
+        raise InputError(_first_problem(error, PipelineSettings, source, typed or {})) from error
 
 
-def section_from_mapping(section: type[Section], values: Mapping[str, Any], source: str, name: str | None = None) -> Section:
-    """Validate one section alone, for a command that needs no other: all of them take 0.1 s.
-
-    Keys that are missing have their defaults; `source` names where `values` came from in errors, `name` the section in a
-    pipeline file.
-    """
+def section_from_mapping(section: type[Section], values: Mapping[str, Any], source: str) -> Section:
+    """Validate one section alone; keys that are missing have their defaults, `source` names its file in errors."""
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise InputError(f"{source}: {_first_problem(error, section, name)}") from error
+        raise InputError(_first_problem(error, section, source, {})) from error
+
+
+def section_from_options(section: type[Section], options: Mapping[str, Any]) -> Section:
+    """The section that the options of a command make (`--max-predictions` is max_predictions); None keeps its default.
+
+    A command that needs no other section is spared their validation, which takes 0.1 s.
+    """
+    values = {name: value for name, value in options.items() if value is not None}
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
+        raise InputError(_first_problem(error, section, "the options", typed)) from error
 
 
 def _apply_override(mapping: dict[str, Any], override: str) -> None:
@@ -189,32 +210,37 @@ def _plain_types(annotation: Any) -> set[Any]:
     return {annotation}
 
 
-def _first_problem(error: ValidationError, settings: type[Settings], section: str | None = None) -> str:
+def _first_problem(error: ValidationError, settings: type[Settings], source: str, typed: Mapping[str, str]) -> str:
     """One line for the first problem of `settings`, with the nearest right key for an unknown one."""
     problem = error.errors()[0]
     location = [str(part) for part in problem["loc"]]
-    within = [section, *location] if section else location
-    key = shortened(".".join(part for part in within if part != "constrained-int" and not part.startswith("literal[")))
+    key = ".".join(part for part in location if part != "constrained-int" and not part.startswith("literal["))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if problem["type"] == "extra_forbidden":
         parent = _section_at(settings, location[:-1])
         known = list(parent.model_fields) if parent is not None else []
         near = difflib.get_close_matches(location[-1][:80], known, n=1, cutoff=0.5)
         hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-        return f"unknown key `{key}`; {hint}{more}"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "string_type" and isinstance(problem["input"], int | float | date):
-        message += "; put it in quotes"
-    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        choices = [choice.strip("' ") for choice in re.findall(r"'[^']*'", problem["ctx"]["expected"])]
-        near = difflib.get_close_matches(problem["input"][:80], choices, n=1, cutoff=0.5)
-        message += f"; did you mean `{near[0]}`?" if near else ""
-    if problem["type"] == "model_type":
-        message = "a section holds `key: value` pairs"
-    elif problem["type"] == "missing" or _section_at(settings, location) is not None:
+        return f"{source}: unknown key `{shortened(key)}`; {hint}{more}"
+    message = _message(problem)
+    if key in typed:
+        return f"{shortened(typed[key])}: {message}{more}"
+    if problem["type"] == "missing" or (problem["type"] != "model_type" and _section_at(settings, location) is not None):
         # A rule between the keys of a section names them itself; printing the whole section would not help.
-        return f"`{key}`: {message}{more}" if key else f"{message}{more}"
-    return f"`{key}` = {shown(problem['input'])}: {message}{more}"
+        return f"{source}: `{shortened(key)}`: {message}{more}" if key else f"{source}: {message}{more}"
+    return f"{source}: `{shortened(key)}` = {shown(problem['input'])}: {message}{more}"
+
+
+def _message(problem: ErrorDetails) -> str:
+    """What is allowed, in our words where pydantic's are those of a programmer."""
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float | date):
+        return f"{message}; put it in quotes"
+    if problem["type"] == "literal_error":
+        choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        near = difflib.get_close_matches(str(problem["input"])[:80], choices, n=1, cutoff=0.5)
+        return f"did you mean {near[0]}?" if near else problem["ctx"]["expected"].replace("'", "")
+    return "a section holds `key: value` pairs" if problem["type"] == "model_type" else message
 
 
 def _section_at(settings: type[Settings], location: Sequence[str]) -> type[Settings] | None:

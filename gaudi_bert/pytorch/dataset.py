@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,14 +28,30 @@ from gaudi_bert.artefacts.packed import METADATA_NAME
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
-from gaudi_bert.records.packed_folder import predecessor_metadata_path, read_metadata
-from gaudi_bert.records.read.global_order import WINDOW_PACKS, GlobalOrder, check_rank, numbers_of_rank
+from gaudi_bert.records.packed_folder import (
+    check_shards,
+    open_shards,
+    predecessor_metadata_path,
+    read_metadata,
+)
+from gaudi_bert.records.read.global_order import (
+    FIRST_ORDER,
+    ORDER,
+    WINDOW_PACKS,
+    GlobalOrder,
+    check_rank,
+    numbers_of_rank,
+    streams_of,
+)
 from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking, planned_groups
-from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.read.streams import StreamReader
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.packed_parquet import TableFiles
+from gaudi_bert.records.tables.packed_parquet import open_tables
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
+_IDENTITY_DIGITS = 16
+_Share = tuple[int, int]
+"""A rank and the number of processes."""
 _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or train with PackedTrainerMixin"
 
 
@@ -47,16 +64,18 @@ class _PackSource(Protocol):
     Attributes:
         packs: of an epoch.
         identity: what distinguishes these packs from others.
+        order: the number of the order in which they are read.
     """
 
     packs: int
     identity: str
+    order: int
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         """The packs of an epoch with these numbers, int64 [n]."""
 
 
-def _open_packs(folder: str | Path, seed: int, plan: Path | None = None) -> _PackSource:
+def _open_packs(folder: str | Path, seed: int, share: _Share, plan: Path | None = None) -> _PackSource:
     """Find out what lies in `folder`, and open it.
 
     Raises:
@@ -67,10 +86,10 @@ def _open_packs(folder: str | Path, seed: int, plan: Path | None = None) -> _Pac
         return _PlannedPacks(folder, plan, seed)
     if (folder / METADATA_NAME).exists() or predecessor_metadata_path(folder).exists():
         tables = sorted(folder.glob("packed-*.parquet"))
-        return _TablePacks(tables, seed) if tables else _RecordPacks(folder, seed)
+        return _TablePacks(folder, tables, seed, share) if tables else _RecordPacks(folder, seed, share)
     tables = sorted(folder.glob("packed-*.parquet")) or sorted(folder.glob("*.parquet"))
     if tables:
-        return _TablePacks(tables, seed)
+        return _TablePacks(folder, tables, seed, share)
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(
             f"{folder}: holds no packs; pack it with `gaudi-bert pack`, or give unpacked records their plan.json (plan=)"
@@ -79,37 +98,40 @@ def _open_packs(folder: str | Path, seed: int, plan: Path | None = None) -> _Pac
 
 
 class _RecordPacks:
-    def __init__(self, folder: Path, seed: int) -> None:
+    order = ORDER
+
+    def __init__(self, folder: Path, seed: int, share: _Share) -> None:
         metadata = read_metadata(folder)
-        for shard in metadata.shards:
-            path = folder / shard.name
-            if not path.is_file() or path.stat().st_size != shard.bytes:
-                raise InputError(
-                    f"{path}: is missing or not of {shard.bytes:,} bytes, as the metadata says; write the packs again"
-                )
-        paths = [folder / shard.name for shard in metadata.shards]
-        counts = [shard.packs for shard in metadata.shards]
-        self._files = RecordFiles(paths, PackedSchema.of(metadata), counts)
-        self._order = GlobalOrder(counts, seed, WINDOW_PACKS)
-        self.packs = self._order.packs
-        self.identity = _digest([shard.model_dump() for shard in metadata.shards])
+        shards = metadata.shard_table
+        check_shards(folder, shards)
+        self._files = open_shards(folder, metadata)
+        order = GlobalOrder(shards.packs, seed, WINDOW_PACKS, streams_of(metadata.shard_multiple))
+        self._reader = StreamReader(self._files, order, *share)
+        self.packs = order.packs
+        self.identity = metadata.identity(repr)[:_IDENTITY_DIGITS]
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        return rows_of_packs(self._files.read(*self._order.places(epoch, numbers)))
+        return rows_of_packs(self._files.read(*self._reader.places(epoch, numbers)))
 
 
 class _TablePacks:
-    def __init__(self, paths: Sequence[Path], seed: int) -> None:
-        self._files = TableFiles(paths)
-        self._order = GlobalOrder(self._files.sizes, seed, self._files.window_rows)
-        self.packs = self._order.packs
-        self.identity = _digest([[path.name, path.stat().st_size] for path in paths])
+    order = ORDER
+
+    def __init__(self, folder: Path, paths: Sequence[Path], seed: int, share: _Share) -> None:
+        self._files, shard_multiple = open_tables(folder, paths)
+        order = GlobalOrder(self._files.sizes, seed, self._files.window_rows, streams_of(shard_multiple))
+        self._reader = StreamReader(self._files, order, *share)
+        self.packs = order.packs
+        sizes = [[path.name, path.stat().st_size] for path in paths]
+        self.identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        return self._files.read(*self._order.places(epoch, numbers))
+        return self._files.read(*self._reader.places(epoch, numbers))
 
 
 class _PlannedPacks:
+    order = FIRST_ORDER
+
     def __init__(self, records: Path, plan: Path, seed: int) -> None:
         content, self._groups = planned_groups(records, plan)
         self._schema, self._seed = PackedSchema.of(content), seed
@@ -125,10 +147,6 @@ class _PlannedPacks:
             packing = OnTheFlyPacking(self._groups, self._schema, batch_packs=1, seed=self._seed)
             self._packing = os.getpid(), packing
         return rows_of_packs(self._packing[1].rows(epoch, numbers))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(repr(value).encode("utf-8")).hexdigest()[:16]
 
 
 # --- data set and loader
@@ -168,7 +186,7 @@ class PackedDataset(IterableDataset[Row]):
         _check_batch(batch_packs)
         self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
         self.batch_packs = batch_packs
-        self._source = _open_packs(folder, seed, Path(plan) if plan is not None else None)
+        self._source = _open_packs(folder, seed, (rank, world_size), Path(plan) if plan is not None else None)
         self.packs = self._source.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(
@@ -197,10 +215,13 @@ class PackedDataset(IterableDataset[Row]):
         """
         if torch.utils.data.get_worker_info() is not None:
             raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
-        return {"epoch": self._epoch, "packs_done": self._done, "seed": self.seed, "data": self._source.identity}
+        place = {"epoch": self._epoch, "packs_done": self._done, "order": self._source.order}
+        return {**place, "seed": self.seed, "data": self._source.identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken.
+
+        A state of an earlier version, which read in another order, goes on with the next epoch, and a warning says so.
 
         Raises:
             InputError: it is of other packs or of another seed.
@@ -211,6 +232,14 @@ class PackedDataset(IterableDataset[Row]):
         if not 0 <= done <= self.packs:
             raise InputError(f"{self.folder}: packs_done = {done}: 0 to {self.packs} is allowed")
         self._epoch, self._done = int(state["epoch"]), int(done)
+        if self._done and state.get("order", FIRST_ORDER) != self._source.order:
+            self._epoch, self._done = self._epoch + 1, 0
+            if self.rank == 0:
+                warnings.warn(
+                    f"{self.folder}: an earlier version took the state, which read in another order: the rest of its epoch "
+                    f"({self.packs - int(done):,} packs) is left out, and the data goes on with epoch {self._epoch}",
+                    stacklevel=2,
+                )
 
     def __len__(self) -> int:
         """Rows of this process in a whole epoch."""

@@ -17,6 +17,7 @@ from gaudi_bert.records.schema import MAX_RECORD_BYTES, MAX_SEQUENCE_LENGTH, Pac
 from gaudi_bert.records.wire.example import position_table
 from gaudi_bert.records.wire.features import feature_table
 from gaudi_bert.records.wire.framing import ScanStatus
+from gaudi_bert.records.wire.shard_index import SizeArray
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,13 @@ class _Piece:
         hashes: int64 [sequences].
         lengths: int32 [sequences], tokens of each.
         pack_sizes: int32 [packs], how many of them each pack holds; None for unpacked records.
+        record_sizes: uint32 [packs], the bytes of each record, frame and all; None for unpacked records.
     """
 
     hashes: IntArray
     lengths: Int32Array
     pack_sizes: Int32Array | None = None
+    record_sizes: SizeArray | None = None
 
 
 @dataclass
@@ -41,6 +44,7 @@ class SequenceSums:
     Attributes:
         sums: int64 [CLASSES, 2], see `fingerprint.add_hashes`.
         pack_sizes: int32, the number of sequences of each pack of one shard, in order (empty for unpacked records).
+        record_sizes: uint32, the bytes of each of its records (empty for unpacked records).
         lengths: int64 [most tokens + 1], sequences of each number of tokens.
     """
 
@@ -50,6 +54,7 @@ class SequenceSums:
     file_bytes: int = 0
     file_crc32c: int = 0
     pack_sizes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    record_sizes: SizeArray = field(default_factory=lambda: np.zeros(0, np.uint32))
     lengths: IntArray = field(default_factory=lambda: np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64))
 
     def add(self, other: SequenceSums) -> None:
@@ -78,6 +83,7 @@ class _PackedFormat:
             hashes=np.empty(sequences, np.int64),
             lengths=np.empty(sequences, np.int32),
             sequences=np.empty(packs, np.int32),
+            record_sizes=np.empty(packs, np.uint32),
             done=np.zeros(2, np.int64),
             starts=np.empty(schema.depth + 1, np.int64),
         )
@@ -120,21 +126,24 @@ def packed_pieces(
     scan = RecordScan(path, records, buffer, progress=progress)
     for _ in scan.pieces():
         scanned, (packs, sequences) = records.scanned, records.scanned.done.tolist()
-        yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], scanned.sequences[:packs])
+        of_packs = scanned.sequences[:packs], scanned.record_sizes[:packs]
+        yield scan, _Piece(scanned.hashes[:sequences], scanned.lengths[:sequences], *of_packs)
 
 
 def sum_pieces(pieces: Iterator[tuple[RecordScan, _Piece]]) -> SequenceSums:
     """Add up the pieces of one file."""
-    sums, sizes = SequenceSums(), []
+    sums, sizes, bytes_of_records = SequenceSums(), [], []
     for scan, piece in pieces:
         add_hashes(piece.hashes, piece.hashes.size, sums.sums)
         sums.sequences += piece.hashes.size
         sums.tokens += int(piece.lengths.sum(dtype=np.int64))
         sums.file_bytes, sums.file_crc32c = scan.file_bytes, scan.file_crc32c
         sums.lengths += np.bincount(piece.lengths, minlength=sums.lengths.size)
-        if piece.pack_sizes is not None:
+        if piece.pack_sizes is not None and piece.record_sizes is not None:
             sizes.append(piece.pack_sizes.copy())
-    sums.pack_sizes = np.concatenate(sizes) if sizes else np.zeros(0, np.int32)
+            bytes_of_records.append(piece.record_sizes.copy())
+    if sizes:
+        sums.pack_sizes, sums.record_sizes = np.concatenate(sizes), np.concatenate(bytes_of_records)
     return sums
 
 

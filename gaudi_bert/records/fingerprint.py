@@ -34,6 +34,7 @@ from gaudi_bert.records.wire.memory import (
     load_word,
     multiply_mix,
 )
+from gaudi_bert.records.wire.shard_index import SizeArray
 from gaudi_bert.records.wire.values import all_bytes_are, is_zero, real_bytes
 
 CLASSES = 4096
@@ -151,6 +152,7 @@ class ScannedPacks(NamedTuple):
         hashes: int64, of each sequence.
         lengths: int32, tokens of each sequence.
         sequences: int32, how many each pack holds.
+        record_sizes: uint32, the bytes of each pack's record.
         done: int64 [2]: packs and sequences.
         starts: int64 [S + 1], work space: where the sequences of the last pack start.
     """
@@ -158,6 +160,7 @@ class ScannedPacks(NamedTuple):
     hashes: IntArray
     lengths: Int32Array
     sequences: Int32Array
+    record_sizes: SizeArray
     done: IntArray
     starts: IntArray
 
@@ -437,6 +440,7 @@ def scan_packed(
         for sequence in range(count):
             scanned.lengths[done[1] + sequence] = starts[sequence + 1] - starts[sequence]
         scanned.sequences[done[0]] = count
+        scanned.record_sizes[done[0]] = size + 16
         done[0] += 1
         done[1] += count
         position += size + 16

@@ -8,21 +8,25 @@ numbers are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT
-from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, Shard
+from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, Shard, ShardTable
 from gaudi_bert.artefacts.plan import Plan
+from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.figures import PackingFigures
 from gaudi_bert.common.files import read_json, write_json
-from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.read.random_access import FileCache, RecordFiles
 from gaudi_bert.records.read.scan import first_record
 from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
 from gaudi_bert.records.wire.framing import record_place
+from gaudi_bert.records.wire.shard_index import index_path, read_starts
 
 _PREDECESSOR_DEPTH = 3
 _FILE_PATTERN = "strategy_*_part_*"
@@ -44,6 +48,76 @@ def predecessor_metadata_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}_metadata.json")
 
 
+# --- the shards of a folder, of which there may be hundreds of thousands
+
+
+def open_shards(folder: Path, metadata: Metadata, cache: FileCache | None = None) -> RecordFiles:
+    """The packs of a folder by their shards and numbers, found by the index of their group where there is one."""
+    table = metadata.shard_table
+    return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, _Starts(folder, table), cache)
+
+
+@dataclass(frozen=True)
+class ShardPaths(Sequence[Path]):
+    """The paths of the shards of a folder, made when they are asked for."""
+
+    folder: Path
+    table: ShardTable
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, number: int) -> Path: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Path]: ...
+
+    def __getitem__(self, number: int | slice) -> Path | list[Path]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        return self.folder / self.table.name(number % len(self))
+
+
+@dataclass(frozen=True)
+class _Starts:
+    """Where the records of a shard begin, as the index of its group says."""
+
+    folder: Path
+    table: ShardTable
+
+    def __call__(self, shard: int) -> IntArray | None:
+        if self.table.given_names:
+            return None
+        before, packs, size = self.table.packs_before(shard), int(self.table.packs[shard]), int(self.table.bytes[shard])
+        return read_starts(index_path(self.folder, self.table.place(shard)[0]), before, packs, size)
+
+
+def check_shards(folder: Path, table: ShardTable) -> None:
+    """Refuse a folder in which a shard is missing, or has another size than the metadata say."""
+    for path, size in zip(_names(folder, table), table.bytes.tolist(), strict=True):
+        try:
+            found = os.stat(path)
+        except OSError:
+            found = None
+        if found is None or not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
+        if found.st_size != size:
+            raise InputError(f"{path}: has {found.st_size:,} bytes, the metadata says {size:,}; write the packed data again")
+
+
+def _names(folder: Path, table: ShardTable) -> Iterator[str]:
+    """The paths of all shards as text, which takes little time."""
+    if table.given_names:
+        yield from (f"{folder}/{name}" for name in table.given_names)
+        return
+    for group, (first, end) in enumerate(zip(table.group_firsts, [*table.group_firsts[1:], len(table)], strict=True)):
+        begin = f"{folder}/packed-{group:05d}-"
+        yield from (f"{begin}{number:05d}{table.ending}" for number in range(end - first))
+
+
 def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     """The metadata of a folder that the predecessor packed.
 
@@ -55,17 +129,17 @@ def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     if not paths:
         raise InputError(f"{folder}: holds no {_FILE_PATTERN} file, which {sibling.name} belongs to; check the path")
     schema = _schema_of(paths[0])
-    sizes = [RecordFiles([path], schema).sizes[0] for path in paths]
+    sizes = [int(packs) for packs in RecordFiles(paths, schema).sizes]
     packs = sum(sizes)
     if packs != counts.packs:
         raise InputError(
             f"{folder}: its files hold {packs} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
             "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
         )
-    shards = [
+    shards = tuple(
         Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
-    ]
-    return _metadata(sibling, counts, schema, tuple(shards))
+    )
+    return _metadata(sibling, counts, schema, shards)
 
 
 @dataclass(frozen=True)

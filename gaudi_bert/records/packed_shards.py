@@ -52,6 +52,7 @@ from gaudi_bert.records.wire.memory import (
     store_u16,
     store_u32,
 )
+from gaudi_bert.records.wire.shard_index import SizeArray
 
 _PREFETCHED_PACKS = 8
 _ONE_FLOAT = as_word(0x3F800000)
@@ -288,8 +289,9 @@ def _encode(
     layout: _Layout,
     measured: _Measured,
     out: ByteArray,
+    record_sizes: SizeArray,
 ) -> tuple[int, int, int]:
-    """Write packs `first` .. `last` - 1 as TFRecords; (status, next pack, bytes written)."""
+    """Write packs `first` .. `last` - 1 as TFRecords, and the bytes of each; (status, next pack, bytes written)."""
     starts, members = assignment
     begin = address_of(out)
     at, end = begin, begin + out.size
@@ -304,8 +306,9 @@ def _encode(
         content = content_size(layout.keys, measured.sizes)
         if at + message_size(content) + FRAME_BYTES + SLACK_BYTES > end:
             return EncodeStatus.OUTPUT_FULL, pack, at - begin
-        after = _store_features(start_record(at, content), group, of_pack, layout, measured)
-        at = finish_record(at, after)
+        after = finish_record(at, _store_features(start_record(at, content), group, of_pack, layout, measured))
+        record_sizes[pack - first] = after - at
+        at = after
     return EncodeStatus.DONE, last, at - begin
 
 
@@ -333,10 +336,14 @@ class PackEncoder:
         keys = key_rows(schema.features)
         self._layout = _Layout(schema.max_sequence_length, schema.masked_slots, schema.depth, keys, position_table())
 
-    def encode(self, first: int, last: int, out: ByteArray) -> tuple[EncodeStatus, int, int]:
-        """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written)."""
+    def encode(self, first: int, last: int, out: ByteArray, record_sizes: SizeArray) -> tuple[EncodeStatus, int, int]:
+        """Write packs `first` .. `last` - 1 to `out` as far as it has room: (status, next pack, bytes written).
+
+        Args:
+            record_sizes: uint32 [last - first], the bytes of each record that was written.
+        """
         measured = _Measured(np.zeros(len(PackedFeature), np.int64), np.empty(2 * self._layout.slots + 8, np.uint8))
-        status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out)
+        status, pack, size = _encode(self._group, self._assignment, first, last, self._layout, measured, out, record_sizes)
         return EncodeStatus(status), pack, size
 
 
@@ -382,8 +389,8 @@ def write_shard(
     out: ByteArray,
     slots: threading.Semaphore,
     progress: Callable[[int], None],
-) -> Shard:
-    """Write packs `first` .. `last` - 1 to `path`.
+) -> tuple[Shard, SizeArray]:
+    """Write packs `first` .. `last` - 1 to `path`; the shard, and the bytes of each record, uint32 [packs].
 
     Args:
         out: from `output_buffer`.
@@ -392,9 +399,10 @@ def write_shard(
         progress: called with the number of packs that were written.
     """
     pack, size, crc = first, 0, 0
+    record_sizes = np.zeros(last - first, np.uint32)
     with atomic_file(path) as handle, slots:
         while pack < last:
-            status, following, count = encoder.encode(pack, last, out)
+            status, following, count = encoder.encode(pack, last, out, record_sizes[pack - first :])
             if status in _REFUSALS:
                 raise InputError(f"{path.name}: pack {following - first}: {_REFUSALS[status]}; plan again")
             handle.write(out[:count].data)
@@ -402,4 +410,4 @@ def write_shard(
             progress(following - pack)
             pack = following
         handle.flush()
-    return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc)
+    return Shard(name=path.name, packs=last - first, bytes=size, crc32c=crc), record_sizes

@@ -99,7 +99,6 @@ class LocalRun:
             if shard is not None:
                 shard = histogram_shard(paths.records, shard, self.settings.store)
                 if shard is None:
-                    self.reporter.say(f"{paths.records}: nothing to do, there are fewer files than shards")
                     return {"files": 0}
                 out = histogram_part(out, shard)
             return histogram(paths.records, out, shard=shard, workers=self.workers, **self._common())
@@ -251,7 +250,7 @@ class LocalRun:
         """A page about what the work folder holds."""
         from gaudi_bert.stages.report import report
 
-        return report(self.folder.root, reporter=self.reporter, store=self.settings.store)
+        return report(self.folder.root, store=self.settings.store)
 
 
 def _starts_processes(settings: PipelineSettings) -> bool:

@@ -24,10 +24,12 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.packed_folder import open_shards, read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
+from gaudi_bert.records.read.global_order import GlobalOrder
 from gaudi_bert.records.read.random_access import RecordFiles
-from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.read.streams import StreamReader
+from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.wire.example import decode_example, encode_example
 from gaudi_bert.records.wire.framing import read_records, write_record
 from gaudi_bert.stages.data.histogram import histogram
@@ -98,8 +100,8 @@ def _pack(records: Path, packed: Path) -> None:
     pack(records, packed, PackingSettings(shard_multiple=2), reporter=QUIET)
     verify(records, packed, reporter=QUIET)
     metadata = read_metadata(packed)
-    files = RecordFiles([packed / metadata.shards[0].name], PackedSchema.of(metadata))
-    pack_rows(files.read(np.zeros(1, np.int64), np.zeros(1, np.int64)))
+    files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
+    pack_rows(files.read(*StreamReader(files, order).places(0, np.zeros(1, np.int64))))
 
 
 def _prepare(folder: Path) -> Path:

@@ -16,12 +16,17 @@ from typing import Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
-from gaudi_bert.artefacts.packed import GroupManifest, TableGroupManifest
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, remove, shown
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableGroupManifest
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import exclusive_lock
+from gaudi_bert.common.files import exclusive_lock, read_file
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.records.wire.crc32c import crc32c
+from gaudi_bert.records.wire.shard_index import index_bytes, index_path
 from gaudi_bert.stages.results import GroupsResult
+
+_FETCHED_TOGETHER = 256
+"""Summaries that are on scratch at once."""
 
 Group = TypeVar("Group")
 Summary = TypeVar("Summary", bound=Artefact)
@@ -76,16 +81,39 @@ class GroupedOutput(Generic[Group, Summary]):
 
     def whole(self, groups: Sequence[Group]) -> dict[Group, Summary]:
         """The summaries of those of `groups` that are whole."""
-        fetch(*map(self.summary_path, groups))
-        summaries = {group: self._read(group) for group in groups}
-        return {group: summary for group, summary in summaries.items() if summary is not None}
+        return dict(self.each_whole(groups))
+
+    def each_whole(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
+        """The same one at a time, for groups without number; a store's are fetched some at a time."""
+        for start in range(0, len(groups), _FETCHED_TOGETHER):
+            some = groups[start : start + _FETCHED_TOGETHER]
+            fetch(*map(self.summary_path, some))
+            summaries = ((group, self._read(group)) for group in some)
+            yield from ((group, summary) for group, summary in summaries if summary is not None)
+            release(*map(self.summary_path, some))
 
     def missing(self, groups: Sequence[Group]) -> list[Group]:
         """Those of `groups` that are still to be made."""
-        whole = self.whole(groups)
+        whole = {group for group, _ in self.each_whole(groups)}
         if whole:
             self.reporter.say(f"{shown(self.folder)}: {len(whole)} of {len(groups)} groups are there already")
         return [group for group in groups if group not in whole]
+
+    def all_whole(self, groups: Sequence[Group], what: str, command: str) -> Iterator[tuple[Group, Summary]]:
+        """The summaries of all groups, one at a time; at the end those that are missing are an error.
+
+        `what` names the groups in it, and `command` makes them.
+        """
+        missing = set(groups)
+        for group, summary in self.each_whole(groups):
+            missing.discard(group)
+            yield group, summary
+        if missing:
+            first = next(group for group in groups if group in missing)
+            raise FailedError(
+                f"{self.folder}: {len(missing)} of {len(groups)} {what}s are not written, the first is {what} {first};"
+                f" run `{command}` for them (without --finish) and then finish again"
+            )
 
     @contextmanager
     def writing(self, group: Group, name: str) -> Iterator[bool]:
@@ -121,21 +149,19 @@ class PackedOutput(GroupedOutput[int, Manifest]):
         """The manifest is of this source, and its shards have their sizes; in a store the manifest was put after them."""
         if summary.source_sha256 != self.source_sha256:
             return False
+        if isinstance(summary, GroupManifest) and summary.index_crc32c is None:
+            return False  # begun by an earlier version, which wrote no index
         if is_mirrored(self.folder):
             return True
         paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]
+        if isinstance(summary, GroupManifest):
+            paths.append((index_path(self.folder, summary.group), index_bytes(summary.packs)))
         return all(path.is_file() and path.stat().st_size == size for path, size in paths)
 
-    def all_whole(self, groups: Sequence[int]) -> list[Manifest]:
-        """The manifests of all groups, which must be there."""
-        whole = self.whole(groups)
-        missing = [group for group in groups if group not in whole]
-        if missing:
-            raise FailedError(
-                f"{self.folder}: {len(missing)} of {len(groups)} groups are not written, the first is group {missing[0]};"
-                f" run `{self.command}` for them (without --finish) and then finish again"
-            )
-        return [whole[group] for group in groups]
+    def manifests(self, groups: Sequence[int]) -> Iterator[tuple[Manifest, int]]:
+        """The manifests of all groups, which must be there, one at a time; and the CRC-32C of each."""
+        for group, manifest in self.all_whole(groups, "group", self.command):
+            yield manifest, crc32c(read_file(self.summary_path(group)))
 
     def write_final(self, content: Artefact) -> None:
         """Write the final file, under a lock: several may finish at once."""
@@ -144,11 +170,7 @@ class PackedOutput(GroupedOutput[int, Manifest]):
 
     def groups_result(self, groups: Sequence[int], written: int) -> GroupsResult:
         """The totals of some groups, `written` of them by this run."""
-        manifests = [self.summary.read(self.summary_path(group)) for group in groups]
-        return GroupsResult(
-            groups=len(groups),
-            groups_written=written,
-            sequences=sum(manifest.sequences for manifest in manifests),
-            packs=sum(manifest.packs for manifest in manifests),
-            tokens=sum(manifest.tokens for manifest in manifests),
-        )
+        sums = PackedSums()
+        for _, manifest in self.each_whole(groups):
+            sums.add(manifest, 0)
+        return GroupsResult(len(groups), written, sums.sequences, sums.packs, sums.tokens)

@@ -11,35 +11,47 @@ changed since, if only by its time, is verified anew.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
 from gaudi_bert.artefacts.packed import (
     METADATA_NAME,
     VERIFICATION_NAME,
-    GroupManifest,
     InputFile,
     Metadata,
     Shard,
-    TableGroupManifest,
     TableMetadata,
     TableVerification,
     Verification,
     manifest_path,
 )
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, is_mirrored, last_change, names_in, remove, shown
+from gaudi_bert.artefacts.store.mirrored_folder import (
+    fetch,
+    files_in,
+    is_mirrored,
+    last_change,
+    names_in,
+    release,
+    remove,
+    shown,
+)
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.certificate import simple_certificate
+from gaudi_bert.records.wire.crc32c import crc32c
+from gaudi_bert.records.wire.shard_index import index_path
 from gaudi_bert.stages.results import Made
 
 Stored = TypeVar("Stored", Verification, TableVerification)
@@ -48,9 +60,8 @@ Manifest = TypeVar("Manifest", bound=Artefact)
 
 @dataclass(frozen=True)
 class Proof(Generic[Stored]):
-    """What the files of a packed folder must say, by what was read."""
+    """What the files of a packed folder must say, by what was read; its manifests were held to that already."""
 
-    manifests: Sequence[GroupManifest] | Sequence[TableGroupManifest]
     metadata: Metadata | TableMetadata
     verification: Stored
 
@@ -71,11 +82,11 @@ def verify_folder(
         inputs: the files that it was made from, with their bytes.
         prove: reads both sides and compares their sequences.
     """
-    out, sources = packed / VERIFICATION_NAME, [*(packed / shard.name for shard in metadata.shards), *inputs]
+    out, sources = packed / VERIFICATION_NAME, lambda: itertools.chain(_files_of(packed, metadata), inputs)
     sha256 = hashlib.sha256(read_file(packed / METADATA_NAME)).hexdigest()
     files = {path.name: size for path, size in inputs.items()}
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
-    if not overwrite and _is_verified(out, signature, sources):
+    if not overwrite and _is_verified(out, signature, sources()):
         reporter.say(f"{shown(packed)}: already verified, nothing to do")
         return Made(kind.read_of(out, metadata), skipped=True)
     is_writable = is_mirrored(packed) or os.access(packed, os.W_OK)
@@ -92,10 +103,22 @@ def verify_folder(
     return Made(proof.verification)
 
 
-def _is_verified(out: Path, signature: Signature, sources: Sequence[Path]) -> bool:
+def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path]:
+    """The shards, and what lies beside those of each group."""
+    table = metadata.shard_table
+    yield from (packed / table.name(number) for number in range(len(table)))
+    if isinstance(metadata, Metadata) and metadata.format_version > 1:
+        for number in range(len(table.group_firsts)):
+            yield from (manifest_path(packed, number), index_path(packed, number))
+
+
+def _is_verified(out: Path, signature: Signature, sources: Iterable[Path]) -> bool:
     """Whether the same was verified, and nothing was changed since."""
     if not is_mirrored(out):
-        return is_finished(out, out, signature, [source for source in sources if not is_mirrored(source)])
+        try:
+            return is_finished(out, out, signature, (source for source in sources if not is_mirrored(source)))
+        except FileNotFoundError:
+            return False  # the proof names what is missing
     return is_finished(out, out, signature) and max(map(last_change, sources)) <= last_change(out) < math.inf
 
 
@@ -104,95 +127,118 @@ def _is_verified(out: Path, signature: Signature, sources: Sequence[Path]) -> bo
 
 def check_shards(packed: Path, metadata: Metadata | TableMetadata) -> None:
     """The folder holds the shards of the metadata, and no other that a reader might take for its own."""
-    stored, named = files_in(packed), {shard.name for shard in metadata.shards}
-    for shard in metadata.shards:
-        path = packed / shard.name
-        if shard.name not in stored:
-            raise FailedError(f"{path}: the shard is missing; {metadata.remedy}")
-        if stored[shard.name].bytes != shard.bytes:
-            raise FailedError(
-                f"{path}: {stored[shard.name].bytes} bytes, metadata.json says {shard.bytes}; {metadata.remedy}"
-            )
-    for name in sorted(stored):
-        if name.startswith("packed-") and name not in named:
-            raise FailedError(f"{packed / name}: is not in metadata.json; remove it, or {metadata.remedy}")
+    table, foreign = metadata.shard_table, []
+    sizes = np.full(len(table), -1, np.int64)
+    for name, size in _sizes_in(packed):
+        number = table.number(name)
+        if number is not None:
+            sizes[number] = size
+        elif name.startswith("packed-"):
+            foreign.append(name)
+    if (sizes != table.bytes).any():
+        number = int(np.argmax(sizes != table.bytes))
+        found = f"{sizes[number]} bytes, metadata.json says {table.bytes[number]}"
+        problem = "the shard is missing" if sizes[number] < 0 else found
+        raise FailedError(f"{packed / table.name(number)}: {problem}; {metadata.remedy}")
+    if foreign:
+        raise FailedError(f"{packed / min(foreign)}: is not in metadata.json; remove it, or {metadata.remedy}")
 
 
-def check_crc32c(path: Path, stored: Shard, crc32c: int, remedy: str) -> None:
-    """A shard is the one of the metadata; the predecessor noted no CRC."""
-    if stored.crc32c is not None and stored.crc32c != crc32c:
-        raise FailedError(f"{path}: its CRC-32C differs from metadata.json; {remedy}")
+def _sizes_in(packed: Path) -> Iterator[tuple[str, int]]:
+    """The files of a folder and their sizes; of one on this machine, nothing is kept."""
+    if is_mirrored(packed):
+        yield from ((name, info.bytes) for name, info in files_in(packed).items())
+        return
+    with os.scandir(packed) as entries:
+        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
 
 
-def check_inputs(packed: Path, metadata: Metadata | TableMetadata, present: Sequence[InputFile]) -> None:
+def check_crc32c(packed: Path, stored: Sequence[Shard], present: Sequence[Shard], remedy: str) -> None:
+    """The shards of a group are those of its manifest; the predecessor noted no CRC."""
+    for one, other in zip(stored, present, strict=False):  # other names, or fewer, are found where all keys are compared
+        if one.name == other.name and one.crc32c not in (None, other.crc32c):
+            raise FailedError(f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {remedy}")
+
+
+def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str) -> None:
     """The input files are those that were packed; otherwise the first that is new, missing or changed is named."""
-    known, now = ({file.name: (file.bytes, file.crc32c) for file in files} for files in (metadata.inputs, present))
+    known, now = ({file.name: (file.bytes, file.crc32c) for file in files} for files in (packed_files, present))
     for name in [*now, *known]:
         if now.get(name) != known.get(name):
             gone = "was packed but is missing now" if name not in now else "has changed since it was packed"
             problem = gone if name in known else "is not among those that were packed"
-            raise FailedError(f"{packed}: input file {name} {problem}; {metadata.remedy}")
+            raise FailedError(f"{packed}: input file {name} {problem}; {remedy}")
 
 
-def shards_of_groups(packed: Path, metadata: Metadata | TableMetadata) -> list[list[Shard]]:
-    """The shards of each group; they are numbered without a gap, and as many as `shard_multiple` asks for."""
-    groups: list[list[Shard]] = []
-    for shard in metadata.shards:
-        match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})\.(tfrecord|parquet)", shard.name, re.ASCII)
-        position = (int(match[1]), int(match[2])) if match is not None else None
-        if position == (len(groups), 0):
-            groups.append([])
-        elif not groups or position != (len(groups) - 1, len(groups[-1])):
-            raise FailedError(f"{packed / METADATA_NAME}: shard {shard.name} is out of order; {metadata.remedy}")
-        groups[-1].append(shard)
-    for number, shards in enumerate(groups):
-        if len(shards) % metadata.shard_multiple:
+def check_numbers(packed: Path, metadata: Metadata | TableMetadata) -> None:
+    """The shards of each group are numbered without a gap, and as many as `shard_multiple` asks for."""
+    table = metadata.shard_table
+    if table.given_names:
+        raise FailedError(
+            f"{packed / METADATA_NAME}: shard {_first_out_of_order(table.given_names)} is out of order; {metadata.remedy}"
+        )
+    for number, shards in enumerate(table.group_sizes.tolist()):
+        if shards % metadata.shard_multiple:
             raise FailedError(
                 f"{packed / METADATA_NAME}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
-                f" {len(shards)} shards; {metadata.remedy}"
+                f" {shards} shards; {metadata.remedy}"
             )
-    return groups
+
+
+def _first_out_of_order(names: Sequence[str]) -> str:
+    group, shard = -1, 0
+    for name in names:
+        match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})\.\w+", name, re.ASCII)
+        position = (int(match[1]), int(match[2])) if match is not None else None
+        if position not in ((group + 1, 0), (group, shard + 1)):
+            return name
+        group, shard = position
+    return names[0]  # what remains is an ending that is not the others'
 
 
 # --- metadata.json and the manifests, held to what was read
 
 
-def read_manifest(kind: type[Manifest], packed: Path, number: int) -> Manifest:
-    """The stored manifest of a group."""
+def read_manifest(kind: type[Manifest], packed: Path, number: int) -> tuple[Manifest, int]:
+    """The stored manifest of a group, and its CRC-32C."""
     path = manifest_path(packed, number)
     fetch(path)
     try:
-        return kind.read(path)
+        return kind.read(path), crc32c(read_file(path))
     except InputError as error:
         raise FailedError(str(error)) from error
+    finally:
+        release(path)
 
 
 def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[Stored]) -> None:
-    paths = [manifest_path(packed, number) for number in range(len(proof.manifests))]
-    fetch(*paths)
-    present = {name for name in names_in(packed) if name.startswith("group-") and name.endswith(".json")}
-    for name in sorted(present - {path.name for path in paths}):
-        raise FailedError(f"{packed / name}: the manifest of a group that metadata.json does not have; {metadata.remedy}")
-    for number, (path, manifest) in enumerate(zip(paths, proof.manifests, strict=True)):
-        _check_same(path, read_manifest(type(manifest), packed, number), manifest)
-    _check_same(packed / METADATA_NAME, metadata, proof.metadata)
+    groups = len(metadata.shard_table.group_firsts)
+    known = {path(packed, number).name for number in range(groups) for path in (manifest_path, index_path)}
+    for name in names_in(packed):
+        if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
+            what = "manifest" if name.endswith(".json") else "index"
+            raise FailedError(f"{packed / name}: the {what} of a group that metadata.json does not have; {metadata.remedy}")
+    check_same(packed / METADATA_NAME, metadata, proof.metadata)
 
 
-def _check_same(path: Path, stored: Artefact, right: Artefact) -> None:
+def check_same(path: Path, stored: Artefact, right: Artefact) -> None:
+    """A stored file says what the data say."""
     difference = first_difference(stored.as_json(), right.as_json(), "by the data")
     if difference is not None:
         raise FailedError(f"{path}: {difference}; {stored.remedy}")
 
 
-def check_bound(path: Path, claimed: int, packs: int, groups: Sequence[IntArray], depth: int, remedy: str) -> None:
+def check_bound(
+    path: Path, claimed: int, packs: int, groups: Callable[[], Iterable[IntArray]], depth: int, remedy: str
+) -> None:
     """The bound that a file states can be proven, group by group; by a solver where simple sums do not do.
 
     Args:
         claimed: fewest packs that the groups need together.
-        groups: of each, int64 [L]: what is packed as one, by its length.
+        groups: gives of each, int64 [L]: what is packed as one, by its length.
         depth: most of these in a pack.
     """
-    proven = sum(simple_certificate(counts, depth).bound for counts in groups)
+    proven = sum(simple_certificate(counts, depth).bound for counts in groups())
     if claimed <= min(proven, packs):
         return
     # The solvers are slow to load, and rarely needed here.
@@ -200,9 +246,9 @@ def check_bound(path: Path, claimed: int, packs: int, groups: Sequence[IntArray]
     from gaudi_bert.packing.exact.bounds import prove_bound
     from gaudi_bert.packing.histogram import Histogram
 
-    proven = sum(prove_bound(counts, depth).bound for counts in groups)
+    proven = sum(prove_bound(counts, depth).bound for counts in groups())
     if proven < claimed <= packs:
         # The quick proof is not always the best one that a plan can carry.
-        proven = sum(pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in groups)
+        proven = sum(pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in groups())
     if not claimed <= min(proven, packs):
         raise FailedError(f"{path}: lower_bound is {claimed}, only {proven} packs can be proven; {remedy}")

@@ -7,14 +7,13 @@ from pathlib import Path
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, shown
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.files import write_text
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.reporting.inputs import NAMES, read_inputs
 from gaudi_bert.reporting.page import render_page, summary_cards
 from gaudi_bert.stages.results import ReportResult
 
 
-def report(workdir: Path, *, reporter: Reporter, store: StoreSettings | None = None) -> ReportResult:
+def report(workdir: Path, *, store: StoreSettings | None = None) -> ReportResult:
     """Write report.html into a work folder, as a function of the other files there."""
     with mirrored(Path(workdir), store) as folder:
         fetch(*(folder / name for name in NAMES.values()))
@@ -23,6 +22,5 @@ def report(workdir: Path, *, reporter: Reporter, store: StoreSettings | None = N
         path = WorkFolder.found(folder).report
         write_text(path, page)
         name = shown(path)
-    reporter.say(f"{name}: written; open it in a browser")
     figures = {card.name: f"{card.figure} ({card.note})" for card in summary_cards(inputs)}
     return ReportResult(name, len(page.encode("utf-8")), figures)

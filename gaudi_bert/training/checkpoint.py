@@ -31,6 +31,7 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
 from gaudi_bert.model.bert import PackedBert
+from gaudi_bert.records.read.global_order import FIRST_ORDER
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.optimizers import Optimizer
 
@@ -53,7 +54,8 @@ class Checkpoint:
         variables: the model, by variable name.
         first_moments: the optimizer's m, by variable name; empty in a checkpoint of weights only.
         second_moments: the optimizer's v, by variable name.
-        progress: where the run stood: packs read by all processes, processes, sequences and tokens seen.
+        progress: where the run stood: packs read by all processes, the number of the order in which they are read,
+            processes, sequences and tokens seen.
         settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
             `compiled_kernels`.
     """
@@ -267,12 +269,14 @@ def resume_run(
     checkpoints: Path,
     model: PackedBert,
     optimizer: Optimizer,
+    order: int,
     epoch_packs: Callable[[], int],
     say: Callable[[str], None],
 ) -> Progress:
     """Restore model, optimizer and position from the newest whole checkpoint; from the start where there is none.
 
-    `epoch_packs` counts the packs of an epoch, for a checkpoint of another order.
+    `order` is the number of the order in which the run reads; `epoch_packs` counts the packs of an epoch, for a checkpoint
+    of another order.
     """
     checkpoint = read_newest(checkpoints, say)
     if checkpoint is None:
@@ -281,14 +285,15 @@ def resume_run(
     _assign(optimizer.first_moments, checkpoint.first_moments, checkpoints)
     _assign(optimizer.second_moments, checkpoint.second_moments, checkpoints)
     progress = checkpoint.progress
-    packs = progress["packs"] if "packs" in progress else _next_epoch(progress, epoch_packs(), say)
+    is_of_this_order = "packs" in progress and progress.get("order", FIRST_ORDER) == order
+    packs = progress["packs"] if is_of_this_order else _next_epoch(progress, epoch_packs(), say)
     say(f"train: goes on after update {checkpoint.update}")
     return Progress(checkpoint.update, packs, progress["sequences"], progress["tokens"])
 
 
 def _next_epoch(progress: Mapping[str, int], epoch_packs: int, say: Callable[[str], None]) -> int:
     """Where the epoch begins that follows the one in which an earlier version stood."""
-    done = progress["packs_per_process"] * progress["processes"]
+    done = progress["packs"] if "packs" in progress else progress["packs_per_process"] * progress["processes"]
     epochs = -(-done // epoch_packs)
     say(
         "note: an earlier version wrote the checkpoint, which read in another order: the rest of its epoch "

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 from gaudi_bert.artefacts.store.mirrored_folder import publish
 from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.model.bert import PackedBert
+from gaudi_bert.records.read.global_order import FIRST_ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
@@ -63,9 +64,9 @@ class _Evaluator(Protocol):
 class TrainingRun:
     """All that a run works with.
 
-    `batches` opens the training data, without end or with as many batches as there are updates. Every checkpoint holds
-    `stored_settings`. `evaluated` is called, in every process, with each update that was evaluated and its figures; `events`
-    is for MLPerf's log.
+    `batches` opens the training data, without end or with as many batches as there are updates, in the order of the number
+    `order`. Every checkpoint holds `stored_settings`. `evaluated` is called, in every process, with each update that was
+    evaluated and its figures; `events` is for MLPerf's log.
     """
 
     plan: RunPlan
@@ -81,6 +82,7 @@ class TrainingRun:
     events: RunEvents = field(default_factory=RunEvents)
     denominators: LossDenominators = GLOBAL
     evaluated: Callable[[int, Evaluation], None] | None = None
+    order: int = FIRST_ORDER
 
     @property
     def checkpoints(self) -> Path:
@@ -141,8 +143,10 @@ class TrainingLoop:
             stack.enter_context(run.events).begins(self._progress.sequences)
             if run.evaluator is not None and run.communicator.any_true(self._owes_evaluation()):
                 self._evaluate(run.evaluator)
+            task = stack.enter_context(run.reporter.task("train", self._settings.updates, "updates"))
+            task.count_from_now(self._progress.update)
             while not self._is_finished:
-                self._update()
+                self._update(task)
                 self._after_update(run.communicator.any_true(stop.requested))
         return Outcome(self._progress, self._report, self._evaluation, self._reached_target)
 
@@ -163,7 +167,7 @@ class TrainingLoop:
         target, evaluation = self._settings.target_masked_lm_accuracy, self._evaluation
         return target is not None and evaluation is not None and bool(evaluation.accuracy >= target)
 
-    def _update(self) -> None:
+    def _update(self, task: Task) -> None:
         """Do one update."""
         run, update = self._run, self._progress.update + 1
         run.communicator.note(f"update {update}", slow=self._is_cold)
@@ -171,6 +175,10 @@ class TrainingLoop:
         batches = list(islice(self._batches, run.plan.accumulation_steps))
         sums = self._step.run(batches, update, self._learning_rate(update))
         self._interval.add(sums, batches)
+        if self._is_cold:  # the graph was built, which is done once
+            task.count_from_now(update)
+        else:
+            task.advance()
         self._is_cold = False
         packs = self._progress.packs + run.plan.packs_per_update
         self._progress = replace(self._progress, update=update, packs=packs)
@@ -268,6 +276,7 @@ class TrainingLoop:
             second_moments={name: variable.numpy() for name, variable in run.optimizer.second_moments.items()},
             progress={
                 "packs": progress.packs,
+                "order": run.order,
                 "processes": run.communicator.size,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,

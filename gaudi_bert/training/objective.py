@@ -20,7 +20,6 @@ from gaudi_bert.common.arrays import BatchArrays, FloatArray
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.losses import pretraining_sums
 from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.tasks.task import Task
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.source import DataSource
@@ -177,6 +176,6 @@ def _sampled_efficiency(source: DataSource) -> float:
     lengths = [
         np.count_nonzero(decode_example(record)["input_mask"])
         for file in source.files
-        for record in itertools.islice(read_records(source.local(file)), each)
+        for record in itertools.islice(source.records_of(file), each)
     ]
     return float(np.mean(lengths)) / source.schema.max_sequence_length

@@ -82,6 +82,9 @@ def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
     found = contents(url, objects)
     for name, data in found.items():
         if name.startswith("group-"):
+            if not name.endswith(".json"):
+                continue
+            assert found[f"{name[:-5]}.index"] == wanted[f"{name[:-5]}.index"], f"no index, and {name} is there"
             for shard in json.loads(data)["shards"]:
                 assert found[shard["name"]] == wanted[shard["name"]], f"{shard['name']}: not whole, and {name} is there"
     if "metadata.json" in found:

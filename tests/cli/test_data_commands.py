@@ -33,7 +33,7 @@ def test_pack_and_verify(tmp_path: Path) -> None:
         "proven lower bound 4 packs: 0 above it",
         "algorithm lpfhp, depth 2",
         "1 row was too long: split, which added 1 sequence; no token is lost (--too-long split)",
-        "verified: every one of 6 sequences is there exactly once",
+        "verified: every one of 6 sequences is in the packs exactly once",
     ]
     verified = run_command("verify", tmp_path / "rows.parquet", tmp_path / "out", "--overwrite")
     assert verified.stdout.splitlines()[:2] == [
@@ -63,7 +63,7 @@ def test_tables_need_no_pandas(tmp_path: Path, repository: Path, options: tuple[
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "verified: every one of 7 sequences is there exactly once" in done.stdout
+    assert "verified: every one of 7 sequences is in the packs exactly once" in done.stdout
 
 
 GOOD = {"input_ids": [1, 2]}
@@ -115,7 +115,7 @@ GOOD = {"input_ids": [1, 2]}
             (),
             "is a table: say how many slots a pack has, for example --max-sequence-length",
         ),
-        ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--too-long", "cut"), "`too_long` = 'cut'"),
+        ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--too-long", "cut"), "--too-long cut: error, truncate, split or drop"),
         ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--columns", "label"), "has no column label; it has input_ids"),
         ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--shard", "0/2", "--verify"), "--shard excludes --finish and --verify"),
         (

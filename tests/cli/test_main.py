@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.completion import OPTIONS
+from gaudi_bert.cli.main import COMMANDS
+from gaudi_bert.config.sections import PrepareSettings
 from tests.builders.command_line import run_command
 from tests.builders.packing_case import PackingCase, make_case
 
@@ -20,13 +26,27 @@ from tests.builders.packing_case import PackingCase, make_case
 def test_every_command_is_listed_and_explains_itself() -> None:
     done = run_command("--help")
     assert done.returncode == 0
-    listed = [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.startswith("  ")]
-    assert {"prepare", "pack", "verify", "train", "export", "run", "report"} <= set(listed)
+    assert "..." not in done.stdout.replace("[ARGS]...", ""), "no summary is cut off"
+    groups = done.stdout.partition("Before anything is written:")[2]
+    listed = re.findall(r"^  ([a-z][a-z0-9-]*)  ", groups, flags=re.MULTILINE)
+    assert set(listed) == {*COMMANDS, "k8s"}
+    for same in (["-h"], ["help"]):
+        assert run_command(*same).stdout == done.stdout
+    assert run_command("help", "pack").stdout == run_command("pack", "-h").stdout
     for command in listed:
         done = run_command(command, "--help")
         assert done.returncode == 0
         assert done.stdout.startswith("Usage: ")
         assert f" {command} " in done.stdout.splitlines()[0]
+
+
+def test_settings_are_named_by_options_that_there_are() -> None:
+    known = {
+        option
+        for command in ("prepare", "plan", "pack", "import")
+        for option in run_command(command, "--help").stdout.split()
+    }
+    assert {f"--{name.replace('_', '-')}" for name in OPTIONS} <= known
 
 
 def test_help_needs_nothing_heavy() -> None:
@@ -44,7 +64,74 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "Commands:" in done.stdout
+    assert "Pretraining:" in done.stdout
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str]:
+    """The exit code of a command whose output is a terminal, and what it prints there."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "gaudi_bert", *arguments]
+    variables = {"TERM": "xterm", "COLUMNS": "80", **os.environ, **environment}
+    with subprocess.Popen(command, stdin=there, stdout=there, stderr=there, env=variables) as process:
+        os.close(there)
+        pieces = []
+        with contextlib.suppress(OSError):  # Linux ends a terminal with an error
+            while piece := os.read(here, 4096):
+                pieces.append(piece)
+    os.close(here)
+    return process.returncode, b"".join(pieces).decode().replace("\r\n", "\n")
+
+
+def test_a_bare_call_is_answered_on_a_terminal_and_refused_in_a_script() -> None:
+    code, text = on_a_terminal()
+    assert code == 0
+    assert "\033[1mPretraining:\033[0m" in text
+    plain = re.sub(r"\033\[\d+m", "", text)
+    assert plain == on_a_terminal("--help", NO_COLOR="1")[1]
+    done = run_command()
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_errors_are_red_on_a_terminal() -> None:
+    assert on_a_terminal("report", "absent")[1].startswith("\033[31merror:\033[0m absent")
+    assert on_a_terminal("report", "absent", NO_COLOR="1")[1].startswith("error: absent")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(shell: str) -> None:
+    words = {"bash": {"COMP_WORDS": "gaudi-bert ver", "COMP_CWORD": "1"}}
+    others = {"_TYPER_COMPLETE_ARGS": "gaudi-bert ver", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    asked = {"_GAUDI_BERT_COMPLETE": f"complete_{shell}", **words.get(shell, others)}
+    code = "import sys; sys.argv = ['gaudi-bert']; from gaudi_bert.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert "verify" in done.stdout
+    assert "verify-model" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "default"),
+    [
+        ("plan", "algorithm", "nnls"),
+        ("pack", "depth", "3; tables: max"),
+        ("pack", "group-bytes", "1GiB"),
+        ("prepare", "train-vocab", str(PrepareSettings().train_vocab)),
+    ],
+)
+def test_help_tells_defaults_of_settings(command: str, option: str, default: str) -> None:
+    done = run_command(command, "--help", environment={**os.environ, "COLUMNS": "120"})
+    (line,) = [line for line in re.sub(r"\n {20,}", " ", done.stdout).splitlines() if line.startswith(f"  --{option} ")]
+    assert f"default: {default}]" in line
+
+
+def test_files_that_the_shell_made_of_a_pattern_are_explained(tmp_path: Path) -> None:
+    for name in ("a.tfrecord", "b.tfrecord"):
+        (tmp_path / name).touch()
+    done = run_command("pack", "a.tfrecord", "b.tfrecord", "--out", "o", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: b.tfrecord: one file, folder or pattern is expected; put a pattern in quotes: ")
+    assert "'./*.tfrecord'" in done.stderr
 
 
 def test_as_a_module_of_its_own_process() -> None:
@@ -58,8 +145,8 @@ def test_as_a_module_of_its_own_process() -> None:
         (["histogram", "absent", "--out", "h.json"], "absent"),
         (["histogram", ".", "--out", "h.json", "--shard", "4/4"], "--shard 4/4"),
         (["plan", "absent.json", "--out", "plan.json"], "absent.json"),
-        (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "did you mean `nnls`?"),
-        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "`packing.depth` = '0'"),
+        (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "--algorithm nnl: did you mean nnls?"),
+        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: give a whole number"),
         (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "exclude each other"),
         (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
         (["inspect", "absent"], "absent"),
@@ -147,7 +234,7 @@ def test_both_signals_end_a_command_with_75_and_the_same_command_goes_on(
         time.sleep(0.01)
     process.send_signal(number)
     assert process.stderr is not None
-    assert process.stderr.read() == "error: stopped; the same command goes on from what is finished\n"
+    assert process.stderr.read() == "stopped; the same command goes on from what is finished\n"
     assert process.wait() == 75
     assert not (tmp_path / "histogram.json").exists()
     done = run_command("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)

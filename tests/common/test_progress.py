@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -26,7 +27,42 @@ def test_a_log_gets_whole_lines() -> None:
     with reporter.task("scan", 10, "sequences") as task:
         task.advance(5)
         reporter.show(task.line(task.started + 1))
-    assert stream.getvalue() == "done\nscan: 50 %, 5 sequences/s, 1.0 s left\n"
+    assert stream.getvalue() == "done\nscan: 50 %, 5.0 sequences/s, 1.0 s left\n"
+
+
+@pytest.mark.parametrize(
+    ("done", "seconds", "line"),
+    [
+        (0, 12, "plan: 0 %, 12 s so far"),
+        (1, 4, "plan: 5 %, 4.0 s per group, 1 min 16 s left"),
+        (10, 4, "plan: 50 %, 2.5 groups/s, 4.0 s left"),
+        (20, 1, "plan: 100 %, 20 groups/s, 0.0 s left"),
+    ],
+)
+def test_a_rate_is_known_from_the_first_unit_on(done: int, seconds: float, line: str) -> None:
+    with Reporter(quiet=True).task("plan", 20, "groups") as task:
+        task.advance(done)
+        assert task.line(task.started + seconds) == line
+
+
+def test_what_was_done_before_says_nothing_about_the_speed() -> None:
+    with Reporter(quiet=True).task("train", 20, "updates") as task:
+        task.advance(3)
+        task.count_from_now(10)
+        assert task.line(task.started + 7).startswith("train: 50 %, 7.0 s so far")
+        task.advance(5)
+        assert task.line(task.started + 1e9).startswith("train: 75 %, ")
+
+
+def test_work_whose_first_unit_takes_long_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gaudi_bert.common.progress.TERMINAL_LINE_EVERY_SECONDS", 0.001)
+    stream = io.StringIO()
+    reporter = Reporter(stream)
+    reporter.live = True
+    with reporter.task("plan", 20, "groups"):
+        while "plan: 0 %" not in stream.getvalue():
+            time.sleep(0.001)
+    assert stream.getvalue().endswith("\r"), "the line is gone in the end"
 
 
 def test_quiet_is_quiet() -> None:

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 from gaudi_bert.common.arrays import permutation, random_words
 
+FEWEST_STREAMS = 32
 
-def dealt_epoch(sizes: list[int], seed: int, epoch: int, window: int) -> list[tuple[int, int]]:
-    """(shard, record) of every pack of an epoch, in its order."""
-    hands = [
-        [(shard, record) for record in shuffled_shard(size, seed, epoch, shard, window)] for shard, size in enumerate(sizes)
-    ]
-    order = permutation(len(sizes), seed, "shard order", epoch).tolist()
-    dealt = []
-    while any(hands):
-        for shard in order:
-            if hands[shard]:
-                dealt.append(hands[shard].pop(0))
-    return dealt
+
+def dealt_epoch(
+    sizes: list[int], seed: int, epoch: int, window: int | list[int], streams: int = FEWEST_STREAMS
+) -> list[tuple[int, int]]:
+    """(shard, record) of every pack of an epoch, in its order; `window` of all shards, or of each."""
+    rows = dealt_rows(sizes, seed, epoch, window, streams)
+    return [place for row in rows for place in row]
+
+
+def dealt_rows(
+    sizes: list[int], seed: int, epoch: int, window: int | list[int], streams: int = FEWEST_STREAMS
+) -> list[list[tuple[int, int]]]:
+    """The same, row by row."""
+    place_of = {shard: place for place, shard in enumerate(permutation(len(sizes), seed, "shard order", epoch).tolist())}
+    shards = sorted(
+        (shard for shard in range(len(sizes)) if sizes[shard]), key=lambda shard: (-sizes[shard], place_of[shard])
+    )
+    hands: list[list[int]] = [[] for _ in range(min(streams, len(shards)))]
+    for number, shard in enumerate(shards):
+        hands[number % len(hands)].append(shard)
+    read = []
+    for stream, hand in enumerate(hands):
+        packs = []
+        for chosen in permutation(len(hand), seed, "stream order", epoch, stream).tolist():
+            shard = hand[chosen]
+            its_window = window if isinstance(window, int) else window[shard]
+            packs += [(shard, record) for record in shuffled_shard(sizes[shard], seed, epoch, shard, its_window)]
+        read.append(packs)
+    rows = []
+    while any(read):
+        rows.append([packs.pop(0) for packs in read if packs])
+    return rows
 
 
 def shuffled_shard(size: int, seed: int, epoch: int, shard: int, window: int) -> list[int]:

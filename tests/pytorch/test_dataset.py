@@ -11,13 +11,13 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.global_order import WINDOW_PACKS
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.tables.pack_table import pack_table
 from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.shards import shards_of
 from tests.oracles.global_order import dealt_epoch
 
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
@@ -36,7 +36,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 @pytest.fixture(scope="module")
 def epochs(case: PackingCase) -> list[list[bytes]]:
     """The token ids of every pack of the first epochs, in the order of a dealer."""
-    shards = read_metadata(case.packed).shards
+    shards = shards_of(case.packed)
     packs = [
         [decode_example(each) for each in read_records(case.packed / shard.name)] if shard.packs else [] for shard in shards
     ]
@@ -59,9 +59,8 @@ def batch_ids(rows: list[dict]) -> list[bytes]:
 
 
 def test_rows_hold_what_the_records_hold_under_the_names_of_packed_tables(case: PackingCase) -> None:
-    metadata = read_metadata(case.packed)
     payloads = itertools.chain.from_iterable(
-        read_records(case.packed / shard.name) for shard in metadata.shards if shard.packs
+        read_records(case.packed / shard.name) for shard in shards_of(case.packed) if shard.packs
     )
     wanted = {pack["input_ids"].tobytes(): pack for pack in map(decode_example, payloads)}
     for row in PackedDataset(case.packed):
@@ -202,7 +201,7 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
         assert set(row) == set(wanted)
         assert all(np.array_equal(row[name], wanted[name]) for name in row)
     sizes = [len(rows[0::2]), len(rows[1::2])]
-    order = dealt_epoch(sizes, SEED, 0, min(group_rows, max(sizes)))
+    order = dealt_epoch(sizes, SEED, 0, [min(group_rows, size) for size in sizes])
     assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
 
 

@@ -14,6 +14,7 @@ from gaudi_bert.records.packed_folder import read_metadata, write_predecessor_me
 from gaudi_bert.records.schema import PackedSchema
 from tests.builders.agree import agree
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.shards import shards_of
 
 
 @pytest.fixture
@@ -23,9 +24,8 @@ def case(tmp_path: Path) -> PackingCase:
 
 def as_predecessor(case: PackingCase, folder: Path) -> Path:
     """The packed folder as the predecessor would have left it."""
-    metadata = read_metadata(case.packed)
     folder.mkdir()
-    for number, shard in enumerate(shard for shard in metadata.shards if shard.packs):
+    for number, shard in enumerate(shard for shard in shards_of(case.packed) if shard.packs):
         shutil.copy(case.packed / shard.name, folder / f"strategy_7_22_part_{number}")
     sibling = write_predecessor_metadata(case.packed, case.plan)
     return sibling.rename(folder.with_name(f"{folder.name}_metadata.json"))
@@ -38,7 +38,7 @@ def test_what_we_write_is_read_as_the_predecessors(case: PackingCase, tmp_path: 
     for name in ("sequences", "packs", "tokens", "padding_tokens", "efficiency"):
         assert getattr(theirs, name) == getattr(ours, name)
     assert PackedSchema.of(theirs) == PackedSchema.of(ours)
-    assert sum(shard.packs for shard in theirs.shards) == ours.packs
+    assert theirs.shard_table.packs.sum() == ours.packs
 
 
 def test_the_keys_are_those_that_its_trainer_knows(case: PackingCase) -> None:

@@ -103,10 +103,12 @@ def test_packs_are_byte_equal_to_protobufs(
     schema = PackedSchema(max_sequence_length, masked_slots, depth, max_predictions)
     encoder = PackEncoder(schema, group, Assignment(starts, rows))
     out = np.full(len(packs) * largest_record(schema), 0xEE, np.uint8)
-    status, following, size = encoder.encode(0, len(packs), out)
+    sizes = np.zeros(len(packs), np.uint32)
+    status, following, size = encoder.encode(0, len(packs), out, sizes)
     assert (status, following) == (EncodeStatus.DONE, len(packs))
     payloads, damaged = unframe(out[:size].tobytes())
     assert damaged is None
+    assert sizes.tolist() == [len(payload) + 16 for payload in payloads]
     for pack, payload in zip(packs, payloads, strict=True):
         assert len(payload) + 16 <= largest_record(schema)
         assert payload == protobuf_example.serialize(pack_sequences(pack, max_sequence_length, masked_slots, depth))
@@ -119,16 +121,18 @@ def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
     schema = PackedSchema(64, 9, 1, 9)
     encoder = PackEncoder(schema, group, singles(41))
     whole = np.zeros(41 * largest_record(schema), np.uint8)
-    whole_size = encoder.encode(0, 41, whole)[2]
+    right, sizes = np.zeros(41, np.uint32), np.zeros(41, np.uint32)
+    whole_size = encoder.encode(0, 41, whole, right)[2]
     small = np.zeros(2 * largest_record(schema) + 7, np.uint8)
     pieces, pack = [], 0
     while pack < 41:
-        status, following, size = encoder.encode(pack, 41, small)
+        status, following, size = encoder.encode(pack, 41, small, sizes[pack:])
         assert status == (EncodeStatus.OUTPUT_FULL if following < 41 else EncodeStatus.DONE)
         assert following > pack
         pieces.append(small[:size].tobytes())
         pack = following
     assert b"".join(pieces) == whole[:whole_size].tobytes()
+    assert sizes.tolist() == right.tolist()
 
 
 def test_nothing_is_written_behind_the_output(tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_nothing_is_written_behind_the_output(tmp_path: Path) -> None:
     encoder = PackEncoder(PackedSchema(32, 5, 1, 5), group, singles(30))
     for room in range(0, 3000, 97):
         memory = np.full(4096, 0xEE, np.uint8)
-        status, _, size = encoder.encode(0, 30, memory[:room])
+        status, _, size = encoder.encode(0, 30, memory[:room], np.zeros(30, np.uint32))
         assert size <= room
         assert status == EncodeStatus.OUTPUT_FULL
         assert (memory[room:] == 0xEE).all()
@@ -160,7 +164,7 @@ def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedS
         sequence["masked_lm_ids"] = [7] + [0] * 8
     group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
     encoder = PackEncoder(schema, group, Assignment(np.array([0, 4, 8]), np.arange(8, dtype=np.int32)))
-    assert encoder.encode(0, 2, np.zeros(1 << 16, np.uint8))[:2] == (status, 0)
+    assert encoder.encode(0, 2, np.zeros(1 << 16, np.uint8), np.zeros(2, np.uint32))[:2] == (status, 0)
 
 
 def test_the_position_table_holds_its_varints() -> None:

@@ -12,18 +12,19 @@ One Parquet file per shard, one row per pack, with the names that Hugging Face m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, TableMetadata
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, regular
+from gaudi_bert.common.files import atomic_file, read_json, regular
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.packed_folder import ShardPaths, check_shards, read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema
@@ -41,22 +42,24 @@ def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Rep
     require_pyarrow()
     metadata = read_metadata(packed)
     out = packed / "parquet" if out is None else out
+    shards = metadata.shard_table
     with reporter.task("parquet", metadata.packs, "packs") as task:
-        for shard in metadata.shards:
-            target = out / f"{Path(shard.name).stem}.parquet"
+        for path, packs in zip(ShardPaths(packed, shards), shards.packs.tolist(), strict=True):
+            target = out / f"{path.stem}.parquet"
             if not target.exists():
-                _write_shard(packed / shard.name, target, metadata)
-            task.advance(shard.packs)
-    return {"folder": str(out), "files": len(metadata.shards), "packs": metadata.packs}
+                _write_shard(path, target, metadata)
+            task.advance(packs)
+    return {"folder": str(out), "files": len(shards), "packs": metadata.packs}
 
 
 def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
     from pyarrow import parquet
 
     schema, records = _table_schema(metadata), RecordFiles([shard], PackedSchema.of(metadata))
+    rows = int(records.sizes[0])
     with atomic_file(target) as handle, parquet.ParquetWriter(handle, schema, compression="zstd") as writer:
-        for first in range(0, records.sizes[0], _PACKS_PER_ROW_GROUP):
-            numbers = np.arange(first, min(first + _PACKS_PER_ROW_GROUP, records.sizes[0]))
+        for first in range(0, rows, _PACKS_PER_ROW_GROUP):
+            numbers = np.arange(first, min(first + _PACKS_PER_ROW_GROUP, rows))
             writer.write_table(_table(records.read(np.zeros_like(numbers), numbers), schema))
 
 
@@ -103,7 +106,7 @@ def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
     return pyarrow.table(arrays, schema=schema)
 
 
-# --- rows of packed tables by their numbers, one row group of each file in memory
+# --- rows of packed tables by their numbers, one row group in memory of each file that is read
 #
 # Columns of L values per row are matrices, those of one value per sequence are cut by their offsets.
 
@@ -123,53 +126,89 @@ class _Group(NamedTuple):
     columns: dict[str, _Column]
 
 
+class _Footer(NamedTuple):
+    """What a file says of its rows: its metadata, as pyarrow has it, and the end of each row group, int64."""
+
+    metadata: Any
+    ends: IntArray
+
+
+def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
+    """The packed tables of a folder, and how many shards its groups have a multiple of (1 where nothing says it).
+
+    Where metadata.json describes these files, it tells how many rows they have; otherwise each of them is asked.
+    """
+    stored = read_json(folder / METADATA_NAME) if (folder / METADATA_NAME).exists() else {}
+    if stored.get("format") == "table":
+        metadata = TableMetadata.read(folder)
+        table = metadata.shard_table
+        if [path.name for path in paths] == [path.name for path in ShardPaths(folder, table)]:
+            check_shards(folder, table)
+            return TableFiles(paths, table.packs), metadata.shard_multiple
+    return TableFiles(paths), 1
+
+
 class TableFiles:
-    """Packed Parquet files, numbered in the order of their paths."""
+    """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    Of each file that is held one row group is in memory; none stays open.
+
+    Args:
+        paths: the files.
+        sizes: the rows of each, int64; None where nothing but their footers says it.
+    """
+
+    threads = 1
+
+    def __init__(self, paths: Sequence[Path], sizes: IntArray | None = None) -> None:
         self.paths = tuple(paths)
-        self._files: dict[int, Any] = {}
+        self._footers: dict[int, _Footer] = {}
         self._groups: dict[int, _Group] = {}
-        self._ends: list[IntArray] = []
-        types = require_pyarrow().types
-        for number, path in enumerate(self.paths):
-            file = self._open(number)
-            schema = named(path, file.schema_arrow)
-            names = schema.names
-            if _TOKENLESS.issubset(names) and "input_ids" not in names:
-                raise InputError(
-                    f"{path}: is an index, which holds no tokens; pack the table again without --index-only to read packs"
-                )
-            for name in _NEEDED:
-                if name not in names:
-                    raise InputError(
-                        f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
-                    )
-                kind = schema.field(name).type
-                if not (is_list(kind) and types.is_integer(kind.value_type)):
-                    raise InputError(
-                        f"{path}: column {name} holds {kind}, in packed tables lists of whole numbers; pack again"
-                    )
-            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-            self._ends.append(np.cumsum(sizes, dtype=np.int64))
-        self._files.clear()
+        self._windows: dict[int, int] = {}
+        _footer(self.paths[0])  # what is no packed table is refused before anything is read
+        self.sizes = np.array([_rows(_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
+        """Rows of each file, int64."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For another process, which opens the files itself."""
-        return {**self.__dict__, "_files": {}, "_groups": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which reads the files itself."""
+        return TableFiles, (self.paths, self.sizes)
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows of each file."""
-        return tuple(int(ends[-1]) if len(ends) else 0 for ends in self._ends)
+    def window_rows(self, file: int) -> int:
+        """Rows of the largest row group of a file: packs that change places within so many need no other group."""
+        if file not in self._windows:
+            self.prepare(file)
+        return self._windows[file]
 
-    @property
-    def window_rows(self) -> int:
-        """Rows of the largest row group: packs that change places within so many need no other group."""
-        return max((int(np.diff(ends, prepend=0).max()) for ends in self._ends if len(ends)), default=1)
+    def prepare(self, file: int) -> _Footer:
+        """Read and check the footer of a file."""
+        footer = _footer(self.paths[file])
+        if _rows(footer) != self.sizes[file]:
+            raise InputError(
+                f"{self.paths[file]}: holds {_rows(footer):,} rows, {self.sizes[file]:,} were said; pack the table again"
+            )
+        self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
+        return footer
+
+    def hold(self, file: int, prepared: _Footer) -> None:
+        """Begin to read a file."""
+        self._footers[file] = prepared
+
+    def let_go(self, file: int) -> None:
+        """Read a file no more."""
+        del self._footers[file]
+        self._groups.pop(file, None)
+
+    def forget(self, file: int) -> None:
+        """A file that was prepared is not read after all."""
+
+    def expect(self, file: int, first: int, last: int) -> None:
+        """Rows that are read soon; they are read when they are needed."""
+
+    def leave(self, file: int, first: int, last: int) -> None:
+        """Rows that are not read again; the next row group takes their place."""
 
     def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Rows by file and number, int64 [n] each."""
+        """Rows by file and number, int64 [n] each; the files are held."""
         rows = []
         for file, record in zip(files.tolist(), records.tolist(), strict=True):
             group = self._group(file, record)
@@ -178,19 +217,10 @@ class TableFiles:
             rows.append({name: column.values[column.offsets[row] : column.offsets[row + 1]] for name, column in columns})
         return rows
 
-    def _open(self, number: int) -> Any:
-        if number not in self._files:
-            require_pyarrow()
-            from pyarrow import parquet
-
-            with explained_arrow_errors(self.paths[number]):
-                self._files[number] = parquet.ParquetFile(regular(self.paths[number]), memory_map=True)
-        return self._files[number]
-
     def _group(self, file: int, record: int) -> _Group:
         group = self._groups.get(file)
         if group is None or not group.first <= record < group.last:
-            ends = self._ends[file]
+            ends = self._footers[file].ends
             number = int(np.searchsorted(ends, record, side="right"))
             self._groups.pop(file, None)
             first = int(ends[number - 1]) if number else 0
@@ -199,8 +229,7 @@ class TableFiles:
 
     def _read_group(self, file: int, number: int) -> dict[str, _Column]:
         pyarrow = require_pyarrow()
-        opened = self._open(file)
-        with explained_arrow_errors(self.paths[file]):
+        with _opened(self.paths[file], self._footers[file].metadata) as opened:
             table = validated(self.paths[file], opened.read_row_group(number))
         columns = {}
         for name in table.column_names:
@@ -221,6 +250,45 @@ class TableFiles:
             if not np.array_equal(columns[name].offsets, columns["input_ids"].offsets):
                 raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
         return columns
+
+
+@contextmanager
+def _opened(path: Path, metadata: Any = None) -> Iterator[Any]:
+    """A Parquet file, whose metadata may be known."""
+    require_pyarrow()
+    from pyarrow import parquet
+
+    with (
+        explained_arrow_errors(path),
+        parquet.ParquetFile(regular(path), metadata=metadata, memory_map=True) as file,
+    ):
+        yield file
+
+
+def _footer(path: Path) -> _Footer:
+    """The footer of a file, which must be a packed table."""
+    types = require_pyarrow().types
+    with _opened(path) as file:
+        schema, metadata = named(path, file.schema_arrow), file.metadata
+    names = schema.names
+    if _TOKENLESS.issubset(names) and "input_ids" not in names:
+        raise InputError(
+            f"{path}: is an index, which holds no tokens; pack the table again without --index-only to read packs"
+        )
+    for name in _NEEDED:
+        if name not in names:
+            raise InputError(
+                f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
+            )
+        kind = schema.field(name).type
+        if not (is_list(kind) and types.is_integer(kind.value_type)):
+            raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of whole numbers; pack again")
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return _Footer(metadata, np.cumsum(sizes, dtype=np.int64))
+
+
+def _rows(footer: _Footer) -> int:
+    return int(footer.ends[-1]) if len(footer.ends) else 0
 
 
 # --- vectors as a Parquet table: one column `embedding` of lists of float32

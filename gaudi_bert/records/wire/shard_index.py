@@ -7,6 +7,7 @@ is walked, and a frame that does not begin where the index says is an error.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,11 @@ _SIZE = np.dtype("<u4")
 def index_path(folder: Path, group: int) -> Path:
     """Where the index of `group` lies in a packed folder."""
     return folder / f"group-{group:05d}.index"
+
+
+def index_bytes(packs: int) -> int:
+    """The size of the index of so many records."""
+    return packs * _SIZE.itemsize
 
 
 def write_index(path: Path, sizes: Sequence[SizeArray]) -> int:
@@ -44,11 +50,12 @@ def read_starts(path: Path, first: int, packs: int, shard_bytes: int) -> IntArra
         first: packs of the group's earlier shards.
         packs, shard_bytes: of the shard.
     """
-    if not path.exists():
+    try:
+        with open_file(path) as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # only this part is read from the disk
+            data = os.pread(handle.fileno(), packs * _SIZE.itemsize, first * _SIZE.itemsize)
+    except FileNotFoundError:
         return None
-    with open_file(path) as handle:
-        handle.seek(first * _SIZE.itemsize)
-        data = handle.read(packs * _SIZE.itemsize)
     starts = np.zeros(packs + 1, np.int64)
     if len(data) == packs * _SIZE.itemsize:
         np.cumsum(np.frombuffer(data, _SIZE), dtype=np.int64, out=starts[1:])

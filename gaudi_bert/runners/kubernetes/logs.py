@@ -108,14 +108,15 @@ class StepProgress:
 
 def _together(tasks: Sequence[TaskProgress], pods: int) -> str:
     """The progress of `pods` pods, of which `tasks` is known, in the work that most of them are at."""
-    name, unit = Counter((task.name, task.unit) for task in tasks).most_common(1)[0][0]
-    same = [task for task in tasks if (task.name, task.unit) == (name, unit)]
+    name = Counter(task.name for task in tasks).most_common(1)[0][0]
+    same = [task for task in tasks if task.name == name]
     return TaskProgress(
         name=name,
         share=sum(task.share for task in same) / len(same),
         rate=sum(task.rate for task in same) / len(same) * pods,
-        unit=unit,
+        unit=max(task.unit for task in same),
         seconds_left=max(task.seconds_left for task in same),
+        seconds=max(task.seconds for task in same),
     ).line()
 
 

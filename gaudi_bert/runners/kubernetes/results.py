@@ -170,10 +170,9 @@ def _send(folder: Path) -> int:
     """Write the page anew, as far as the run has come, and send it."""
     from gaudi_bert.stages.report import report
 
-    reporter = Reporter()
     try:
-        report(folder, reporter=reporter)
-        for line in sent_lines(folder, reporter):
+        report(folder)
+        for line in sent_lines(folder, Reporter()):
             sys.stdout.write(line + "\n")
     except GaudiBertError as error:
         sys.stderr.write(f"error: {error}\n")

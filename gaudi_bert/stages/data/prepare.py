@@ -138,8 +138,11 @@ def _prepare(
     number, shards = shard or (0, 1)
     if not corpus.sections[number::shards]:
         reporter.say(f"shard {number}/{shards}: nothing to do, the output has only {len(corpus.sections)} sections")
-    for section in output.missing(corpus.sections[number::shards]):
-        _make_section(section, corpus, example_settings, output, workers)
+    missing = output.missing(corpus.sections[number::shards])
+    characters = sum(block.characters for section in missing for block in section.blocks)
+    with reporter.task("prepare", characters, "characters") as task:
+        for section in missing:
+            _make_section(section, corpus, example_settings, output, task, workers)
     return _finish(corpus, vocabulary, given is None, output)
 
 
@@ -212,12 +215,12 @@ def _make_section(
     corpus: _Corpus,
     settings: ExampleSettings,
     output: GroupedOutput[Section, PreparedSection],
+    task: Task,
     workers: int,
 ) -> None:
     """Make the files of `section`; its summary is written last."""
     folder, name = output.folder / section.split, f"{section.split} section {section.number}"
-    characters = sum(block.characters for block in section.blocks)
-    with output.writing(section, name), output.reporter.task(name, characters, "characters") as task:
+    with output.writing(section, name):
         examples = _examples(section, corpus, settings, task, workers)
         written = write_section(section, examples, folder, corpus.parts[section.split], settings.seed)
         release(*(folder / file.name for file in written.files))

@@ -1,9 +1,9 @@
 """The stage `verify`: proof that the packed folder holds every sequence of RECORDS exactly once, byte for byte.
 
 First pass, at the speed of a scan and in constant memory: every input file and every shard is read, checked (both CRCs of
-every record, every value, the CRC of every file against metadata.json) and summed into fingerprints (see
-`records.fingerprint`). Equal sums: done, if metadata.json and the manifests say the same (`packed_proof`). Second pass,
-only if they differ: the sequences of the classes that differ are compared one by one and named.
+every record, every value) and summed into fingerprints (see `records.fingerprint`). When the last shard of a group is read,
+the group's manifest and index are held to it; equal sums, and metadata.json that says the same (`packed_proof`): done.
+Second pass, only if the sums differ: the sequences of the classes that differ are compared one by one and named.
 
 The result also tells how even and how well mixed the shards are: the packs that an epoch drops at a number of workers, and
 the standard deviation of sequences per batch against that of independent draws.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,16 +27,20 @@ from gaudi_bert.artefacts.packed import (
     GroupManifest,
     InputFile,
     Metadata,
+    PackedSums,
     Shard,
+    ShardTable,
     Verification,
     VocabularyInfo,
+    manifest_path,
     mixing_batch_packs,
     of_counts,
 )
-from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.records.file_contents import Mixing, SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
@@ -44,11 +48,13 @@ from gaudi_bert.records.files import RecordFile, RecordInputs, open_inputs
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.scan import map_files, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.wire.crc32c import crc32c
+from gaudi_bert.records.wire.framing import FRAME_BYTES, read_records
+from gaudi_bert.records.wire.shard_index import SizeArray, index_path
 from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
 
-File = TypeVar("File", RecordFile, Shard)
-Entry = TypeVar("Entry", InputFile, Shard)
+Entry = TypeVar("Entry")
 Pieces = Iterator[tuple[Any, Any]]
 
 
@@ -77,19 +83,134 @@ def verify(
         return proof.verify_folder(folder, metadata, sizes, Verification, prove, reporter=reporter, overwrite=overwrite)
 
 
-@dataclass(frozen=True)
-class _Contents:
-    """What was read, of sequences that are the same on both sides.
+class _Groups:
+    """The groups of a packed folder, each held to its manifest when its last shard is read, and then forgotten.
 
-    Attributes:
-        inputs: the input files as they are.
-        shards: as they are, by name.
-        counts: of each group, by what the names of its shards begin with: int64 [L], sequences of length 1, 2, ...
+    A problem of a manifest is kept until the sequences are compared, for what is missing there is the better message.
     """
 
+    def __init__(self, packed: Path, metadata: Metadata) -> None:
+        self.packed, self.metadata, self.table = packed, metadata, metadata.shard_table
+        self.sums = PackedSums(metadata.format_version)
+        self.inputs: list[InputFile] = []
+        self.sequences_of_inputs: dict[str, int] = {}
+        self.problems: dict[int, str] = {}
+        self._plan_sha256 = _plan_sha256(packed)
+        self._open: dict[int, _OpenGroup] = {}
+
+    def take(self, number: int, sums: SequenceSums) -> None:
+        """Add a shard as it was read; of a group that is then complete, a manifest made anew is held to the stored one."""
+        name, (group, _) = self.table.name(number), self.table.place(number)
+        read = self._open.setdefault(group, _OpenGroup({}, np.zeros(self.metadata.max_sequence_length + 1, np.int64)))
+        shard = Shard(name=name, packs=sums.pack_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+        read.shards[number] = shard, _sizes_on_disk(self.packed / name, sums)
+        read.counts[:] += sums.lengths[: read.counts.size]
+        if len(read.shards) == self.table.group_sizes[group]:
+            del self._open[group]
+            try:
+                self._hold(group, read)
+            except FailedError as error:
+                self.problems[group] = str(error)
+
+    def _hold(self, number: int, read: _OpenGroup) -> None:
+        stored, crc = proof.read_manifest(GroupManifest, self.packed, number)
+        self.inputs += stored.inputs or ()
+        shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
+        proof.check_crc32c(self.packed, stored.shards, shards, self.metadata.remedy)
+        right = GroupManifest(
+            format_version=stored.format_version,
+            plan_sha256=self._plan_sha256,
+            group=number,
+            packs=sum(shard.packs for shard in shards),
+            **of_counts(read.counts[1:].tolist()),
+            inputs=stored.inputs,  # held to the files where those of all groups are known
+            index_crc32c=_check_index(index_path(self.packed, number), stored, record_sizes),
+            shards=shards,
+        )
+        path = manifest_path(self.packed, number)
+        proof.check_same(path, stored, right)
+        held = sum(self.sequences_of_inputs.get(file.name, 0) for file in stored.inputs or ())
+        if stored.inputs is not None and held != right.sequences:
+            raise FailedError(
+                f"{path}: inputs: these files hold {held} sequences, the group has {right.sequences}; {stored.remedy}"
+            )
+        self.sums.add(right, crc)
+
+    def counts(self) -> Iterator[IntArray]:
+        """Of each group, int64 [L], sequences of length 1, 2, ..., by its manifest, which was held to the data."""
+        for number in range(len(self.table.group_firsts)):
+            yield np.array(proof.read_manifest(GroupManifest, self.packed, number)[0].counts, np.int64)
+
+
+class _OpenGroup(NamedTuple):
+    """What was read of a group: its shards and the sizes of their records, by number; and sequences of length 0, 1, ..."""
+
+    shards: dict[int, tuple[Shard, SizeArray]]
+    counts: IntArray
+
+
+def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
+    """Of each record; the scan knows the canonical size of those that another program encoded anew."""
+    if int(sums.record_sizes.sum(dtype=np.int64)) == sums.file_bytes:
+        return sums.record_sizes
+    return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
+
+
+def _check_index(path: Path, manifest: GroupManifest, record_sizes: Sequence[SizeArray]) -> int | None:
+    """The index of a group says the size of every record; its CRC-32C, None where the manifest knows no index."""
+    fetch(path)
+    right = np.concatenate(record_sizes).astype("<u4").tobytes()
+    stored = read_file(path) if path.exists() else None
+    release(path)
+    if (stored is None) != (manifest.index_crc32c is None):
+        problem = "the index is missing" if stored is None else "an index that the manifest does not know; remove it"
+        raise FailedError(f"{path}: {problem}; {manifest.remedy}")
+    if stored is None:
+        return None
+    if stored != right:
+        raise FailedError(f"{path}: does not say the sizes of the records; {manifest.remedy}")
+    return crc32c(right)
+
+
+def _prove(
+    inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
+) -> proof.Proof[Verification]:
+    """Compare the sequences of both sides, hold the manifests to what was read, and make the metadata anew from it."""
+    proof.check_numbers(packed, metadata)
+    groups = _Groups(packed, metadata)
+    contents = _compare(inputs, packed, metadata, reporter, workers, groups)
+    if groups.problems:
+        raise FailedError(groups.problems[min(groups.problems)])
+    path, known = packed / METADATA_NAME, groups.inputs if metadata.inputs is None else metadata.inputs
+    proof.check_inputs(packed, known, contents.inputs, metadata.remedy)
+    if len(known) != len(contents.inputs):
+        raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
+    proof.check_bound(path, metadata.lower_bound, metadata.packs, groups.counts, metadata.depth, metadata.remedy)
+    files = {"inputs": contents.inputs} if metadata.format_version == 1 else {"input_files": len(contents.inputs)}
+    right = Metadata(
+        # The sizes are those of every record that was read; the others nothing tells but that they are stored.
+        **{key: getattr(metadata, key) for key in Metadata.planned},
+        **groups.sums.stored(metadata.max_sequence_length, metadata.lower_bound),
+        tool_version=metadata.tool_version,
+        vocabulary=metadata.vocabulary if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary),
+        **files,
+    )
+    return proof.Proof(right, contents.verification(right, reporter))
+
+
+def _plan_sha256(packed: Path) -> str:
+    """The plan by which all groups were written: of the folder's settings, or of the first group where they are gone."""
+    path = settings_path(packed)
+    fetch(path)
+    stored = read_signature(path).inputs.get("plan_sha256") if path.exists() else None
+    return stored if isinstance(stored, str) else proof.read_manifest(GroupManifest, packed, 0)[0].plan_sha256
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What was read, of sequences that are the same on both sides; `inputs` are the input files as they are."""
+
     inputs: tuple[InputFile, ...]
-    shards: dict[str, Shard]
-    counts: dict[str, IntArray]
     repacked: SequenceSums
     mixing: Mixing
 
@@ -108,106 +229,82 @@ class _Contents:
         return result
 
 
-def _prove(
-    inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None
-) -> proof.Proof[Verification]:
-    """Compare the sequences of both sides, and make the manifests and the metadata anew from what was read."""
-    groups = proof.shards_of_groups(packed, metadata)
-    contents = _compare(inputs, packed, metadata, reporter, workers)
-    proof.check_inputs(packed, metadata, contents.inputs)
-    plan_sha256 = _plan_sha256(packed)
-    counts = [contents.counts[_group_of(shards[0])] for shards in groups]
-    manifests = [
-        GroupManifest(
-            format_version=1,
-            plan_sha256=plan_sha256,
-            group=number,
-            packs=sum(contents.shards[shard.name].packs for shard in shards),
-            **of_counts(counts[number].tolist()),
-            shards=tuple(contents.shards[shard.name] for shard in shards),
-        )
-        for number, shards in enumerate(groups)
-    ]
-    path = packed / METADATA_NAME
-    proof.check_bound(path, metadata.lower_bound, metadata.packs, counts, metadata.depth, metadata.remedy)
-    right = Metadata.of_groups(
-        manifests,
-        metadata.lower_bound,
-        tool_version=metadata.tool_version,
-        vocabulary=metadata.vocabulary if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary),
-        inputs=contents.inputs,
-        # The sizes are those of every record that was read; the others nothing tells but that they are stored.
-        **{key: getattr(metadata, key) for key in Metadata.planned},
-    )
-    return proof.Proof(manifests, right, contents.verification(right, reporter))
-
-
-def _group_of(shard: Shard) -> str:
-    """What the names of the shards of a group begin with."""
-    return shard.name.rpartition("-")[0]
-
-
-def _plan_sha256(packed: Path) -> str:
-    """The plan by which all groups were written: of the folder's settings, or of the first group where they are gone."""
-    path = settings_path(packed)
-    fetch(path)
-    stored = read_signature(path).inputs.get("plan_sha256") if path.exists() else None
-    return stored if isinstance(stored, str) else proof.read_manifest(GroupManifest, packed, 0).plan_sha256
-
-
-def _compare(inputs: RecordInputs, packed: Path, metadata: Metadata, reporter: Reporter, workers: int | None) -> _Contents:
-    """Read both sides; a sequence that is not on both is named."""
+def _compare(
+    inputs: RecordInputs,
+    packed: Path,
+    metadata: Metadata,
+    reporter: Reporter,
+    workers: int | None,
+    groups: _Groups | None = None,
+) -> _Contents:
+    """Read both sides; a sequence that is not on both is named. `groups` are told of every shard."""
     schema, packed_schema = UnpackedSchema.of(metadata), PackedSchema.of(metadata)
-    unpacked, repacked, length = SequenceSums(), SequenceSums(), metadata.max_sequence_length
-    mixing = Mixing(mixing_batch_packs([shard.packs for shard in metadata.shards]))
-    paths = [packed / shard.name for shard in metadata.shards]
-    counts = {_group_of(shard): np.zeros(length, np.int64) for shard in metadata.shards}
+    unpacked, repacked, table = SequenceSums(), SequenceSums(), metadata.shard_table
+    mixing = Mixing(mixing_batch_packs(table.packs))
 
-    def take_input(file: RecordFile, sums: SequenceSums) -> InputFile:
+    def take_input(number: int, sums: SequenceSums) -> InputFile:
+        name = inputs.files[number].name
         unpacked.add(sums)
-        return InputFile(name=file.name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+        if groups is not None:
+            groups.sequences_of_inputs[name] = sums.sequences
+        return InputFile(name=name, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
 
-    def take_shard(shard: Shard, sums: SequenceSums) -> Shard:
-        proof.check_crc32c(packed / shard.name, shard, sums.file_crc32c, metadata.remedy)
+    def take_shard(number: int, sums: SequenceSums) -> None:
         repacked.add(sums)
         mixing.add(sums.pack_sizes)
-        counts[_group_of(shard)] += sums.lengths[1 : length + 1]
-        return Shard(name=shard.name, packs=sums.pack_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+        if groups is not None:
+            groups.take(number, sums)
 
-    total = sum(file.bytes for file in inputs.files) + sum(shard.bytes for shard in metadata.shards)
-    with reporter.task("verify", total, "bytes") as task:
+    shards = _ShardPaths(packed, table)
+    with reporter.task("verify", sum(file.bytes for file in inputs.files) + int(table.bytes.sum()), "bytes") as task:
         read = partial(unpacked_pieces, schema=schema, progress=task.advance)
-        present = _read_files(inputs.files, inputs.paths, read, take_input, workers)
+        present = _read_files([(path,) for path in inputs.paths], read, take_input, workers)
         read = partial(packed_pieces, schema=packed_schema, progress=task.advance)
         try:
-            shards = _read_files(metadata.shards, paths, read, take_shard, workers)
+            _read_files(shards, read, take_shard, workers)
         except InputError as error:
             raise FailedError(str(error)) from error
     if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
+        paths = [path for (path,) in shards]
         with read_ahead([inputs.paths]) as one, one.batch(0), read_ahead([paths]) as other, other.batch(0):
-            difference = _describe_difference(inputs.files, schema, packed, metadata, unpacked, repacked, workers)
+            difference = _describe_difference(inputs.files, schema, paths, metadata, unpacked, repacked, workers)
         raise FailedError(f"{packed}: {difference}")
-    return _Contents(tuple(present), {shard.name: shard for shard in shards}, counts, repacked, mixing)
+    return _Contents(tuple(present), repacked, mixing)
+
+
+class _ShardPaths(Sequence[tuple[Path]]):
+    """The path of each shard, made when it is asked for; alone in a batch, as `read_ahead` takes them."""
+
+    def __init__(self, packed: Path, table: ShardTable) -> None:
+        self._packed, self._table = packed, table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return [self[number] for number in range(len(self))[which]]
+        return (self._packed / self._table.name(range(len(self))[which]),)
 
 
 def _read_files(
-    files: Sequence[File],
-    paths: Sequence[Path],
+    files: Sequence[tuple[Path]],
     read: Callable[..., Pieces],
-    take: Callable[[File, SequenceSums], Entry],
+    take: Callable[[int, SequenceSums], Entry],
     workers: int | None,
 ) -> list[Entry]:
     """What `take` makes of each file and its sums, one at a time; a store's files are fetched shortly before."""
     lock = threading.Lock()
-    with read_ahead([[path] for path in paths], worker_count(workers, len(paths))) as batches:
+    with read_ahead(files, worker_count(workers, len(files))) as batches:
 
         def read_file(number: int, buffer: ByteArray) -> Entry:
+            (path,) = files[number]
             with batches.batch(number):
-                sums = sum_pieces(read(paths[number], buffer=buffer) if files[number].bytes else iter(()))
-            with lock:
-                return take(files[number], sums)
+                sums = sum_pieces(read(path, buffer=buffer) if path.stat().st_size else iter(()))
+                with lock:
+                    return take(number, sums)
 
-        return map_files(read_file, range(len(paths)), workers)
+        return map_files(read_file, range(len(files)), workers)
 
 
 # --- the second pass: which sequences are missing, doubled or changed
@@ -222,7 +319,7 @@ _NAMED = 3
 def _describe_difference(
     files: Sequence[RecordFile],
     schema: UnpackedSchema,
-    packed: Path,
+    shards: Sequence[Path],
     metadata: Metadata,
     unpacked: SequenceSums,
     repacked: SequenceSums,
@@ -231,11 +328,9 @@ def _describe_difference(
     """One line: how many sequences of the records are missing, how many are too many, and the first of them."""
     classes, all_of_them = _classes_to_search(unpacked.sums, repacked.sums)
     expected = _collect(files, lambda file, buffer: unpacked_pieces(file.path, schema, buffer), classes, workers)
-    shards = [shard for shard in metadata.shards if shard.bytes]
+    shards = [path for path, size in zip(shards, metadata.shard_table.bytes.tolist(), strict=True) if size]
     packed_schema = PackedSchema.of(metadata)
-    stored = _collect(
-        shards, lambda shard, buffer: packed_pieces(packed / shard.name, packed_schema, buffer), classes, workers
-    )
+    stored = _collect(shards, lambda path, buffer: packed_pieces(path, packed_schema, buffer), classes, workers)
     missing, extra = _surplus(expected, stored), _surplus(stored, expected)
     least = "" if all_of_them else "at least "
     parts = []

@@ -23,6 +23,7 @@ from gaudi_bert.artefacts.packed import (
     GroupManifest,
     InputFile,
     Metadata,
+    PackedSums,
     Shard,
     VocabularyInfo,
     manifest_path,
@@ -33,7 +34,7 @@ from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
+from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
@@ -45,6 +46,7 @@ from gaudi_bert.records.packed_shards import write_shard as write_packs
 from gaudi_bert.records.read.group import buffer_bytes, group_buffer, match_files, read_group
 from gaudi_bert.records.read.scan import map_in_threads, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.wire.shard_index import SizeArray, index_path, write_index
 from gaudi_bert.stages.grouped_output import PackedOutput
 from gaudi_bert.stages.results import GroupsResult, Made
 
@@ -198,44 +200,46 @@ def _write_group(
     cores = worker_count(workers, shards)
     slots = threading.Semaphore(cores)
 
-    def make(shard: int, output: ByteArray) -> Shard:
+    def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
         path, first, last = out / shard_name(number, shard), int(bounds[shard]), int(bounds[shard + 1])
         written = write_packs(path, encoder, first, last, output, slots, lambda packs: task.advance(packs * share))
         release(path)
         return written
 
     written = map_in_threads(make, range(shards), WRITERS_PER_CORE * cores, lambda: output_buffer(schema))
-    return _manifest(plan, number, group.lengths, written)
-
-
-def _manifest(plan: WritablePlan, number: int, lengths: Int32Array, shards: Sequence[Shard]) -> GroupManifest:
+    index = index_path(out, number)
+    index_crc32c = write_index(index, [sizes for _, sizes in written])
+    release(index)
     return GroupManifest(
-        format_version=1,
+        format_version=2,
         plan_sha256=plan.sha256,
         group=number,
-        packs=plan.groups[number].packs,
-        **of_counts(np.bincount(lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
-        shards=tuple(shards),
+        packs=planned.packs,
+        **of_counts(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
+        inputs=tuple(InputFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c) for file in files),
+        index_crc32c=index_crc32c,
+        shards=tuple(shard for shard, _ in written),
     )
 
 
 def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata:
     """Hold all manifests to the plan and write metadata.json."""
-    groups = output.all_whole(range(len(plan.groups)))
-    for group, planned in zip(groups, plan.groups, strict=True):
+    sums = PackedSums()
+    for manifest, crc32c in output.manifests(range(len(plan.groups))):
+        planned = plan.groups[manifest.group]
         right = {"packs": planned.packs, **of_counts(_counts(planned, plan.max_sequence_length).tolist())}
-        if any(getattr(group, key) != value for key, value in right.items()):
+        if any(getattr(manifest, key) != value for key, value in right.items()):
             raise FailedError(
-                f"{manifest_path(output.folder, group.group)}: {group.sequences} sequences, {group.packs} packs, not those"
-                f" of the plan; {group.remedy}"
+                f"{manifest_path(output.folder, manifest.group)}: {manifest.sequences} sequences, {manifest.packs} packs,"
+                f" not those of the plan; {manifest.remedy}"
             )
-    metadata = Metadata.of_groups(
-        groups,
-        plan.totals.lower_bound,
+        sums.add(manifest, crc32c)
+    metadata = Metadata(
+        **{key: getattr(plan, key) for key in Metadata.planned},
+        **sums.stored(plan.max_sequence_length, plan.totals.lower_bound),
         tool_version=__version__,
         vocabulary=plan.vocabulary,
-        inputs=tuple(InputFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c) for file in plan.files),
-        **{key: getattr(plan, key) for key in Metadata.planned},
+        input_files=len(plan.files),
     )
     output.write_final(metadata)
     return metadata

@@ -26,7 +26,7 @@ from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.sources import file_identity, table_files
 from gaudi_bert.stages.grouped_output import PackedOutput
 from gaudi_bert.stages.results import GroupsResult, Made, PackResult
-from gaudi_bert.stages.tables.table_groups import GroupedTable, open_table, table_metadata, write_table_group
+from gaudi_bert.stages.tables.table_groups import GroupedTable, TableSums, open_table, table_metadata, write_table_group
 from gaudi_bert.stages.tables.verify_table import verify_table
 
 
@@ -155,13 +155,15 @@ def _write_groups(
 
 def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, settings: TableSettings) -> TableMetadata:
     """Check that all groups are there and hold all rows, and write metadata.json."""
-    groups = output.all_whole(range(len(table.groups)))
-    rows = sum(group.rows for group in groups)
-    if rows != table.rows:
+    groups = TableSums()
+    for manifest, crc32c in output.manifests(range(len(table.groups))):
+        groups.add(manifest, crc32c)
+    if groups.rows != table.rows:
         raise FailedError(
-            f"{output.folder}: the groups hold {rows} rows, the table has {table.rows}; pack it again with --overwrite"
+            f"{output.folder}: the groups hold {groups.rows} rows, the table has {table.rows}; pack it again with"
+            " --overwrite"
         )
-    if not sum(group.packs for group in groups):
+    if not groups.packs:
         output.remove_all()
         raise InputError(
             f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so none is left; "

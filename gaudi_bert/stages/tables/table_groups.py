@@ -11,6 +11,7 @@ are neighbours, that is at most one part more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import InputTable, Shard, TableGroupManifest, TableMetadata, TooLongRows, of_counts
+from gaudi_bert.artefacts.packed import (
+    InputTable,
+    PackedSums,
+    Shard,
+    TableGroupManifest,
+    TableMetadata,
+    TooLongRows,
+    of_counts,
+)
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
@@ -201,29 +210,51 @@ def row_figures(rows: GroupRows, sequences: RowSequences, effect: PolicyEffect, 
     return {"format_version": 1, "format": "table", "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
 
 
+class TableSums(PackedSums):
+    """What the metadata of a packed table say of its groups."""
+
+    def __init__(self, format_version: int = 2) -> None:
+        super().__init__(format_version)
+        self.rows = self.lower_bound = self.deepest_pack = self.groups = 0
+        self.algorithms: set[str] = set()
+        self.too_long: Counter[str] = Counter()
+
+    def add(self, manifest: Any, crc32c: int) -> None:
+        """Add a group; `crc32c` is that of its manifest's bytes."""
+        super().add(manifest, crc32c)
+        self.rows += manifest.rows
+        self.lower_bound += manifest.lower_bound
+        self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
+        self.groups += 1
+        self.algorithms.add(manifest.algorithm_used)
+        self.too_long.update(manifest.too_long.model_dump(exclude={"policy"}))
+
+    def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
+        """As of any packed folder; the first version said how many groups there are."""
+        return {"groups": self.groups, **super().stored(max_sequence_length, lower_bound)}
+
+
 def table_metadata(
     table: GroupedTable,
     settings: TableSettings,
-    groups: Sequence[TableGroupManifest],
+    groups: TableSums,
     inputs: Mapping[str, Mapping[str, int]],
     tool_version: str,
 ) -> TableMetadata:
     """The metadata of a packed table; `inputs` are bytes and CRC-32C of its files."""
     copied = ("max_sequence_length", "seed", "algorithm", "index_only", "keep_together", "shard_multiple")
-    return TableMetadata.of_groups(
-        groups,
-        sum(group.lower_bound for group in groups),
+    return TableMetadata(
         **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),
+        **groups.stored(settings.max_sequence_length, groups.lower_bound),
         format="table",
         tool_version=tool_version,
         depth=None if settings.depth == "max" else settings.depth,
-        deepest_pack=max(group.deepest_pack for group in groups),
-        algorithms_used=tuple(sorted({group.algorithm_used for group in groups})),
+        deepest_pack=groups.deepest_pack,
+        algorithms_used=tuple(sorted(groups.algorithms)),
         aligned_columns={name: str(kind) for name, kind in table.columns.aligned.items()},
         scalar_columns={name: str(kind) for name, kind in table.columns.scalars.items()},
         rows=table.rows,
-        too_long=TooLongRows.total(settings.too_long, [group.too_long for group in groups]),
-        groups=len(groups),
+        too_long=TooLongRows(policy=settings.too_long, **groups.too_long),
         inputs=tuple(
             InputTable(name=file.name, rows=rows, **inputs[file.name])
             for file, rows in zip(table.files, table.file_rows, strict=True)

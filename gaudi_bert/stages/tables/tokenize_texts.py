@@ -151,7 +151,13 @@ def _finish(
         **settings.model_dump(include={"max_sequence_length", "special_tokens", "text_column"}),
         columns=encoder.columns,
         **{name: sum(getattr(file, name) for file in files) for name in ("texts", "empty_texts", "rows", "tokens")},
-        too_long=TooLongRows.total(settings.too_long, [file.too_long for file in files]),
+        too_long=TooLongRows(
+            policy=settings.too_long,
+            **{
+                name: sum(getattr(file.too_long, name) for file in files)
+                for name in ("rows", "dropped_rows", "dropped_tokens", "added_sequences")
+            },
+        ),
         inputs=tuple(TextInput(**identity) for identity in identities),
         files=files,
     )

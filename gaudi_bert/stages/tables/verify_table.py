@@ -38,6 +38,7 @@ from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.tables.table_groups import (
     GroupedTable,
+    TableSums,
     layout_of,
     open_table,
     row_figures,
@@ -78,31 +79,40 @@ def _prove(
     signature = read_signature(path)
     settings = section_from_mapping(TableSettings, signature.settings, str(path))
     inputs = {file.name: file_identity(file) for file in table_files(source).files}
-    proof.check_inputs(packed, metadata, [InputFile(name=name, **identity) for name, identity in inputs.items()])
+    present = [InputFile(name=name, **identity) for name, identity in inputs.items()]
+    proof.check_inputs(packed, metadata.inputs, present, metadata.remedy)
     if signature.inputs != inputs:
         raise FailedError(f"{path}: its inputs are not those of metadata.json; {metadata.remedy}")
-    table, shards = open_table(source, settings, reporter), proof.shards_of_groups(packed, metadata)
-    if len(shards) != len(table.groups):
-        raise FailedError(f"{packed}: {len(shards)} groups, the table gives {len(table.groups)}; {metadata.remedy}")
+    proof.check_numbers(packed, metadata)
+    table, shards = open_table(source, settings, reporter), metadata.shard_table
+    if len(shards.group_firsts) != len(table.groups):
+        raise FailedError(
+            f"{packed}: {len(shards.group_firsts)} groups, the table gives {len(table.groups)}; {metadata.remedy}"
+        )
+    groups = TableSums(metadata.format_version)
     with reporter.task("verify", table.rows, "rows") as task:
-        manifests = []
-        for number in range(len(table.groups)):
-            manifests.append(_prove_group(packed, table, number, shards[number], settings, signature.sha256, workers))
-            task.advance(manifests[-1].rows)
-    right = table_metadata(table, settings, manifests, inputs, metadata.tool_version)
-    return proof.Proof(manifests, right, TableVerification.of(right))
+        for number, (first, count) in enumerate(zip(shards.group_firsts, shards.group_sizes, strict=True)):
+            names = [shards.name(shard) for shard in range(first, first + count)]
+            stored, crc32c = proof.read_manifest(TableGroupManifest, packed, number)
+            manifest = _prove_group(packed, table, stored, number, names, settings, signature.sha256, workers)
+            proof.check_same(manifest_path(packed, number), stored, manifest)
+            groups.add(manifest, crc32c)
+            task.advance(manifest.rows)
+    right = table_metadata(table, settings, groups, inputs, metadata.tool_version)
+    return proof.Proof(right, TableVerification.of(right))
 
 
 def _prove_group(
     packed: Path,
     table: GroupedTable,
+    claimed: TableGroupManifest,
     number: int,
-    shards: Sequence[Shard],
+    shards: Sequence[str],
     settings: TableSettings,
     signature_sha256: str,
     workers: int | None,
 ) -> TableGroupManifest:
-    """Hold the shards of a group to its rows; its manifest, made anew from what was read."""
+    """Hold the shards of a group to its rows; its manifest, made anew from what was read and what the stored one claims."""
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
     sequences, effect = sequences_of(table, rows, settings)
@@ -111,10 +121,11 @@ def _prove_group(
     of_pack = np.full(sequences.rows.size, -1, np.int64)
     packs = seen = 0
     present = []
-    for shard in shards:
-        path, before = packed / shard.name, packs
+    for name in shards:
+        path, before = packed / name, packs
         identity = file_identity(path)
-        proof.check_crc32c(path, shard, identity["crc32c"], TableMetadata.remedy)
+        told = [shard for shard in claimed.shards if shard.name == name]
+        proof.check_crc32c(packed, told, [Shard(name=name, packs=0, **identity)], TableMetadata.remedy)
         for stored in stored_packs(path, layout):
             members = _members(stored, rows, sequences, settings, positions)
             positions[members] = seen + np.arange(members.size)
@@ -124,16 +135,15 @@ def _prove_group(
             if keep_values:
                 check_tokens(stored, layout, rows, sequences.rows[members])
                 check_scalars(stored, layout, rows, sequences.rows[members])
-        present.append(Shard(name=shard.name, packs=packs - before, **identity))
+        present.append(Shard(name=name, packs=packs - before, **identity))
     if (positions < 0).any():
         row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
         raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
     together = _check_together(packed, rows, sequences, settings.keep_together, positions, of_pack)
-    claimed = proof.read_manifest(TableGroupManifest, packed, number)
     length = settings.max_sequence_length
     counts = np.bincount(together, minlength=length + 1)[1:]
     path, depth = manifest_path(packed, number), depth_of(settings.depth, length)
-    proof.check_bound(path, claimed.lower_bound, packs, [counts], depth, TableMetadata.remedy)
+    proof.check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
     return TableGroupManifest(
         **row_figures(rows, sequences, effect, settings),
         signature_sha256=signature_sha256,

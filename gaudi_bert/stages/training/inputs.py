@@ -33,8 +33,8 @@ def open_data(path: Path | str, store: StoreSettings | None = None) -> Iterator[
         fetch(folder / METADATA_NAME)
         if (folder / METADATA_NAME).exists():
             metadata = read_metadata(folder)
-            sizes = {shard.name: shard.bytes for shard in metadata.shards}
-            yield open_stored_source(folder, metadata, ShardCache(folder, sizes, settings.cache_bytes))
+            cache = ShardCache(folder, metadata.shard_table, settings.cache_bytes, settings.connections)
+            yield open_stored_source(folder, metadata, cache)
             return
     with open_inputs(path, Objects(settings)) as inputs:
         fetch(*inputs.paths)

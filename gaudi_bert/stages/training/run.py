@@ -119,7 +119,7 @@ def train_to_the_end(run: TrainingRun, epoch_packs: Callable[[], int], start: Ca
     """Resume, or else `start` from the first weights, and train; `epoch_packs` counts the packs of an epoch."""
     progress = Progress()
     if run.communicator.is_first:
-        progress = resume_run(run.checkpoints, run.model, run.optimizer, epoch_packs, run.reporter.say)
+        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.order, epoch_packs, run.reporter.say)
         if progress.update == 0:
             start()
     progress = share_state(progress, run.model, run.optimizer, run.communicator)

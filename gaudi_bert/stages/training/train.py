@@ -139,7 +139,7 @@ def _plan_job(
             check_fits(each, config)
     processes = processes_of(settings, communicator, dry_run)
     if source.cache is not None:
-        source.cache.check_room(processes)
+        source.cache.check_room(source.streams, processes)
     plan = plan_run(
         settings.training,
         source.packing_factor,
@@ -256,6 +256,7 @@ def _set_up(job: _TrainingJob, folder: Path, session: Session, reporter: Reporte
         reporter=reporter,
         events=events,
         denominators=denominators_for(settings, source),
+        order=source.order,
     )
 
 

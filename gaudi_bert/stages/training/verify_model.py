@@ -26,7 +26,6 @@ from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
 from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
 from gaudi_bert.records.schema import RecordError, check_features
 from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.training.inputs import local_weights, open_data
 from gaudi_bert.stages.training.model_results import VerifyModelResult
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
@@ -215,7 +214,7 @@ def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
         }
     )
     batch = {name: tensors[name].numpy() for name in PACKED_FEATURES}
-    check_values(batch, ValueLimits.of(source, config), list(names))
+    check_values(batch, ValueLimits.of(source, config), lambda row: names[row])
     if source.is_packed:
         return batch
     return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
@@ -226,7 +225,7 @@ def _holds_one(record: NamedRecord) -> bool:
 
 
 def _first_records(source: DataSource, count: int) -> list[NamedRecord]:
-    stream = ((file.path, n, record) for file in source.files for n, record in enumerate(read_records(source.local(file))))
+    stream = ((file, n, record) for file in source.files for n, record in enumerate(source.records_of(file)))
     records: list[NamedRecord] = []
     for path, number, record in itertools.islice(stream, count):
         name = f"{path}: record {number}"

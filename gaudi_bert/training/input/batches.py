@@ -12,7 +12,7 @@ the record.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -27,6 +27,7 @@ from gaudi_bert.model.inputs import as_packed
 from gaudi_bert.records.read.global_order import GlobalOrder, check_rank, numbers_of_rank
 from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking
 from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.read.streams import StreamReader
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.training.input.source import DataSource
 
@@ -54,7 +55,7 @@ class TrainingOrder:
 def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packed features without end, each int32 or float32 [batch_packs, ...]."""
     check_rank(order.rank, order.size)
-    reader = _OnTheFlyReader(source, order) if source.on_the_fly else _FileReader(source, order)
+    reader = _OnTheFlyReader(source, order) if source.on_the_fly else _StreamedReader(source, order)
     if reader.packs == 0:
         raise InputError(f"{source.path}: no records in it; give data that has some")
 
@@ -69,7 +70,10 @@ def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, 
             )
             done = end
 
-    yield from _ahead(batches())
+    try:
+        yield from _ahead(batches())
+    finally:
+        reader.close()
 
 
 def evaluation_batches(
@@ -78,9 +82,9 @@ def evaluation_batches(
     """Every record once, in the order of the files; the last batch is filled up with empty packs.
 
     Process `rank` gets the batches whose number mod `size` is `rank`; shapes are the same for all. `take_packs` limits it to
-    the first records.
+    the first records. The files of one batch are open at a time.
     """
-    files = _open_files(source)
+    files = source.open_files()
     ends = np.cumsum(files.sizes)
     packs = int(ends[-1]) if take_packs is None else min(int(ends[-1]), take_packs)
 
@@ -88,24 +92,33 @@ def evaluation_batches(
         for first in range(rank * batch_packs, packs, size * batch_packs):
             numbers = np.arange(first, min(first + batch_packs, packs))
             shards = np.searchsorted(ends, numbers, side="right")
+            files.keep(shards.tolist())
             batch = _checked(source, files, shards, numbers - (ends - files.sizes)[shards], limits)
             missing = batch_packs - len(numbers)
             yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
 
-    yield from _ahead(batches())
+    try:
+        yield from _ahead(batches())
+    finally:
+        files.keep(())
 
 
-class _FileReader:
+class _StreamedReader:
     """Records in the one global order."""
 
     def __init__(self, source: DataSource, order: TrainingOrder) -> None:
-        self._source, self._files = source, _open_files(source)
-        self._order = GlobalOrder(self._files.sizes, order.seed, order.shuffle_packs)
-        self.packs = self._order.packs
+        self._source, self._files = source, source.open_files()
+        of_epochs = GlobalOrder(self._files.sizes, order.seed, order.shuffle_packs, source.streams)
+        self._reader = StreamReader(self._files, of_epochs, order.rank, order.size)
+        self.packs = of_epochs.packs
 
     def read(self, epoch: int, numbers: IntArray, limits: ValueLimits) -> Batch:
         """Packs of an epoch by their numbers."""
-        return _checked(self._source, self._files, *self._order.places(epoch, numbers), limits)
+        return _checked(self._source, self._files, *self._reader.places(epoch, numbers), limits)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._reader.close()
 
 
 class _OnTheFlyReader:
@@ -120,13 +133,11 @@ class _OnTheFlyReader:
     def read(self, epoch: int, numbers: IntArray, limits: ValueLimits) -> Batch:
         """Packs of an epoch by their numbers."""
         batch = self._packing.rows(epoch, numbers)
-        check_values(batch, limits, [self._name] * len(numbers))
+        check_values(batch, limits, lambda _: self._name)
         return batch
 
-
-def _open_files(source: DataSource) -> RecordFiles:
-    paths, packs = [file.path for file in source.files], [file.packs for file in source.files]
-    return RecordFiles(paths, source.schema, packs, None if source.cache is None else source.cache.bring)
+    def close(self) -> None:
+        """Nothing is left open."""
 
 
 def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: IntArray, limits: ValueLimits) -> Batch:
@@ -136,8 +147,7 @@ def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: 
         with tf.device("/CPU:0"):
             tensors = {name: tf.constant(value) for name, value in batch.items()}
             batch = {name: value.numpy() for name, value in as_packed(tensors).items()}
-    places = [files.place(int(shard), int(record)) for shard, record in zip(shards, records, strict=True)]
-    check_values(batch, limits, places)
+    check_values(batch, limits, lambda row: files.place(int(shards[row]), int(records[row])))
     return batch
 
 
@@ -183,29 +193,26 @@ class ValueLimits:
         )
 
 
-def check_values(batch: BatchArrays, limits: ValueLimits, records: list[str]) -> None:
-    """Check one packed batch.
-
-    `records` are the names of the B records in errors.
-    """
+def check_values(batch: BatchArrays, limits: ValueLimits, name_of: Callable[[int], str]) -> None:
+    """Check one packed batch, whose rows `name_of` names in errors."""
     for name, largest in limits.largest.items():
         values = batch[name]
         if values.min() < 0 or values.max() > largest or not np.isfinite(values).all():
             row, slot = np.argwhere(~((values >= 0) & (values <= largest)))[0]
             raise InputError(
-                f"{records[row]}: {name}[{slot}] = {values[row, slot]:g}, allowed are 0 .. {largest}; "
+                f"{name_of(row)}: {name}[{slot}] = {values[row, slot]:g}, allowed are 0 .. {largest}; "
                 "the records do not belong to this model, or are damaged"
             )
-    _check_sequence_numbers(batch["input_mask"], records)
+    _check_sequence_numbers(batch["input_mask"], name_of)
 
 
-def _check_sequence_numbers(mask_BL: Int32Array | Float32Array, records: list[str]) -> None:
+def _check_sequence_numbers(mask_BL: Int32Array | Float32Array, name_of: Callable[[int], str]) -> None:
     before, after = mask_BL[:, :-1], mask_BL[:, 1:]
     allowed = (after == before) | (after == 0) | ((after == before + 1) & (before > 0))
     allowed[:, 0] &= mask_BL[:, 0] == 1
     if not allowed.all():
         row, slot = np.argwhere(~allowed)[0]
         raise InputError(
-            f"{records[row]}: input_mask is {mask_BL[row, slot]} at {slot} and {mask_BL[row, slot + 1]} at {slot + 1}; "
+            f"{name_of(row)}: input_mask is {mask_BL[row, slot]} at {slot} and {mask_BL[row, slot + 1]} at {slot + 1}; "
             "it must be 1..1, then 2..2 and so on, then 0..0; write the records again"
         )

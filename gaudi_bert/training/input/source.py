@@ -12,34 +12,26 @@ import itertools
 import json
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata
+import numpy as np
+
+from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
-from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.packed_folder import ShardPaths, check_shards, open_shards, read_metadata
+from gaudi_bert.records.read.global_order import FIRST_ORDER, ORDER, GlobalOrder, streams_of
 from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
+from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
-
-
-@dataclass(frozen=True)
-class _SourceFile:
-    """One TFRecord file.
-
-    `packs` is None where nothing says how many there are.
-    """
-
-    path: Path
-    packs: int | None
 
 
 @dataclass(frozen=True)
@@ -49,22 +41,24 @@ class DataSource:
     Attributes:
         path: the folder (or file) as it was given.
         schema: names, types and lengths of the features of a record.
-        files: the shards, in the order of the metadata or by name.
+        files: the shards, in the order of the metadata or by name; made as they are asked for.
         packing_factor: sequences per record on average; 1 when unpacked.
         vocabulary_size: None where it is not recorded.
         identity: what distinguishes these records from others, for the settings of a run.
         efficiency: real tokens per slot, on average; None where nothing says it.
+        metadata: of packed data.
         on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
         cache: of shards that lie in an object store; the paths of `files` are then those of their copies.
     """
 
     path: Path
     schema: PackedSchema | UnpackedSchema
-    files: tuple[_SourceFile, ...]
+    files: Sequence[Path]
     packing_factor: float
     vocabulary_size: int | None
     identity: str
     efficiency: float | None = None
+    metadata: Metadata | None = None
     on_the_fly: tuple[OnTheFlyGroup, ...] = ()
     cache: ShardCache | None = None
 
@@ -83,22 +77,42 @@ class DataSource:
         """Records in all files; None where nothing says so."""
         if self.on_the_fly:
             return sum(group.packs for group in self.on_the_fly)
-        counts = [file.packs for file in self.files if file.packs is not None]
-        return sum(counts) if len(counts) == len(self.files) else None
+        return self.metadata.packs if self.metadata is not None else None
+
+    @property
+    def streams(self) -> int:
+        """How many shards are read at once."""
+        return streams_of(self.metadata.shard_multiple if self.metadata is not None else 1)
+
+    @property
+    def order(self) -> int:
+        """The number of the order in which a run reads these records."""
+        return FIRST_ORDER if self.on_the_fly else ORDER
 
     def epoch_packs(self) -> int:
         """Records in all files, counted by reading them where nothing says it."""
         return self.packs if self.packs is not None else self.count_packs(sys.maxsize)
 
-    def local(self, file: _SourceFile) -> Path:
-        """Where a file can be read now."""
+    def open_files(self) -> RecordFiles:
+        """The records by their files and numbers."""
+        if self.metadata is None:
+            return RecordFiles(self.files, self.schema)
+        folder = self.path if self.cache is None else self.cache.folder
+        return open_shards(folder, self.metadata, self.cache)
+
+    def records_of(self, file: Path) -> Iterator[bytes]:
+        """The records of one of the files."""
         if self.cache is not None:
-            self.cache.bring([file.path])
-        return file.path
+            self.cache.bring(file)
+        try:
+            yield from read_records(file)
+        finally:
+            if self.cache is not None:
+                self.cache.release(file)
 
     def count_packs(self, limit: int) -> int:
         """Records in all files, counted by reading them, but no further than `limit`."""
-        records = (record for file in self.files for record in read_records(file.path))
+        records = (record for file in self.files for record in read_records(file))
         return sum(1 for _ in itertools.islice(records, limit))
 
 
@@ -107,38 +121,27 @@ def open_source(path: Path | str) -> DataSource:
     path = Path(path)
     sibling = path.resolve().with_name(f"{path.resolve().name}_metadata.json")
     if path.is_dir() and ((path / METADATA_NAME).exists() or sibling.exists()):
-        return _packed_source(path, read_metadata(path))
+        metadata = read_metadata(path)
+        check_shards(path, metadata.shard_table)
+        return _packed(path, metadata)
     return _unpacked_source(path)
 
 
 def open_stored_source(path: Path, metadata: Metadata, cache: ShardCache) -> DataSource:
     """A packed folder in an object store, whose shards are fetched as they are read."""
-    files = tuple(_SourceFile(cache.folder / shard.name, shard.packs) for shard in metadata.shards)
-    return replace(_packed(path, metadata, files), cache=cache)
+    return replace(_packed(path, metadata), files=ShardPaths(cache.folder, metadata.shard_table), cache=cache)
 
 
-def _packed_source(path: Path, metadata: Metadata) -> DataSource:
-    files = []
-    for shard in metadata.shards:
-        file = path / shard.name
-        if not file.is_file():
-            raise InputError(f"{file}: the shard is missing, the metadata names it; write the packed data again")
-        size = file.stat().st_size
-        if size != shard.bytes:
-            raise InputError(f"{file}: has {size:,} bytes, the metadata says {shard.bytes:,}; write the packed data again")
-        files.append(_SourceFile(file, shard.packs))
-    return _packed(path, metadata, tuple(files))
-
-
-def _packed(path: Path, metadata: Metadata, files: tuple[_SourceFile, ...]) -> DataSource:
+def _packed(path: Path, metadata: Metadata) -> DataSource:
     return DataSource(
         path=path,
         schema=PackedSchema.of(metadata),
-        files=files,
+        files=ShardPaths(path, metadata.shard_table),
         packing_factor=metadata.packing_factor,
         vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
-        identity=_digest([shard.model_dump() for shard in metadata.shards]),
+        identity=metadata.identity(),
         efficiency=metadata.efficiency,
+        metadata=metadata,
     )
 
 
@@ -159,15 +162,11 @@ def _unpacked_source(path: Path) -> DataSource:
     return DataSource(
         path=path,
         schema=schema,
-        files=tuple(_SourceFile(file.path, None) for file in found),
+        files=tuple(file.path for file in found),
         packing_factor=1.0,
         vocabulary_size=sum(1 for _ in open_file(vocabulary)) if vocabulary is not None else None,
-        identity=_digest([[file.name, file.bytes] for file in found]),
+        identity=hashlib.sha256(json.dumps([[file.name, file.bytes] for file in found]).encode("utf-8")).hexdigest(),
     )
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode("utf-8")).hexdigest()
 
 
 def check_fits(source: DataSource, config: BertConfig) -> None:
@@ -184,60 +183,54 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
         )
 
 
-# --- Packed shards of an object store on the local disk: fetched when they are first needed, several at once, within a bound
+# --- Packed shards of an object store on the local disk: fetched before they are read, several at once, removed when their
+# stream has left them
 #
-# Packs are read from all shards of a process side by side, so those of an epoch have to be on the disk together; with
-# several processes they change with the epoch. The shards that were used longest ago are removed first. The state of a run
-# is a number of packs, so nothing of this is stored: a run that is resumed fetches what it needs.
+# A reader has at most a shard of each stream, and has the next ones prepared (`records/read/streams.py`). So what it needs
+# follows from the largest shards, whatever the size of the data. The state of a run is a number of packs, so nothing of this
+# is stored: a run that is resumed fetches what it needs.
 
 
 class ShardCache:
-    """The shards of a mirrored folder.
+    """The shards of a mirrored folder that are here.
 
     Args:
         folder: where they are read.
-        sizes: the bytes of each shard, by name, as metadata.json says.
-        room: the most bytes of shards that are there at any time.
+        table: the shards, with the bytes of each.
+        room: the most bytes of shards that may be here.
+        threads: how many are fetched at once.
     """
 
-    def __init__(self, folder: Path, sizes: Mapping[str, int], room: int) -> None:
-        self.folder = folder
-        self._sizes, self._room = sizes, room
+    def __init__(self, folder: Path, table: ShardTable, room: int, threads: int) -> None:
+        self.folder, self.threads = folder, threads
+        self._table, self._room = table, room
         self._lock = threading.Lock()
-        self._there: OrderedDict[str, None] = OrderedDict()
+        self._users: Counter[Path] = Counter()
 
-    def check_room(self, processes: int) -> None:
-        """Refuse an epoch whose shards of one process do not fit together."""
-        shared = processes if len(self._sizes) % processes == 0 else 1
-        needed = -(-sum(self._sizes.values()) // shared)
+    def check_room(self, streams: int, processes: int) -> None:
+        """Refuse shards of which those that a process reads and those that it reads next may not fit."""
+        order = GlobalOrder(self._table.packs, 0, streams=streams)
+        ahead = order.shards_at_once(processes)
+        needed = int(np.sort(self._table.bytes)[::-1][: order.streams + ahead].sum())
         if needed > self._room:
             raise InputError(
-                f"{self.folder}: a process reads {needed:,} bytes of shards per epoch, store.cache_bytes is {self._room:,}; "
-                "raise it (on Kubernetes kubernetes.scratch, to twice as much), or train with more processes"
+                f"{self.folder}: a process needs {needed:,} bytes for the shards of {order.streams} streams and the next "
+                f"{ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice as "
+                "much)"
             )
 
-    def bring(self, paths: Sequence[Path]) -> list[Path]:
-        """Have the copies `paths` on the disk; the copies that had to go for them."""
+    def bring(self, path: Path) -> None:
+        """Have a shard here until it is released as often as it was brought."""
         with self._lock:
-            names = [path.name for path in paths]
-            missing = [name for name in names if name not in self._there]
-            gone = self._make_room(missing, set(names))
-            fetch(*(self.folder / name for name in missing))
-            for name in names:
-                if not (self.folder / name).exists():
-                    raise InputError(f"{shown(self.folder / name)}: no such object; write the packed data again")
-                self._there[name] = None
-                self._there.move_to_end(name)
-            return gone
+            self._users[path] += 1
+        fetch(path)
+        if not path.exists():
+            raise InputError(f"{shown(path)}: no such object; write the packed data again")
 
-    def _make_room(self, missing: Sequence[str], needed: set[str]) -> list[Path]:
-        gone: list[Path] = []
-        held = sum(self._sizes[name] for name in (*missing, *self._there))
-        for name in [name for name in self._there if name not in needed]:
-            if not missing or held <= self._room:
-                break
-            del self._there[name]
-            gone.append(self.folder / name)
-            release(gone[-1])
-            held -= self._sizes[name]
-        return gone
+    def release(self, path: Path) -> None:
+        """A shard that was brought is not read any more."""
+        with self._lock:
+            self._users[path] -= 1
+            if not self._users[path]:
+                del self._users[path]
+                release(path)

@@ -13,6 +13,7 @@ from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.training.on_the_fly import open_on_the_fly
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
+from tests.builders.shards import shards_of
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,10 @@ def test_an_epoch_holds_every_sequence_once_but_for_the_dropped_packs(
 
 
 def test_batches_are_what_the_packed_records_would_decode_to(case: PackingCase) -> None:
-    metadata = read_metadata(case.packed)
     batch = next(open_on_the_fly(case.records, case.plan, batch_packs=3).epoch(0))
-    written = decode_example(next(read_records(case.packed / next(shard.name for shard in metadata.shards if shard.packs))))
+    written = decode_example(
+        next(read_records(case.packed / next(shard.name for shard in shards_of(case.packed) if shard.packs)))
+    )
     assert set(batch) == set(written)
     for name, values in written.items():
         assert batch[name].shape == (3, values.size)

@@ -16,6 +16,7 @@ from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.shards import shards_of
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, unpacked_list
 
 
@@ -26,8 +27,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 def open_case(case: PackingCase) -> RecordFiles:
     metadata = read_metadata(case.packed)
-    paths = [case.packed / shard.name for shard in metadata.shards]
-    return RecordFiles(paths, PackedSchema.of(metadata), [shard.packs for shard in metadata.shards])
+    paths = [case.packed / shard.name for shard in shards_of(case.packed)]
+    return RecordFiles(paths, PackedSchema.of(metadata), [shard.packs for shard in shards_of(case.packed)])
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])

@@ -88,7 +88,7 @@ def test_other_settings_are_refused_and_overwritten_when_told(case: PackingCase,
     histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), reporter=QUIET, store=store)
     counted = [Path("s3://bucket/other/histogram.json")]
     plan(counted, out, PackingSettings(depth=2), reporter=QUIET, store=store)
-    with pytest.raises(InputError, match=r"other/plan.json: made with another settings.depth: 2 there, 3 requested"):
+    with pytest.raises(InputError, match=r"other/plan.json was made with --depth 2; you asked for --depth 3"):
         plan(counted, out, PackingSettings(depth=3), reporter=QUIET, store=store)
     assert plan(counted, out, PackingSettings(depth=3), reporter=QUIET, overwrite=True, store=store).skipped is False
 

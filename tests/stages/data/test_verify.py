@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.packed import dropped_packs, is_balanced, is_fair, mixing_batch_packs
+from gaudi_bert.artefacts.packed import GroupShards, ShardTable, dropped_packs, is_balanced, is_fair, mixing_batch_packs
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.records.file_contents import Mixing
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.wire.crc32c import crc32c
 from gaudi_bert.records.wire.example import decode_example, encode_example
 from gaudi_bert.records.wire.framing import frame, read_records
 from gaudi_bert.stages.data.histogram import histogram
@@ -28,6 +27,7 @@ from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
+from tests.builders.shards import mend_sums, shards_of
 from tests.builders.small_disk import make_read_only, small_disk
 from tests.oracles.wire import split_list
 
@@ -42,22 +42,16 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Path:
     """A copy of the packed folder with its first two large shards changed, and metadata that agrees with them."""
     shutil.copytree(case.packed, out)
-    content = json.loads((out / "metadata.json").read_text())
-    shards = sorted(content["shards"], key=lambda shard: -shard["packs"])[:2]
-    rows = [[decode_example(payload) for payload in read_records(out / shard["name"])] for shard in shards]
+    shards = sorted(shards_of(out), key=lambda shard: -shard.packs)[:2]
+    rows = [[decode_example(payload) for payload in read_records(out / shard.name)] for shard in shards]
     packs = [row for part in rows for row in part]
     sizes = len(rows[0])
     change(packs)
     for shard, part in zip(shards, (packs[:sizes], packs[sizes:]), strict=True):
         data = b"".join(frame(encode_example(row)) for row in part)
-        (out / shard["name"]).write_bytes(data)
-        shard.update(packs=len(part), bytes=len(data), crc32c=crc32c(data))
-    (out / "metadata.json").write_text(json.dumps(content))
-    changed = {shard["name"]: shard for shard in shards}
-    for path in out.glob("group-*.json"):
-        manifest = json.loads(path.read_text())
-        manifest["shards"] = [changed.get(shard["name"], shard) for shard in manifest["shards"]]
-        path.write_text(json.dumps(manifest))
+        (out / shard.name).write_bytes(data)
+    for group in range(len(read_metadata(out).shard_table.group_firsts)):
+        mend_sums(out, group)
     return out
 
 
@@ -226,7 +220,7 @@ def test_a_pack_that_breaks_the_contract_is_refused(
 
 
 def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
-    name = max(read_metadata(case.packed).shards, key=lambda shard: shard.bytes).name
+    name = max(shards_of(case.packed), key=lambda shard: shard.bytes).name
 
     def damaged(folder: str, data: bytes | None) -> Path:
         shutil.copytree(case.packed, tmp_path / folder)
@@ -279,7 +273,7 @@ def test_real_data_is_well_packed_verified_and_fairly_mixed(tmp_path: Path, shar
         records = shared_data / "wiki-sample" / f"tfrecord-{length}"
         packed = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET)
         assert packed.written.content.efficiency > efficiency
-        assert len(packed.written.content.shards) == 32
+        assert len(packed.written.content.shard_table) == 32
         result = verify(records, tmp_path / str(length), reporter=QUIET).content
         assert result.balanced
         assert result.fairly_mixed
@@ -290,7 +284,7 @@ def test_real_data_is_well_packed_verified_and_fairly_mixed(tmp_path: Path, shar
 
 def test_mixing_tells_shuffled_from_sorted() -> None:
     sizes = np.random.default_rng(3).integers(1, 4, 50_000).astype(np.int32)
-    batch = mixing_batch_packs([5000] * 10)
+    batch = mixing_batch_packs(np.full(10, 5000))
     assert batch == 256
     fair, unfair = Mixing(batch), Mixing(batch)
     for shard in np.split(sizes, 10):
@@ -307,8 +301,9 @@ def test_dropped_packs_and_balance() -> None:
     dropped = dropped_packs(10)
     assert (dropped[1], dropped[2], dropped[3], dropped[4], dropped[7], dropped[32]) == (0, 0, 1, 2, 3, 10)
     assert list(dropped) == list(range(1, 33))
-    assert is_balanced(["packed-00000-00000", "packed-00000-00001", "packed-00001-00000"], [3, 2, 9])
-    assert not is_balanced(["packed-00000-00000", "packed-00000-00001"], [3, 1])
+    for groups, balanced in (([[3, 2], [9]], True), ([[3, 1]], False), ([[2, 2], [1, 3]], False)):
+        shards = [GroupShards(packs=tuple(packs), bytes=(0,) * len(packs), manifest_crc32c=0) for packs in groups]
+        assert is_balanced(ShardTable.of_groups(shards, ".tfrecord")) == balanced
 
 
 # --- a folder is verified once, by whatever command; what was written or changed since is verified again.
@@ -339,8 +334,7 @@ def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_ca
     if side == "records":
         changed = own_case.records / "part-1"
     else:
-        shards = json.loads((own_case.packed / "metadata.json").read_text())["shards"]
-        changed = own_case.packed / next(shard["name"] for shard in shards if shard["packs"])
+        changed = own_case.packed / next(shard.name for shard in shards_of(own_case.packed) if shard.packs)
     before = changed.read_bytes()
     changed.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     time.sleep(0.02)
@@ -412,20 +406,89 @@ METADATA, MANIFEST = "metadata.json", "group-00001.json"
         (METADATA, "histogram", moved, "histogram"),
         (METADATA, "vocabulary", lambda value: {**value, "size": 4}, "vocabulary"),
         (METADATA, "vocabulary", lambda value: {**value, "sha256": "0" * 64}, "vocabulary"),
-        (METADATA, "inputs", lambda value: value[1:], "input file part-0 is not among"),
-        (METADATA, "shards", lambda value: [value[1], value[0], *value[2:]], "out of order"),
+        (METADATA, "input_files", more, "input_files"),
+        (METADATA, "groups", lambda value: [value[0], {**value[1], "manifest_crc32c": 5}], "manifest_crc32c: 5 there"),
+        (METADATA, "groups", lambda value: value[:1], r"packed-00001-00000\.tfrecord: is not in metadata"),
+        (METADATA, "format_version", lambda value: 1, "`inputs` is missing, by format_version 1"),
+        (MANIFEST, "inputs", lambda value: value[1:], "these files hold 30 sequences, the group has 60"),
+        (
+            MANIFEST,
+            "inputs",
+            lambda value: [{**value[0], "crc32c": 7}, *value[1:]],
+            "part-. has changed since it was packed",
+        ),
+        (MANIFEST, "index_crc32c", more, "index_crc32c"),
         *((MANIFEST, key, more, f"{key}: ") for key in ("sequences", "packs", "tokens", "group")),
         (MANIFEST, "counts", moved, r"counts\[\d+\]: "),
         (MANIFEST, "counts", lambda value: value[:-1], r"counts: \["),
         (MANIFEST, "shards", lambda value: value[:-1], r"shards: \["),
         (MANIFEST, "plan_sha256", lambda value: "0" * 64, "plan_sha256: .0000"),
-        (MANIFEST, "format_version", more, "format_version 2"),
+        (MANIFEST, "format_version", more, "format_version 3, this version reads 1 or 2"),
     ],
 )
 def test_every_figure_is_checked(named: PackingCase, tmp_path: Path, file: str, key: str, change, reason: str) -> None:
     packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
     edit(packed / file, **{key: change(json.loads((packed / file).read_text())[key])})
-    with pytest.raises(FailedError, match=reason):
+    with pytest.raises((FailedError, InputError), match=reason):
+        verify(named.records, packed, reporter=QUIET)
+
+
+def test_the_index_is_that_of_the_records(named: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    index = packed / "group-00001.index"
+    data = index.read_bytes()
+    for changed in (data[:-4], data[:5] + bytes([data[5] ^ 1]) + data[6:], data[4:8] + data[:4] + data[8:]):
+        index.write_bytes(changed)
+        with pytest.raises(FailedError, match=r"group-00001\.index: does not say the sizes of the records"):
+            verify(named.records, packed, reporter=QUIET)
+    index.unlink()
+    with pytest.raises(FailedError, match=r"group-00001\.index: the index is missing"):
+        verify(named.records, packed, reporter=QUIET)
+    index.write_bytes(data)
+    shutil.copy(index, packed / "group-00002.index")
+    with pytest.raises(FailedError, match=r"group-00002\.index: the index of a group that metadata\.json does not have"):
+        verify(named.records, packed, reporter=QUIET)
+
+
+def as_first_version(packed: Path) -> None:
+    """The folder as versions before 0.3.0 wrote it: no index, one entry for each shard, inputs in metadata.json."""
+    shards, inputs = [], []
+    for number, path in enumerate(sorted(packed.glob("group-*.json"))):
+        manifest = json.loads(path.read_text())
+        inputs += manifest.pop("inputs")
+        shards += manifest["shards"]
+        del manifest["index_crc32c"]
+        path.write_text(json.dumps({**manifest, "format_version": 1}))
+        (packed / f"group-{number:05d}.index").unlink()
+    content = json.loads((packed / METADATA).read_text())
+    del content["groups"], content["input_files"]
+    inputs.sort(key=lambda file: file["name"])
+    (packed / METADATA).write_text(json.dumps({**content, "format_version": 1, "inputs": inputs, "shards": shards}))
+
+
+def test_folders_of_the_first_version_are_proven(named: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    as_first_version(packed)
+    result = verify(named.records, packed, reporter=QUIET).content
+    assert result == verify(named.records, named.packed, reporter=QUIET).content
+    ours, theirs = read_metadata(named.packed).shard_table, read_metadata(packed).shard_table
+    assert (ours.packs == theirs.packs).all()
+    assert (ours.bytes == theirs.bytes).all()
+    assert [ours.name(shard) for shard in range(len(ours))] == [theirs.name(shard) for shard in range(len(theirs))]
+    content = json.loads((packed / METADATA).read_text())
+    inputs, shards = content["inputs"], content["shards"]
+    for changes, reason in (
+        ({"inputs": inputs[1:]}, "input file part-0 is not among"),
+        ({"shards": [shards[1], shards[0], *shards[2:]]}, "out of order"),
+        ({"shards": [{**shards[0], "crc32c": 1}, *shards[1:]]}, r"shards\[0\]\.crc32c: 1 there"),
+        ({"shards": shards[:-1]}, "is not in metadata"),
+    ):
+        edit(packed / METADATA, **{**content, **changes})
+        with pytest.raises(FailedError, match=reason):
+            verify(named.records, packed, reporter=QUIET)
+    edit(packed / METADATA, **content)
+    shutil.copy(named.packed / "group-00000.index", packed / "group-00000.index")
+    with pytest.raises(FailedError, match="an index that the manifest does not know"):
         verify(named.records, packed, reporter=QUIET)
 
 

@@ -23,6 +23,7 @@ from gaudi_bert.stages.data.write import write, write_shard
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
 from tests.builders.reporters import QUIET
+from tests.builders.shards import shards_of
 from tests.oracles.wire import crc32c
 
 
@@ -33,7 +34,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 def sequences_in(packed: Path) -> Counter:
     keys: Counter = Counter()
-    for shard in read_metadata(packed).shards:
+    for shard in shards_of(packed):
         if shard.bytes:
             for payload in read_records(packed / shard.name):
                 keys.update(packed_keys({name: values.tolist() for name, values in decode_example(payload).items()}))
@@ -49,15 +50,17 @@ def test_metadata_says_what_is_there(case: PackingCase) -> None:
     planned = json.loads(case.plan.read_text())
     assert metadata.sequences == len(case.sequences)
     assert metadata.tokens == sum(sum(sequence["input_mask"]) for sequence in case.sequences)
-    assert metadata.packs == sum(shard.packs for shard in metadata.shards) == planned["totals"]["packs"]
+    assert metadata.packs == sum(shard.packs for shard in shards_of(case.packed)) == planned["totals"]["packs"]
     assert metadata.padding_tokens == metadata.packs * metadata.max_sequence_length - metadata.tokens
     lengths = Counter(sum(sequence["input_mask"]) for sequence in case.sequences)
     assert list(metadata.histogram) == [lengths[length] for length in range(1, metadata.max_sequence_length + 1)]
-    for shard in metadata.shards:
+    for shard in shards_of(case.packed):
         data = (case.packed / shard.name).read_bytes()
         assert (shard.bytes, shard.crc32c) == (len(data), crc32c(data))
-    assert sorted(path.name for path in case.packed.glob("packed-*")) == sorted(shard.name for shard in metadata.shards)
-    assert [file.name for file in metadata.inputs] == sorted(path.name for path in case.records.iterdir())
+    assert sorted(path.name for path in case.packed.glob("packed-*")) == sorted(
+        shard.name for shard in shards_of(case.packed)
+    )
+    assert metadata.input_files == len(list(case.records.iterdir()))
 
 
 def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) 
     shutil.copytree(case.packed, out)
     counts = case.plan.with_name("histogram.json")
     plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), reporter=QUIET)
-    with pytest.raises(InputError, match=r"made with another inputs.plan_sha256.*--overwrite"):
+    with pytest.raises(InputError, match=r"was made from other input .plan_sha256.*--overwrite"):
         write(case.records, tmp_path / "deeper.json", out, reporter=QUIET)
     assert contents(out) == contents(case.packed)
     write(case.records, tmp_path / "deeper.json", out, reporter=QUIET, overwrite=True)
@@ -218,14 +221,14 @@ def test_all_lengths_and_depths(
 def test_shares_of_groups_and_ranks_are_even(case: PackingCase) -> None:
     metadata = read_metadata(case.packed)
     groups: dict[str, list[int]] = {}
-    for shard in metadata.shards:
+    for shard in shards_of(case.packed):
         groups.setdefault(shard.name[7:12], []).append(shard.packs)
     assert len(groups) > 2
     for packs in groups.values():
         assert len(packs) % metadata.shard_multiple == 0
         assert max(packs) - min(packs) <= 1
     for workers in (1, 2, 4):
-        shares = [sum(shard.packs for shard in metadata.shards[rank::workers]) for rank in range(workers)]
+        shares = [sum(shard.packs for shard in shards_of(case.packed)[rank::workers]) for rank in range(workers)]
         assert max(shares) - min(shares) <= 1
 
 

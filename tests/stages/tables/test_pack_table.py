@@ -167,7 +167,7 @@ def test_rows_that_stay_together(tmp_path: Path, depth: Any, sequences: int, sca
     tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=13)
     chosen = settings(keep_together="conversation", depth=depth, group_sequences=sequences, algorithm="optimal")
     result = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET, verified=True)
-    assert result.written.content.groups == (1 if sequences == 500 else 4)
+    assert result.written.content.group_count == (1 if sequences == 500 else 4)
     packs = check_packed_table(tmp_path / "out", rows, 61)
     for number in range(45):
         together = [index for index, row in enumerate(rows) if row["conversation"] == number]
@@ -213,10 +213,9 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
         pack_table_shard(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
     pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
-    assert whole.written.content.groups == 5
+    assert whole.written.content.group_count == 5
     check_packed_table(tmp_path / "whole", rows, 61)
-    packs = [[shard.packs for shard in whole.written.content.shards if f"-0000{group}-" in shard.name] for group in range(5)]
-    assert all(max(of_group) - min(of_group) <= 1 for of_group in packs)
+    assert all(max(group.packs) - min(group.packs) <= 1 for group in whole.written.content.groups)
 
 
 def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
@@ -225,7 +224,7 @@ def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
     result = pack_table(
         tmp_path / "rows.parquet", tmp_path / "out", settings(group_sequences=30), reporter=QUIET, verified=True
     )
-    assert result.written.content.groups == 4
+    assert result.written.content.group_count == 4
     check_packed_table(tmp_path / "out", rows, 61)
 
 
@@ -235,7 +234,7 @@ def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path
     before = content(tmp_path / "out")
     again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
     assert again == PackResult(Made(first.written.content, skipped=True))
-    with pytest.raises(InputError, match=r"settings.depth: .*--overwrite"):
+    with pytest.raises(InputError, match=r"made with --depth max; you asked for --depth 2: .*--overwrite"):
         pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
     assert content(tmp_path / "out") == before
     pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)

@@ -107,7 +107,7 @@ def test_damage_is_found(local: Path, s3: S3Server) -> None:
     name = "packed-00001-00000.parquet"
     whole = objects.read(f"{url}/{name}")
     objects.write(f"{url}/{name}", whole[:-5] + b"X" + whole[-4:])
-    with pytest.raises(FailedError, match=f"{url}/{name}: its CRC-32C differs from metadata.json"):
+    with pytest.raises(FailedError, match=f"{url}/{name}: its CRC-32C differs from the manifest"):
         verify_table(SOURCE, Path(url), reporter=QUIET, store=objects.settings)
     objects.remove(f"{url}/{name}")
     with pytest.raises(FailedError, match=f"{url}/{name}: the shard is missing"):

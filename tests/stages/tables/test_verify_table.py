@@ -15,11 +15,11 @@ parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
-from gaudi_bert.records.tables.sources import file_identity  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
 from gaudi_bert.stages.tables.verify_table import verify_table  # noqa: E402
 from tests.builders import tables  # noqa: E402
 from tests.builders.reporters import QUIET  # noqa: E402
+from tests.builders.shards import mend_sums  # noqa: E402
 
 SHARD = "packed-00000-00000.parquet"
 Pack = dict[str, Any]
@@ -53,10 +53,7 @@ def rewrite(packed: Path, change: Callable[[list[Pack]], None]) -> None:
     schema, packs = parquet.read_schema(path), parquet.read_table(path).to_pylist()
     change(packs)
     parquet.write_table(pyarrow.Table.from_pylist(packs, schema), path)
-    for stored in (packed / "metadata.json", packed / "group-00000.json"):
-        value = json.loads(stored.read_text())
-        value["shards"][0] |= file_identity(path)
-        stored.write_text(json.dumps(value))
+    mend_sums(packed)
 
 
 def set_value(column: str, place: int, value: Any) -> Callable[[list[Pack]], None]:

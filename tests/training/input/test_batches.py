@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import gzip
+from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.packed import Shard, ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.read.random_access import RecordFiles
-from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.tasks.rows.types import Sequences
 from gaudi_bert.tasks.task import task_named
 from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, evaluation_batches, training_batches
-from gaudi_bert.training.input.source import ShardCache, check_fits, open_source
+from gaudi_bert.training.input.source import ShardCache, check_fits, open_source, open_stored_source
 from gaudi_bert.training.input.task_data import TaskData, task_batches
 from tests.builders import training_data as data
 from tests.builders.effort import tries
@@ -244,34 +245,60 @@ def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) ->
 # --- shards from a bucket within a bound of local disk: what is read is what lies there, whatever had to go meanwhile
 
 
-def test_records_in_any_order_within_the_bound(s3: S3Server, tmp_path: Path) -> None:
+def test_a_bucket_is_read_through_the_shards_of_its_streams(s3: S3Server, tmp_path: Path, monkeypatch) -> None:
+    """Equal to a local folder, over epochs, with the shards of two streams and the next two here at any time."""
+    monkeypatch.setattr("gaudi_bert.training.input.source.streams_of", lambda _: 2)
     case = make_case(tmp_path / "case", files=3, sequences_per_file=17)
     metadata = read_metadata(case.packed)
-    sizes = {shard.name: shard.bytes for shard in metadata.shards}
-    store, room = quick(s3.endpoint), 2 * max(sizes.values())
+    store = quick(s3.endpoint)
     upload(case.packed, "s3://bucket/cached", Objects(store))
-    names, schema = list(sizes), PackedSchema.of(metadata)
-    local = RecordFiles([case.packed / name for name in names], schema)
-    packs, rng = [shard.packs for shard in metadata.shards], np.random.default_rng(5)
+    table = metadata.shard_table
+    local, order = open_source(case.packed), TrainingOrder(seed=3, shuffle_packs=4)
+    config = replace(CONFIG, vocab_size=30522, max_position_embeddings=29)
+    batches = 3 * metadata.packs // 4
+    wanted = rows(islice(training_batches(local, ValueLimits.of(local, config), 4, order), batches))
     with mirrored(Path("s3://bucket/cached"), store) as folder:
-        cache = ShardCache(folder, sizes, room)
-        stored = RecordFiles([folder / name for name in names], schema, packs, cache.bring)
-        for _ in range(23):
-            files = rng.choice(np.flatnonzero(packs), 2).astype(np.int64)
-            records = np.array([rng.integers(metadata.shards[file].packs) for file in files], np.int64)
-            found, wanted = stored.read(files, records), local.read(files, records)
-            assert all((found[name] == wanted[name]).all() for name in wanted)
-            assert sum(path.stat().st_size for path in folder.iterdir()) <= room
+        cache = ShardCache(folder, table, 10**9, 3)
+        stored = open_stored_source(folder, metadata, cache)
+        found, most = [], 0
+        with closing(training_batches(stored, ValueLimits.of(stored, config), 4, order)) as read:
+            for batch in islice(read, batches):
+                found += rows([batch])
+                most = max(most, len(list(folder.glob("*.tfrecord"))))
+        assert found == wanted
+        assert 2 < most <= 5 < np.count_nonzero(table.packs)  # between two batches a shard may still be fetched
+        evaluated = rows(evaluation_batches(stored, ValueLimits.of(stored, config), 4))
+        assert evaluated == rows(evaluation_batches(local, ValueLimits.of(local, config), 4))
+        assert not list(folder.glob("*.tfrecord"))
 
 
-def test_what_an_epoch_needs_must_fit(tmp_path: Path) -> None:
-    cache = ShardCache(tmp_path, {f"{n}": 50 for n in range(4)}, 100)
-    cache.check_room(2)
-    for processes in (1, 3):
-        with pytest.raises(
-            InputError, match=r"a process reads 200 bytes of shards per epoch, store.cache_bytes is 100; raise it"
-        ):
-            cache.check_room(processes)
+def test_a_shard_stays_as_long_as_somebody_reads_it(s3: S3Server, tmp_path: Path) -> None:
+    (tmp_path / "shard").write_bytes(b"packs")
+    upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
+    with mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
+        cache = ShardCache(folder, ShardTable.of([]), 100, 1)
+        cache.bring(folder / "shard")
+        cache.bring(folder / "shard")
+        cache.release(folder / "shard")
+        assert (folder / "shard").read_bytes() == b"packs"
+        cache.release(folder / "shard")
+        assert not (folder / "shard").exists()
+        with pytest.raises(InputError, match="s3://bucket/held/other: no such object; write the packed data again"):
+            cache.bring(folder / "other")
+
+
+def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
+    """The largest shards: one of each stream, and as many of the next as a process reads at once."""
+    shards = [Shard(name=f"{number}", packs=7, bytes=50 + number) for number in range(100)]
+    cache = ShardCache(tmp_path, ShardTable.of(shards), 9_000, 1)
+    cache.check_room(32, 1)  # 64 of at most 149 bytes
+    cache = ShardCache(tmp_path, ShardTable.of(shards), 7_519, 1)
+    cache.check_room(32, 2)
+    with pytest.raises(
+        InputError,
+        match=r"needs 7,520 bytes for the shards of 32 streams and the next 32, store.cache_bytes is 7,519; raise it",
+    ):
+        cache.check_room(32, 1)
 
 
 # --- batches of a task: every sequence once an epoch, the same packs whatever the number of processes, and resumed anywhere

@@ -1,0 +1,134 @@
+"""How commands explain themselves: grouped by purpose, in colour on a terminal, with the defaults that the settings have."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from typer.core import TyperCommand, TyperGroup
+
+from gaudi_bert.common.errors import InputError
+
+if TYPE_CHECKING:
+    from gaudi_bert.config.values import Settings
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
+
+
+def has_colours(stream: Any) -> bool:
+    """Whether a stream is a terminal that wants colours (https://no-color.org)."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def error_prefix() -> str:
+    """What an error line begins with."""
+    return f"{_RED}error:{_PLAIN} " if has_colours(sys.stderr) else "error: "
+
+
+class Command(TyperCommand):
+    """A command whose help tells the defaults of settings."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The help as text."""
+        _show_defaults(str(self.name), self.params)
+        plain = re.sub(r"default:(\s+)\(([^()]*)\)", r"default:\1\2", super().get_help(ctx))
+        return _coloured(plain)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; what is too much is explained."""
+        ctx.allow_extra_args = True
+        rest: list[str] = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            raise InputError(_one_too_many(ctx.args[0], ctx.command_path))
+        return rest
+
+
+class Commands(TyperGroup):
+    """Commands in named groups, none of whose summaries is cut off."""
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def get_help(self, ctx: Any) -> str:
+        """The help as text."""
+        return _coloured(super().get_help(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments: `help COMMAND` is `COMMAND --help`, and on a terminal nothing at all is `--help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        elif not args and sys.stdout.isatty():
+            args = ["--help"]
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the summaries of all commands."""
+        names = self.list_commands(ctx)
+        grouped = {name for group in self.groups.values() for name in group}
+        others = [name for name in names if name not in grouped]
+        width = max(map(len, names))
+        for title, group in {**self.groups, **({"Commands": others} if others else {})}.items():
+            with formatter.section(title):
+                rows = [(name.ljust(width), _summary(self.get_command(ctx, name))) for name in group]
+                formatter.write_dl(rows)
+
+
+def _summary(command: Any) -> str:
+    return str(command.get_short_help_str(limit=1000))
+
+
+def _coloured(text: str) -> str:
+    """Headings in bold, and what is to be typed in colour, where the help goes to a terminal."""
+    if not has_colours(sys.stdout):
+        return text
+    text = re.sub(r"^(\w.*:)$", rf"{_BOLD}\1{_PLAIN}", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^(  (?:-[\w-]+(?:, -[\w-]+)*|[a-z][\w-]*)(?=  | <| [A-Z]|$))", rf"{_CYAN}\1{_PLAIN}", text, flags=re.MULTILINE
+    )
+
+
+def _show_defaults(command: str, parameters: Sequence[Any]) -> None:
+    """Take from the settings what an option that is not given is."""
+    for parameter in parameters:
+        shown = {
+            kind: _default(section, parameter.name)
+            for kind, section in _sections(command)
+            if parameter.name in section.model_fields
+        }
+        texts = list(dict.fromkeys(text for text in shown.values() if text))
+        if parameter.default is None and not parameter.required and texts:
+            parameter.show_default = (
+                texts[0] if len(texts) == 1 else "; ".join(f"{kind}{text}" for kind, text in shown.items())
+            )
+
+
+def _sections(command: str) -> list[tuple[str, type[Settings]]]:
+    """The settings that a command's options are keys of; `pack` has those of TFRecords, and those of tables."""
+    from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
+
+    sections: dict[str, list[tuple[str, type[Settings]]]] = {
+        "prepare": [("", PrepareSettings)],
+        "plan": [("", PackingSettings)],
+        "pack": [("", PackingSettings), ("tables: ", TableSettings)],
+    }
+    return sections.get(command, [])
+
+
+def _default(section: type[Settings], name: str) -> str:
+    field = section.model_fields[name]
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    if default is None or default is False:
+        return ""
+    return f"{default / 2**30:g}GiB" if name.endswith("_bytes") else str(default)
+
+
+def _one_too_many(argument: str, command: str) -> str:
+    if Path(argument).exists():
+        pattern = f"{Path(argument).parent}/*{Path(argument).suffix}"
+        return f"{argument}: one file, folder or pattern is expected; put a pattern in quotes: {command} '{pattern}'"
+    return f"{argument}: is not expected here; see: {command} --help"

@@ -1,0 +1,45 @@
+"""The shards of a packed folder, one by one, as its manifests have them; and sums that follow a changed shard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_bert.artefacts.packed import GroupManifest, Shard, TableGroupManifest, manifest_path
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.wire.crc32c import crc32c
+from gaudi_bert.records.wire.framing import FRAME_BYTES, read_records
+from gaudi_bert.records.wire.shard_index import index_path, write_index
+
+
+def shards_of(packed: Path, kind: type[GroupManifest] | type[TableGroupManifest] = GroupManifest) -> list[Shard]:
+    """All shards in order; of the predecessor's folder, those that its files are."""
+    groups = len(sorted(packed.glob("group-*.json")))
+    if not groups:
+        return list(read_metadata(packed).shards or ())
+    return [shard for group in range(groups) for shard in kind.read(manifest_path(packed, group)).shards]
+
+
+def mend_sums(packed: Path, group: int = 0, **others: object) -> None:
+    """Let the manifest of a group, its index and metadata.json agree with the shards as they are now; `others` are keys
+    of the manifest that are set as well."""
+    path = manifest_path(packed, group)
+    manifest = {**json.loads(path.read_text()), **others}
+    for shard in manifest["shards"]:
+        data = (packed / shard["name"]).read_bytes()
+        shard.update(bytes=len(data), crc32c=crc32c(data))
+    if "index_crc32c" in manifest:
+        payloads = [list(read_records(packed / shard["name"])) if shard["bytes"] else [] for shard in manifest["shards"]]
+        sizes = [np.array([len(payload) + FRAME_BYTES for payload in each], np.uint32) for each in payloads]
+        manifest["index_crc32c"] = write_index(index_path(packed, group), sizes)
+        for shard, each in zip(manifest["shards"], payloads, strict=True):
+            shard["packs"] = len(each)
+    path.write_text(json.dumps(manifest))
+    metadata = json.loads((packed / "metadata.json").read_text())
+    metadata["groups"][group] = {
+        **{key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")},
+        "manifest_crc32c": crc32c(path.read_bytes()),
+    }
+    (packed / "metadata.json").write_text(json.dumps(metadata))
