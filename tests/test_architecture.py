@@ -19,9 +19,9 @@ ROOMS = {
     "model": {"common"},
     "corpus": {"common", "records"},
     "reporting": {"common", "artefacts", "packing", "config"},
-    "tasks": {"common", "config", "model", "corpus", "records"},
+    "tasks": {"common", "config", "model", "corpus", "records", "packing"},
     "training": {"common", "artefacts", "model", "tasks", "records", "packing", "config"},
-    "pytorch": {"common", "artefacts", "records", "packing"},
+    "pytorch": {"common", "config", "artefacts", "records", "packing", "tasks"},
     "stages": {
         *("common", "artefacts", "corpus", "records", "packing", "model", "tasks", "training", "reporting", "pytorch"),
         "config",
@@ -35,7 +35,7 @@ ROOMS = {
 # The storeys of a room, from the lowest: folders, and files that stand above one. Each may import what comes before it.
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
-    "config": ("values", "sections", "places", "pipeline"),
+    "config": ("values", "sections", "places", "models", "pipeline"),
     "packing": (
         "heuristics",
         "nnls_solver",
@@ -58,7 +58,8 @@ STOREYS = {
         "tables",
     ),
     "tasks": (
-        *("rows", "packs", "task", "classification", "token_classification", "question_answering", "language_modelling"),
+        *("rows", "packs", "window_plan", "answers", "task"),
+        *("classification", "token_classification", "question_answering", "language_modelling"),
     ),
     "training": (
         *("device", "distributed", "input", "metrics", "objective", "optimizers", "step", "evaluate", "speedup", "graph"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import yaml
 from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.models import MODELS, model_overrides, name_of_sizes
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping, settings_page
-from gaudi_bert.config.sections import FineTuneSettings, TrainingSettings
+from gaudi_bert.config.sections import FineTuneSettings, ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings, parse_bytes
 
 
@@ -30,6 +32,24 @@ def test_defaults_need_no_file() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
         load_pipeline(None).packing.depth = 4  # type: ignore[misc]
+
+
+def test_a_model_by_its_name(tmp_path: Path) -> None:
+    assert load_pipeline(None, model_overrides("tiny")).model == ModelSettings()
+    large = load_pipeline(None, [*model_overrides("bert-large"), "model.num_hidden_layers=3"]).model
+    assert (large.hidden_size, large.num_attention_heads, large.num_hidden_layers) == (1024, 16, 3)
+    assert [name_of_sizes(load_pipeline(None, model_overrides(name)).model) for name in MODELS] == list(MODELS)
+    assert name_of_sizes(large) is None
+    config = {"model_type": "bert", "hidden_size": 48, "num_attention_heads": 3, "hidden_act": "relu", "vocab_size": 99}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "pad_token_id": 0, "max_position_embeddings": None}))
+    model = load_pipeline(None, model_overrides(str(tmp_path / "config.json"))).model
+    assert (model.hidden_size, model.hidden_act, model.vocab_size, model.max_position_embeddings) == (48, "relu", 99, None)
+    for name, message in (("bert-bse", r"did you mean bert-base\?"), ("x", "choose tiny, bert-base, bert-large, or give a")):
+        with pytest.raises(InputError, match=message):
+            model_overrides(name)
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    with pytest.raises(InputError, match="is not the config.json of a bert"):
+        model_overrides(str(tmp_path / "config.json"))
 
 
 def test_set_changes_one_value_and_nothing_else() -> None:

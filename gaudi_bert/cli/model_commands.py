@@ -19,6 +19,9 @@ def train(
     data: Packed,
     out: Annotated[Path, typer.Option(help="The folder for checkpoints and metrics.", show_default=False)],
     evaluation_data: Annotated[Path | None, typer.Option(help="Held-out data, packed or not.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="tiny (the default), bert-base, bert-large, or a config.json.", show_default=False)
+    ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
     set_: arguments.Set = None,
     on_the_fly: Annotated[
@@ -32,10 +35,12 @@ def train(
     json: arguments.Json = False,
 ) -> None:
     """Train BERT on packed (or unpacked) records."""
+    from gaudi_bert.config.models import model_overrides
     from gaudi_bert.stages.training.train import train as run
 
+    overrides = [*(model_overrides(model) if model is not None else ()), *(set_ or ())]
     result = run(
-        arguments.pipeline_settings(pipeline, set_),
+        arguments.pipeline_settings(pipeline, overrides),
         data=data,
         evaluation_data=evaluation_data,
         out=out,

@@ -87,10 +87,10 @@ class BertConfig:
         positions = values.get("position_embedding_type", "absolute")
         if positions != "absolute":
             raise InputError(f"model: position_embedding_type = {shown(positions)}; only absolute positions can be read")
-        if values.get("is_decoder") and values.get("attention") != "causal":
-            raise InputError(
-                "model: is_decoder = true; its attention is causal, and only encoders of Hugging Face can be read"
-            )
+        if values.get("add_cross_attention"):
+            raise InputError("model: add_cross_attention = true; only models without a second input can be read")
+        if values.get("is_decoder"):
+            values = {**values, "attention": "causal"}
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
 

@@ -11,6 +11,7 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports torch when a name is first used
     from gaudi_bert.pytorch.collate import PackCollator, model_inputs
     from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
+    from gaudi_bert.pytorch.encoder import PackedEncoder
     from gaudi_bert.pytorch.heads import (
         PackedBertForPreTraining,
         PackedBertForSequenceClassification,
@@ -25,6 +26,7 @@ __all__ = [
     "PackedBertForPreTraining",
     "PackedBertForSequenceClassification",
     "PackedDataset",
+    "PackedEncoder",
     "PackedLoader",
     "PackedTrainerMixin",
     "load_model",
@@ -40,6 +42,7 @@ _MODULES = {
     "PackedBertForPreTraining": "heads",
     "PackedBertForSequenceClassification": "heads",
     "PackedDataset": "dataset",
+    "PackedEncoder": "encoder",
     "PackedLoader": "dataset",
     "PackedTrainerMixin": "training",
     "load_model": "probe",

@@ -23,6 +23,7 @@ import tensorflow as tf
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.model.bert import pool
 from gaudi_bert.model.config import BertConfig, ParameterSpec
+from gaudi_bert.tasks.answers import class_answers, multi_label_answers, number_answers
 from gaudi_bert.tasks.packs import Placement
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.task import (
@@ -33,7 +34,6 @@ from gaudi_bert.tasks.task import (
     dense_head,
     head_scores,
     share_of_most_frequent,
-    softmax,
 )
 
 _SCOPE = "classifier"
@@ -89,9 +89,7 @@ class Classification(_TextTask):
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"label", "probabilities": {name: p}}`."""
-        for probabilities_C in softmax(logits).tolist():
-            probabilities = dict(zip(self.labels, probabilities_C, strict=True))
-            yield {"label": max(probabilities, key=probabilities.__getitem__), "probabilities": probabilities}
+        return class_answers(logits, self.labels)
 
 
 class MultiLabel(_TextTask):
@@ -128,10 +126,7 @@ class MultiLabel(_TextTask):
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"labels", "probabilities": {name: p}}`."""
-        probabilities_NC = 1.0 / (1.0 + np.exp(-logits.astype(np.float64)))
-        for logits_C, probabilities_C in zip(logits, probabilities_NC.astype(np.float32).tolist(), strict=True):
-            labels = [name for name, logit in zip(self.labels, logits_C, strict=True) if logit >= 0]
-            yield {"labels": labels, "probabilities": dict(zip(self.labels, probabilities_C, strict=True))}
+        return multi_label_answers(logits, self.labels)
 
 
 class Regression(_TextTask):
@@ -169,8 +164,7 @@ class Regression(_TextTask):
 
     def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         """`{"value"}`."""
-        for value in logits[:, 0].tolist():
-            yield {"value": value}
+        return number_answers(logits)
 
     def config_json(self) -> dict[str, Any]:
         """With one unnamed class, as transformers counts it."""

@@ -208,13 +208,6 @@ def share_of_most_frequent(learnt: AnyArray, measured: AnyArray) -> float:
     return float(np.mean(measured == np.bincount(learnt).argmax()))
 
 
-def softmax(logits: Float32Array) -> Float32Array:
-    """The softmax over the last axis, computed in float64."""
-    wide = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    probabilities: Float32Array = (wide / wide.sum(axis=-1, keepdims=True)).astype(np.float32)
-    return probabilities
-
-
 def dense_head(scope: str, config: BertConfig, width: int) -> dict[str, ParameterSpec]:
     """The variables of a dense layer on hidden states."""
     return {

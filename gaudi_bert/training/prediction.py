@@ -26,7 +26,7 @@ from gaudi_bert.model.dropout import ForwardPass
 from gaudi_bert.model.operations import widen
 from gaudi_bert.tasks.packs import BatchShape, place_packs
 from gaudi_bert.tasks.rows.types import Sequences
-from gaudi_bert.training.window_plan import Part, WindowPlan
+from gaudi_bert.tasks.window_plan import Part, WindowPlan
 
 Compute: TypeAlias = Callable[[Mapping[str, tf.Tensor]], tf.Tensor]
 """From the features of a batch (`Placement.features`) to [B, S, C] or [B, L, C]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pydoc_data.topics import topics
 
@@ -99,11 +100,12 @@ def test_pretraining_heads_equal_those_of_transformers():
         agree(outputs.next_sentence_logits_BS2[0, placed.number - 1], sentence, 1e-5, scale=1.0)
 
 
-def test_a_decoder_is_not_read_as_an_encoder():
+def test_a_decoder_is_read_as_one():
     stored = {**small_config().to_json(), "model_type": "bert", "is_decoder": False}
     assert BertConfig.from_json(stored) == small_config()
-    with pytest.raises(InputError, match="is_decoder = true; its attention is causal"):
-        BertConfig.from_json({**stored, "is_decoder": True})
+    assert BertConfig.from_json({**stored, "is_decoder": True}) == dataclasses.replace(small_config(), attention="causal")
+    with pytest.raises(InputError, match="add_cross_attention = true; only models without a second input"):
+        BertConfig.from_json({**stored, "is_decoder": True, "add_cross_attention": True})
 
 
 def test_names():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.store.copies import local_copies
@@ -36,23 +36,51 @@ from gaudi_bert.tasks.rows.reading import read_all_rows, read_rows
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.tasks.rows.tokenizing import check_policy, tokenize_rows
 from gaudi_bert.tasks.rows.types import STANDARD_INPUT, BadRow, Row, Sequences, TextRow, source_name
-from gaudi_bert.training.device import open_device
-from gaudi_bert.training.prediction import Compute, PackRunner
-from gaudi_bert.training.weights.sources import Weights
-from gaudi_bert.training.weights.task_models import weights_checksum
-from gaudi_bert.training.window_plan import plan_window
+from gaudi_bert.tasks.window_plan import WindowPlan
 
 Precision = Literal["float32", "bfloat16"]
+Pooling = Literal["cls", "mean", "max"]
 OnBadRow = Literal["stop", "skip"]
 """What a row that cannot be read does: it stops all, before anything is computed; or it is named in its place."""
+
+
+class Runner(Protocol):
+    """A model with its weights, in whatever software, and what of its outputs is wanted."""
+
+    def plan(self, sequences: Sequences, packed: bool) -> WindowPlan:
+        """How the sequences of a window share rows."""
+
+    def run(self, sequences: Sequences, plan: WindowPlan) -> Float32Array:
+        """The outputs for each sequence, [N, C], or for each token, [T, C]."""
+
+
+class ModelFolder(Protocol):
+    """A model's folder, as BERT in TensorFlow or another encoder in PyTorch (`model_folders.py`).
+
+    Attributes:
+        hidden_size, positions: of the model.
+        usual_length: most tokens of a text, where nothing says it otherwise.
+        identity: of the weights.
+    """
+
+    hidden_size: int
+    positions: int
+    usual_length: int
+    identity: str
+
+    def check_fits(self, tokenizer: RowTokenizer) -> None:
+        """Refuse a tokenizer of another model."""
+
+    def embedder(self, pooling: Pooling, normalize: bool, precision: Precision, longest: int) -> Runner:
+        """The encoder, its outputs pooled; `longest` is the most tokens of a text."""
 
 
 class RowModel(ABC):
     """A model for rows, and how its outputs become answers.
 
     Args:
-        folder: holds the model and its tokenizer.
-        hidden_size: of the model.
+        path: of the folder with the model and its tokenizer.
+        model: what lies there.
         settings: how rows are read, and what becomes of those that are too long.
         max_sequence_length: most tokens of a sequence.
         precision: of the matrix products.
@@ -73,15 +101,15 @@ class RowModel(ABC):
 
     def __init__(
         self,
-        folder: Path,
-        hidden_size: int,
+        path: Path,
+        model: ModelFolder,
         settings: TaskSettings,
         max_sequence_length: int,
         precision: Precision,
         packed: bool,
         on_bad_row: OnBadRow,
     ) -> None:
-        self.folder, self.hidden_size, self.settings = folder, hidden_size, settings
+        self.path, self.model, self.settings = path, model, settings
         self.max_sequence_length, self.precision, self.packed = max_sequence_length, precision, packed
         self.on_bad_row = on_bad_row
 
@@ -90,8 +118,8 @@ class RowModel(ABC):
         """All that the answers depend on besides the settings, the model and the rows."""
 
     @abstractmethod
-    def open(self, weights: Weights, compute_dtype: Precision) -> tuple[Compute, Literal["sequence", "token"], int]:
-        """The model with its weights; whether it answers for each sequence or for each token; the values of an answer."""
+    def open(self) -> Runner:
+        """The model with its weights."""
 
     @abstractmethod
     def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> list[bytes]:
@@ -107,7 +135,7 @@ class RowModel(ABC):
 
 
 def answer_rows(
-    open_folder: Callable[[Path], tuple[RowModel, Weights]],
+    open_folder: Callable[[Path], RowModel],
     model: Path,
     data: str,
     out: str,
@@ -173,34 +201,30 @@ def _check_apart(data: str, out: str) -> None:
 
 
 def _open_model(
-    open_folder: Callable[[Path], tuple[RowModel, Weights]], folder: Path, data: str
+    open_folder: Callable[[Path], RowModel], folder: Path, data: str
 ) -> tuple[RowModel, Signature, _WindowAnswerer]:
-    """The model, what its answers are a function of, and what answers a window of rows; the weights are held once."""
-    model, weights = open_folder(folder)
+    """The model, what its answers are a function of, and what answers a window of rows."""
+    model = open_folder(folder)
     tokenizer = open_tokenizer(folder)
-    if weights.config is not None:
-        tokenizer.check_fits(weights.config.vocab_size, weights.config.type_vocab_size)
+    model.model.check_fits(tokenizer)
     inputs = {
-        "model": weights_checksum(weights),
+        "model": model.model.identity,
         "tokenizer": tokenizer.sha256,
         "data": "standard input" if data == STANDARD_INPUT else file_identity(Path(data)),
     }
     chosen = {} if model.on_bad_row == "stop" else {"on_bad_row": model.on_bad_row}
     task = model.settings.model_dump(mode="json", exclude_defaults=True)
     signature = Signature(model.stage, {**model.options(), **chosen, "task": task}, inputs)
-    return model, signature, _WindowAnswerer(model, weights, tokenizer, data)
+    return model, signature, _WindowAnswerer(model, tokenizer, data)
 
 
 class _WindowAnswerer:
     """Answers windows of rows by a model, and says beforehand whether it can."""
 
-    def __init__(self, model: RowModel, weights: Weights, tokenizer: RowTokenizer, data: str) -> None:
+    def __init__(self, model: RowModel, tokenizer: RowTokenizer, data: str) -> None:
         check_policy(model.task, model.settings)
         self._model, self._tokenizer, self._data = model, tokenizer, data
-        device = open_device("auto", model.precision)
-        compute, per, width = model.open(weights, device.compute_dtype)
-        self._one_shape = device.kind == "hpu"
-        self._runner = PackRunner(compute, per=per, width=width, device=device.name, one_shape=self._one_shape)
+        self._runner = model.open()
 
     def check(self, rows: Sequence[Row | BadRow]) -> None:
         """Refuse rows that `answer` would refuse; where a text of any length is cut, it was read and that is all."""
@@ -214,12 +238,7 @@ class _WindowAnswerer:
         good, sequences, problems = self._readable(rows)
         plan, answers = None, []
         if sequences is not None:
-            plan = plan_window(
-                sequences.lengths,
-                hidden_size=model.hidden_size,
-                packed=model.packed,
-                one_length=model.max_sequence_length if self._one_shape else None,
-            )
+            plan = self._runner.plan(sequences, model.packed)
             answers = model.encode(self._runner.run(sequences, plan), sequences, good)
         following = iter(answers)
         data = b"".join(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 
@@ -18,14 +18,21 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
-from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.tables.packed_parquet import write_vectors
-from gaudi_bert.stages.tasks.answer_rows import OnBadRow, Precision, RowModel, answer_rows, check_choice, chosen_length
+from gaudi_bert.stages.tasks.answer_rows import (
+    OnBadRow,
+    Pooling,
+    Precision,
+    RowModel,
+    Runner,
+    answer_rows,
+    check_choice,
+    chosen_length,
+)
 from gaudi_bert.stages.tasks.answer_stream import STANDARD_OUTPUT, RowStream, StreamResult
+from gaudi_bert.stages.tasks.model_folders import open_model_folder
 from gaudi_bert.tasks.rows.types import Row, Sequences
-from gaudi_bert.training.prediction import Compute, Embedder, Pooling
-from gaudi_bert.training.weights.sources import Weights, read_weights
-from gaudi_bert.training.weights.task_models import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.weights.sentence_folder import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 _ROWS_AT_ONCE = 8192
@@ -82,14 +89,8 @@ def embed(
     if ending not in _ENDINGS:
         raise InputError(f"{out}: vectors are written as {', '.join(_ENDINGS)}; give it one of these endings")
 
-    def open_folder(folder: Path) -> tuple[RowModel, Weights]:
-        weights = read_weights(folder)
-        if weights.config is None:
-            raise InputError(f"{folder}: its config is not known; put config.json beside the weights")
-        return _EmbeddingModel(folder, weights.config, options, settings, ending), weights
-
     return answer_rows(
-        open_folder,
+        lambda folder: _EmbeddingModel(folder, options, settings, ending),
         model,
         data,
         out,
@@ -104,13 +105,14 @@ class _EmbeddingModel(RowModel):
 
     stage = "embed"
 
-    def __init__(self, path: Path, config: BertConfig, options: EmbedOptions, settings: TaskSettings, ending: str) -> None:
+    def __init__(self, path: Path, options: EmbedOptions, settings: TaskSettings, ending: str) -> None:
+        model = open_model_folder(path)
         own = read_sentence_folder(path) if options.pooling is None else None
         own = own or SentenceFolder("mean", False, None, False)
-        positions = config.max_position_embeddings
-        length = chosen_length(options.max_sequence_length, positions, min(own.max_sequence_length or positions, positions))
-        super().__init__(path, config.hidden_size, settings, length, options.precision, options.packed, options.on_bad_row)
-        self.lower_case, self._config, self._ending = own.lower_case, config, ending
+        usual = min(own.max_sequence_length or model.usual_length, model.positions)
+        length = chosen_length(options.max_sequence_length, model.positions, usual)
+        super().__init__(path, model, settings, length, options.precision, options.packed, options.on_bad_row)
+        self.lower_case, self._ending = own.lower_case, ending
         self._pooling: Pooling = options.pooling or own.pooling
         self._normalize = own.normalize if options.normalize is None else options.normalize
 
@@ -126,16 +128,9 @@ class _EmbeddingModel(RowModel):
             "ending": self._ending,
         }
 
-    def open(self, weights: Weights, compute_dtype: Precision) -> tuple[Compute, Literal["sequence", "token"], int]:
+    def open(self) -> Runner:
         """The encoder with its pooling."""
-        embedder = Embedder(
-            self._config,
-            weights.variables,
-            pooling=self._pooling,
-            normalize=self._normalize,
-            compute_dtype=compute_dtype,
-        )
-        return embedder, "sequence", self.hidden_size
+        return self.model.embedder(self._pooling, self._normalize, self.precision, self.max_sequence_length)
 
     def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> list[bytes]:
         """Plain bytes, or one object per line; nine digits tell every float32 from its neighbours."""
@@ -147,7 +142,7 @@ class _EmbeddingModel(RowModel):
     def encode_problem(self, problem: str) -> bytes:
         """A vector of NaN, which no text has, or an object that says what is wrong with the row."""
         if self._ending != ".jsonl":
-            return np.full(self.hidden_size, np.nan, np.float32).tobytes()
+            return np.full(self.model.hidden_size, np.nan, np.float32).tobytes()
         return f"{json.dumps({'error': problem})}\n".encode()
 
     def finish(self, stream: RowStream) -> None:
@@ -158,7 +153,7 @@ class _EmbeddingModel(RowModel):
             stream.finish_as(self._write_array)
 
     def _write_array(self, partial: Path, handle: BinaryIO) -> None:
-        vectors = np.memmap(partial, np.float32, "r").reshape(-1, self.hidden_size)
+        vectors = np.memmap(partial, np.float32, "r").reshape(-1, self.model.hidden_size)
         if self._ending == ".parquet":
             write_vectors(handle, vectors)
             return

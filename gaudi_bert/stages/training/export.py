@@ -35,11 +35,11 @@ from gaudi_bert.stages.training.inputs import local_weights
 from gaudi_bert.stages.training.model_results import ExportResult
 from gaudi_bert.tasks.packs import BatchShape
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.tasks.window_plan import deepest
 from gaudi_bert.training.weights.model_files import TaskConfig
 from gaudi_bert.training.weights.saved_model import ServingSizes, write_saved_model, write_task_saved_model
 from gaudi_bert.training.weights.sources import Weights, read_weights, write_google_checkpoint
 from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
-from gaudi_bert.training.window_plan import deepest
 
 Format = Literal["huggingface", "google", "savedmodel"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -189,7 +189,8 @@ def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSi
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:
     """The vocabulary that was given, or one found where it should lie; it may not be larger than the model's."""
     if given is None:
-        folders = [_run_folder(weights).parent / "examples", weights.path, weights.path.parent]
+        run = _run_folder(weights)
+        folders = [run, run.parent / "examples", weights.path, weights.path.parent]
         files = [folder / "vocab.txt" for folder in folders if (folder / "vocab.txt").is_file()]
         if not files:
             return None

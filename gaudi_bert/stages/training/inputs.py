@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gaudi_bert.artefacts.packed import METADATA_NAME
+from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, VocabularyInfo
 from gaudi_bert.artefacts.store.copies import fetch_below, local_copies, mirrored_bucket
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.records.files import open_inputs
 from gaudi_bert.records.packed_folder import read_metadata
@@ -66,8 +67,27 @@ def _fetch_weights(path: Path) -> None:
 
 def _fetch_what_export_looks_for(run: Path) -> None:
     """The settings of a run, and the vocabulary of the examples beside it; above a bucket, nothing is fetched."""
-    fetch(run / "settings.yaml")
+    fetch(*(run / name for name in ("settings.yaml", "vocab.txt", "tokenizer_config.json")))
     fetch(run.parent / "examples" / "vocab.txt")
+
+
+def leave_tokenizer(data: Path, run: Path, lower_case: bool, positions: int) -> None:
+    """Copy the vocabulary of packed data into the folder of a run, where it is found near the data and is the right one.
+
+    So a run's folder is what `finetune --model` takes. Looked into are the folder of the data, those above it, and the
+    `examples/` in these.
+    """
+    metadata = Metadata.read(data) if (data / METADATA_NAME).is_file() else None
+    known = None if metadata is None else metadata.vocabulary
+    if known is None:
+        return
+    above = (data, *data.resolve().parents[:3])
+    for file in (folder / place / "vocab.txt" for folder in above for place in (".", "examples")):
+        if file.is_file() and VocabularyInfo.of(file) == known:
+            write_text(run / "vocab.txt", read_text(file))
+            content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
+            write_json(run / "tokenizer_config.json", content)
+            return
 
 
 @contextmanager

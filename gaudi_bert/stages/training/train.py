@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -17,12 +18,13 @@ from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, Traini
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.models import name_of_sizes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.config import BertConfig
-from gaudi_bert.stages.training.inputs import local_weights, open_data, open_on_the_fly
+from gaudi_bert.model.config import BertConfig, parameter_specs
+from gaudi_bert.stages.training.inputs import leave_tokenizer, local_weights, open_data, open_on_the_fly
 from gaudi_bert.stages.training.model_results import TrainDryRun, TrainResult
 from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -39,6 +41,8 @@ from gaudi_bert.training.speedup import measure_speedup
 from gaudi_bert.training.weights.sources import load_weights
 
 BERT_VOCABULARY = 30522
+_DEFAULT_MODEL = "the default, for first tries: --model bert-base, bert-large or a config.json chooses another"
+_SMALL_MODELS_RATE = ", the default for small models: BERT was published with 1e-4 (--set training.learning_rate=1e-4)"
 
 
 def train(
@@ -163,14 +167,19 @@ def model_config(settings: ModelSettings, vocabulary_size: int | None, max_seque
 def _describe_job(job: _TrainingJob, dry_run: bool) -> list[str]:
     """The run as lines for people; all of its figures before a dry run."""
     settings, source, config = job.plan.settings, job.source, job.config
+    chosen, training = job.settings.model, job.settings.training
+    parameters = sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
+    asked = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
     kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
     vocabulary = f"vocabulary {config.vocab_size:,}"
     if source.vocabulary_size is None:
         vocabulary += " (the data does not record its own)"
     lines = [
+        f"{name_of_sizes(chosen) or 'a BERT'}: {config.num_hidden_layers} layers, hidden size {config.hidden_size}, "
+        f"{parameters / 1e6:,.1f} million parameters; {asked}",
         f"{shown(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
-        f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}; {settings.optimizer}, "
-        f"learning rate {settings.learning_rate:g}",
+        f"{settings.optimizer}, learning rate {settings.learning_rate:g}"
+        + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and "learning_rate" not in training.model_fields_set else ""),
         *job.plan.short_lines(),
         *(job.plan.table() if dry_run else []),
     ]
@@ -190,6 +199,8 @@ def _signature(job: _TrainingJob) -> Signature:
 
 
 def _train(job: _TrainingJob, folder: Path, session: Session, reporter: Reporter) -> TrainingResult:
+    if session.communicator.is_first:
+        leave_tokenizer(job.source.path, folder, job.settings.prepare.lower_case, job.config.max_position_embeddings)
     run, settings = _set_up(job, folder, session, reporter), job.plan.settings
     model = cast(BertForPretraining, run.model)
     measures = settings.measure_speedup and job.source.is_packed

@@ -177,9 +177,7 @@ class RowReader:
             raise self.error(
                 number, f"has no {settings.tokens!r}, only {_names(record)}", self._column_remedy("tokens", settings.tokens)
             )
-        text = self._text(number, record, settings.text)
-        words = list(_WORD.finditer(text))
-        return TaggedRow(number, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
+        return words_of_text(number, self._text(number, record, settings.text))
 
     def _strings(self, number: int, column: str, value: object) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
@@ -198,6 +196,12 @@ class RowReader:
                 problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
                 raise self.error(number, problem, f"token numbers are whole numbers of 0 to {MOST_TOKEN_ID}")
         return IdsRow(number, tuple(values))
+
+
+def words_of_text(number: int, text: str) -> TaggedRow:
+    """The words of a text, with their places in it."""
+    words = list(_WORD.finditer(text))
+    return TaggedRow(number, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
 
 
 def half_character(text: str) -> str | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _WHOLE, _WORDS, _CASING = "tokenizer.json", "vocab.txt", "tokenizer_config.json"
+_CHECKPOINTS = "checkpoints"
 # As BertTokenizer in transformers has it: a longer word becomes [UNK].
 _LONGEST_WORD_CHARACTERS = 100
 # Steps of a normalizer that follow one another multiply a text.
@@ -46,6 +47,25 @@ class RowTokenizer:
         if not numbers:
             raise InputError(f"{self.file}: its vocabulary is empty; give the tokenizer of a BERT")
         return max(numbers) + 1
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after the tokens of a text."""
+        for letter in "aA1":  # whichever the vocabulary has
+            encoding = self.tokenizer.encode(letter)
+            text = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
+            if text:
+                return encoding.ids[: text[0]], encoding.ids[text[-1] + 1 :]
+        raise InputError(f"{self.file}: makes no token of a letter; give the tokenizer of a model for text")
+
+    def for_words(self) -> Tokenizer:
+        """The tokenizer for words that were split already: one that marks spaces marks the beginning of each word."""
+        content = json.loads(self.tokenizer.to_str())
+        steps = content.get("pre_tokenizer") or {}
+        marks = [step for step in (steps, *steps.get("pretokenizers", ())) if step.get("add_prefix_space") is False]
+        if not marks:
+            return self.tokenizer
+        marks[0]["add_prefix_space"] = True
+        return type(self.tokenizer).from_str(json.dumps(content))
 
     @property
     def cls_id(self) -> int:
@@ -95,6 +115,7 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
     if not folder.exists() and not any(folder.parent.glob(f"{escape(folder.name)}.*")):  # a TF1 checkpoint is a prefix
         raise InputError(f"{folder}: there is no such folder; check the path")
     folder = folder if folder.is_dir() else folder.parent
+    folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, in whose folder the tokenizer lies
     for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):
         file = folder / name
         if os.path.lexists(file):
@@ -109,6 +130,25 @@ def read_tokenizer(path: Path) -> RowTokenizer:
     if not path.is_file():
         return open_tokenizer(path)
     return RowTokenizer(_read_tokenizer(path), path, hashlib.sha256(read_file(path)).hexdigest())
+
+
+def tokenizer_of(given: Any) -> RowTokenizer:
+    """A tokenizer of `transformers` or of `tokenizers`, as a copy that neither cuts nor pads."""
+    from tokenizers import Tokenizer
+
+    if isinstance(given, RowTokenizer):
+        return given
+    library = getattr(given, "backend_tokenizer", given)
+    if not isinstance(library, Tokenizer):
+        raise InputError(
+            f"{type(given).__name__}: is no tokenizer of the library tokenizers; open the model's with AutoTokenizer"
+        )
+    content = library.to_str()
+    copy = Tokenizer.from_str(content)
+    copy.no_truncation()
+    copy.no_padding()
+    name = getattr(given, "name_or_path", "") or "the tokenizer"
+    return RowTokenizer(copy, Path(name), hashlib.sha256(content.encode("utf-8")).hexdigest())
 
 
 def _read_tokenizer(file: Path) -> Tokenizer:

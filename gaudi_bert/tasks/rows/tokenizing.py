@@ -10,6 +10,7 @@ scripts for question answering.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,6 +98,10 @@ class _Job:
         self.tokenizer, self.task, self.settings, self.most, self.source = tokenizer, task, settings, most, source
         self.cut_rows = 0
 
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        return self.tokenizer.frame()
+
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
         """Row numbers, offsets, token numbers and segments of whole texts, by the tokenizer's own template."""
         inputs = [row.text if row.text_pair is None else (row.text, row.text_pair) for row in rows]
@@ -132,7 +137,7 @@ class _Job:
                 yield self._question(index, question, question_encodings[question.question], contexts[question.context])
         elif isinstance(rows[0], TaggedRow):
             tagged = [row for row in rows if isinstance(row, TaggedRow)]
-            words = self.tokenizer.tokenizer.encode_batch(
+            words = self.tokenizer.for_words().encode_batch(
                 [list(row.tokens) for row in tagged], is_pretokenized=True, add_special_tokens=False
             )
             for index, (sentence, encoding) in enumerate(zip(tagged, words, strict=True)):
@@ -165,25 +170,26 @@ class _Job:
         )
 
     def _framed(self, ids: Int32Array) -> Int32Array:
-        ends = self.tokenizer.cls_id, self.tokenizer.sep_id
-        return np.concatenate([[ends[0]], ids, [ends[1]]]).astype(np.int32)
+        before, after = self._frame
+        return np.concatenate([before, ids, after]).astype(np.int32)
 
     def _words(self, index: int, row: TaggedRow, encoding: Any, numbers: Mapping[str, int]) -> Iterator[_Piece]:
         ids = np.array(encoding.ids, np.int32)
         word_of = np.array(encoding.word_ids, np.int64).reshape(-1)
         first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
         characters = np.array(encoding.offsets, np.int64).reshape(-1, 2) + row.word_starts()[word_of][:, np.newaxis]
-        bounds = self._bounds(row.number, len(ids), self.most - 2, self.settings.stride)
+        before, after = self._frame
+        bounds = self._bounds(row.number, len(ids), self.most - len(before) - len(after), self.settings.stride)
         chosen = best_windows(first, bounds)
         tags = self._tags(row, numbers)
         for window, (start, end) in enumerate(bounds.tolist()):
-            words = np.full(end - start + 2, NO_WORD, np.int32)
+            words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
             own = first[(chosen == window) & (first >= start) & (first < end)]
-            words[own - start + 1] = word_of[own]
+            words[own - start + len(before)] = word_of[own]
             target = np.full(len(words), IGNORED, np.int32)
-            target[own - start + 1] = tags[word_of[own]]
+            target[own - start + len(before)] = tags[word_of[own]]
             spans = np.full((len(words), 2), NO_WORD, np.int32)
-            spans[1:-1] = characters[start:end]
+            spans[len(before) : len(words) - len(after)] = characters[start:end]
             yield _Piece(index, self._framed(ids[start:end]), np.zeros(len(words), np.int8), spans, words, target)
 
     def _tags(self, row: TaggedRow, numbers: Mapping[str, int]) -> Int32Array:

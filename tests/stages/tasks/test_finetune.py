@@ -18,9 +18,11 @@ from safetensors.numpy import load_file
 
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError, StoppedError
-from gaudi_bert.config.sections import TASK_NAMES
+from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.stages.training.model_results import FineTuneDryRun
+from gaudi_bert.tasks.task import task_named
 from gaudi_bert.training.weights.sources import read_weights, write_google_checkpoint
+from gaudi_bert.training.weights.task_models import start_weights
 from tests.builders.agree import agree
 from tests.builders.command_line import run_command
 from tests.builders.effort import LONG
@@ -162,6 +164,23 @@ def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tm
     repeats = next(line for line in listener.lines if "repeat within an update" in line)
     assert f"set finetune.batch_sequences = {int(result.plan.packs * factor)}, or give more data" in repeats
     assert not (tmp_path / "out").exists()
+
+
+def test_a_decoder_of_transformers_goes_on_as_one(files, model, tmp_path) -> None:
+    """Its head is kept, and it is one afterwards."""
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    values = {**json.loads((model / "config.json").read_text()), "is_decoder": True, "initializer_range": 0.2}
+    decoder = transformers.BertLMHeadModel(transformers.BertConfig(**values)).eval()
+    decoder.save_pretrained(tmp_path / "decoder")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(model / name, tmp_path / "decoder")
+    task = task_named("causal-language-modelling")(TaskSettings(name="causal-language-modelling"))
+    start = start_weights(tmp_path / "decoder", task)
+    assert (start.fresh, start.config.attention) == ((), "causal")
+    result = run("causal-language-modelling", *files["causal-language-modelling"], tmp_path / "decoder", tmp_path / "out")
+    assert result.finetuning.metrics["perplexity"] > 1
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert opened.config.is_decoder
 
 
 def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> None:

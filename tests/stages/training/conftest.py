@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.packed import VocabularyInfo
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.stages.training.train import train
 from tests.builders import training_data as data
@@ -13,6 +15,7 @@ from tests.builders.once import once
 from tests.builders.reporters import QUIET
 
 HELD_OUT = data.make_packs(9, seed=8)
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # More positions than the records have, and weights that make outputs differ.
 MODEL = {**data.MODEL, "max_position_embeddings": 40, "initializer_range": 0.3}
 TRAINING = {
@@ -37,8 +40,14 @@ def make_work(work: Path) -> None:
     data.write_packed(work / "packed" / "train", data.make_packs(29))
     data.write_packed(work / "packed" / "evaluation", HELD_OUT)
     (work / "examples").mkdir()
-    (work / "examples" / "vocab.txt").write_text("".join(f"word{number}\n" for number in range(data.VOCABULARY)))
+    words = work / "examples" / "vocab.txt"
+    words.write_text(
+        "".join(f"{word}\n" for word in [*SPECIAL, *(f"word{n}" for n in range(data.VOCABULARY - len(SPECIAL)))])
+    )
     packed = work / "packed"
+    metadata = json.loads((packed / "train" / "metadata.json").read_text())
+    metadata["vocabulary"] = VocabularyInfo.of(words).as_json()
+    (packed / "train" / "metadata.json").write_text(json.dumps(metadata))
     train(settings(), packed / "train", packed / "evaluation", work / "train", reporter=QUIET)
 
 

@@ -19,11 +19,13 @@ from gaudi_bert.artefacts.training import TrainingResult
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.models import model_overrides
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.stages.training.evaluate import evaluate
 from gaudi_bert.stages.training.model_results import EvaluateResult
 from gaudi_bert.stages.training.train import train
+from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
 from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from tests.builders import training_data as data
@@ -52,8 +54,15 @@ def test_what_a_run_leaves(whole_run) -> None:
         "settings.yaml",
         "tensorboard",
         "tensorflow.log",
+        "tokenizer_config.json",
         "training.json",
+        "vocab.txt",
     ]
+    for path in (whole_run, find_checkpoint(whole_run)):  # what `finetune --model` is given
+        tokenizer = open_tokenizer(path)
+        assert tokenizer.vocabulary_size == data.VOCABULARY
+        assert tokenizer.tokenizer.encode("word7").ids == [2, 12, 3]
+        assert tokenizer.tokenizer.encode("Word7").ids == [2, 1, 3], "the text was not lower-cased"
     assert list(checkpoint_digests(whole_run)) == ["update-00000015.safetensors", "update-00000020.safetensors"]
     lines = lines_of(whole_run)
     assert [line["update"] for line in lines if line["kind"] == "train"] == [4, 5, 8, 10, 12, 15, 16, 20]
@@ -184,6 +193,24 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path
     agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
     assert "2 x 4 packs" in listener.text
     assert list(tmp_path.iterdir()) == []
+    assert "parameters; as requested" in listener.text.splitlines()[0]
+
+
+def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
+    def first_lines(*overrides: str) -> list[str]:
+        listener = Listener()
+        train(load_pipeline(None, overrides), packed, None, tmp_path / "train", reporter=listener, dry_run=True)
+        return listener.text.splitlines()
+
+    default = first_lines()
+    assert default[0].startswith(
+        "train: tiny: 2 layers, hidden size 128, 0.4 million parameters; the default, for first tries"
+    )
+    assert "published" not in default[2]
+    base = first_lines(*model_overrides("bert-base"))
+    assert base[0].startswith("train: bert-base: 12 layers, hidden size 768, 8")
+    assert base[0].endswith("million parameters; as requested")
+    assert "BERT was published with 1e-4" in base[2]
 
 
 def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.tasks.packs import Packs
 from gaudi_bert.tasks.rows.types import Sequences
+from gaudi_bert.tasks.window_plan import Part, WindowPlan, plan_window
 from gaudi_bert.training.prediction import Embedder, PackRunner
 from gaudi_bert.training.weights.sources import Weights, read_weights
-from gaudi_bert.training.window_plan import Part, WindowPlan, plan_window
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_bert
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.training.window_plan import (
+from gaudi_bert.tasks.window_plan import (
     GRID,
     LEAST_GAIN,
     MOST_LENGTHS,

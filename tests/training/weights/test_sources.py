@@ -22,8 +22,8 @@ from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
 from gaudi_bert.tasks.rows.types import TextRow
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
+from gaudi_bert.training.weights.sentence_folder import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.weights.sources import load_weights, read_weights, write_google_checkpoint
-from gaudi_bert.training.weights.task_models import SentenceFolder, read_sentence_folder
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
 from tests.stages.tasks.test_predict import TEXTS, logits_alone, write_model

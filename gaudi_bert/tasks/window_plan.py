@@ -74,20 +74,27 @@ def row_cost(length: int, hidden_size: int) -> float:
 
 
 def plan_window(
-    lengths: IntArray, *, hidden_size: int, packed: bool = True, algorithm: str = "lpfhp", one_length: int | None = None
+    lengths: IntArray,
+    *,
+    hidden_size: int,
+    packed: bool = True,
+    algorithm: str = "lpfhp",
+    one_length: int | None = None,
+    longest_row: int | None = None,
 ) -> WindowPlan:
     """Choose the lengths of rows and pack.
 
     `lengths` is int64 [N]. Where nothing is to be packed, each sequence gets a row of its own, all of one length. `lpfhp`
     is best fit, `optimal` a few packs better and slower. Accelerators compile for each shape, so `one_length` may fix it.
+    Of some models no row may be longer than their positions: `longest_row`.
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
-    rounded = one_length or _rounded(longest)
+    rounded = one_length or min(_rounded(longest), longest_row or _rounded(longest))
     unpacked_cost = len(lengths) * row_cost(rounded, hidden_size)
     alone, alone_cost = [rounded], unpacked_cost
     if packed and one_length is None:
         alone, alone_cost = best_row_lengths(_counts(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size))
-    choices = _choices(longest, one_length) if packed else ()
+    choices = _choices(longest, rounded, one_length, longest_row) if packed else ()
     solved = [_solve(lengths, choice, algorithm) for choice in choices]
 
     def cost(mixtures: list[tuple[int, Mixture]]) -> float:
@@ -124,12 +131,13 @@ def deepest(length: int) -> int:
     return max(1, length // _TOKENS_PER_SEQUENCE)
 
 
-def _choices(longest: int, one_length: int | None) -> Iterator[tuple[int, ...]]:
+def _choices(longest: int, rounded: int, one_length: int | None, longest_row: int | None) -> Iterator[tuple[int, ...]]:
     """Lengths of rows to try: one for all, or a long one and a short one."""
     if one_length is not None:
         yield (one_length,)
         return
-    for long in dict.fromkeys([_rounded(longest), *(length for length in _USUAL_LENGTHS if length >= longest)]):
+    usual = [length for length in _USUAL_LENGTHS if longest <= length <= (longest_row or length)]
+    for long in dict.fromkeys([rounded, *usual]):
         yield (long,)
         yield from ((long, short) for short in _USUAL_LENGTHS if short < longest)
 

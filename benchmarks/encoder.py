@@ -1,0 +1,130 @@
+"""Any encoder over short texts: `PackedEncoder` beside the `encode` of sentence-transformers, by CPU time after start-up.
+
+    pip install --no-deps --target PEER sentence-transformers
+    PYTHONPATH=PEER python benchmarks/encoder.py [--rows 2000] [--rounds 3] [--process]
+
+Random models of the sizes of MiniLM, RoBERTa-base and ModernBERT-base, the first two with six layers (what a weight is does
+not change what it costs), float32, with a byte-level tokenizer trained on the texts; the texts are comments of GoEmotions.
+Both run in one process on all its cores, in turn, after one small call each. With `--process`, `gaudi-bert embed` of
+MiniLM's real weights is a process of its own beside one that does the same with sentence-transformers, start-up included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+from measuring import show, show_processor, timed
+from predict import minilm, texts_of
+
+PEER = """
+import sys, json, numpy
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], device="cpu")
+numpy.save(sys.argv[3], model.encode([json.loads(line)["text"] for line in open(sys.argv[2])]))
+"""
+
+
+def models() -> dict[str, Any]:
+    """Random models with a byte-level tokenizer."""
+    import transformers
+
+    special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
+    sizes = {"vocab_size": 8000, **special}
+    small = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "num_hidden_layers": 6}
+    base = {"num_hidden_layers": 6, "max_position_embeddings": 514}
+    return {
+        "MiniLM": transformers.BertConfig(**sizes, **small),
+        "RoBERTa": transformers.RobertaConfig(**sizes, **base),
+        "ModernBERT": transformers.ModernBertConfig(**sizes),
+    }
+
+
+def tokenizer_for(texts: list[str]) -> Any:
+    """A byte-level BPE in RoBERTa's form."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "<pad>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", cls_token="<s>", model_max_length=512)
+
+
+def compare(name: str, config: Any, texts: list[str], rounds: int) -> None:
+    """Both ways in turn."""
+    import torch
+    import transformers
+    from sentence_transformers import SentenceTransformer
+
+    from gaudi_bert.pytorch import PackedEncoder
+
+    torch.manual_seed(1)
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.AutoModel.from_config(config).save_pretrained(folder)
+        tokenizer = tokenizer_for(texts)
+        tokenizer.save_pretrained(folder)
+        peer = SentenceTransformer(folder, device="cpu")
+        ours = PackedEncoder(transformers.AutoModel.from_pretrained(folder), tokenizer)
+    difference = np.abs(ours.embed(texts[:64]) - peer.encode(texts[:64])).max()
+    taken = [(timed(lambda: ours.embed(texts)), timed(lambda: peer.encode(texts))) for _ in range(rounds)]
+    print(f"{name}: vectors differ by at most {difference:.1e}")
+    show(f"{name}, {len(texts)} texts, ours, CPU time", [mine[0] for mine, _ in taken], "s")
+    show("sentence-transformers, CPU time", [other[0] for _, other in taken], "s")
+    show("compared with sentence-transformers, CPU time", [other[0] / mine[0] for mine, other in taken], "times", ">= 1.3")
+    show("the same, elapsed", [other[1] / mine[1] for mine, other in taken], "times")
+
+
+def compare_processes(texts: list[str], rounds: int) -> None:
+    """Whole processes with MiniLM's weights, start-up and all."""
+
+    def cpu(command: list[str]) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    with tempfile.TemporaryDirectory() as name:
+        data = Path(name) / "texts.jsonl"
+        data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        embed = [sys.executable, "-m", "gaudi_bert", "embed", "--model", str(minilm()), "--data", str(data), "--overwrite"]
+        peer = [sys.executable, "-c", PEER, str(minilm()), str(data), f"{name}/peer.npy"]
+        taken = [(cpu([*embed, "--out", f"{name}/{number}.npy"]), cpu(peer)) for number in range(rounds)]
+        difference = np.abs(np.load(f"{name}/0.npy") - np.load(f"{name}/peer.npy")).max()
+    print(f"processes: vectors differ by at most {difference:.1e}")
+    show(f"`embed` of {len(texts)} texts, whole process, CPU time", [mine for mine, _ in taken], "s")
+    show("sentence-transformers, whole process, CPU time", [other for _, other in taken], "s")
+    show("compared with sentence-transformers, CPU time", [other / mine for mine, other in taken], "times", ">= 1.2")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--process", action="store_true")
+    options = parser.parse_args()
+    show_processor()
+    texts = texts_of("goemotions", options.rows)
+    if options.process:
+        compare_processes(texts, options.rounds)
+        return
+    for name, config in models().items():
+        compare(name, config, texts, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

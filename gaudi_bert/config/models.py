@@ -1,0 +1,41 @@
+"""Models by name: the sizes that `train --model` chooses."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+
+from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import read_json
+from gaudi_bert.config.sections import ModelSettings
+
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+MODELS = {
+    "tiny": dict(zip(_SIZES, (128, 2, 2, 512), strict=True)),
+    "bert-base": dict(zip(_SIZES, (768, 12, 12, 3072), strict=True)),
+    "bert-large": dict(zip(_SIZES, (1024, 24, 16, 4096), strict=True)),
+}
+"""The default; BERT's two, as published (Devlin et al., 2019, section 3)."""
+
+
+def model_overrides(name: str) -> list[str]:
+    """`--set` for the sizes of a model of `MODELS`, or of all settings that a config.json has."""
+    if name in MODELS:
+        return [f"model.{key}={value}" for key, value in MODELS[name].items()]
+    if not name.endswith(".json"):
+        near = difflib.get_close_matches(name, MODELS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(MODELS)}, or give a config.json"
+        raise InputError(f"--model {shortened(name)}: {hint}")
+    content = read_json(Path(name))
+    kind = content.get("model_type", "bert") if isinstance(content, dict) else None
+    if kind != "bert":
+        raise InputError(f"{name}: is not the config.json of a bert; train another type in PyTorch (docs/pytorch.md)")
+    known = {key: content[key] for key in ModelSettings.model_fields if content.get(key) is not None}
+    return [f"model.{key}={json.dumps(value)}" for key, value in known.items()]
+
+
+def name_of_sizes(settings: ModelSettings) -> str | None:
+    """The name of a model of these sizes."""
+    sizes = {key: getattr(settings, key) for key in _SIZES}
+    return next((name for name, known in MODELS.items() if known == sizes), None)

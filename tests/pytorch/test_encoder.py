@@ -1,0 +1,154 @@
+"""`PackedEncoder` gives each text what `transformers` gives it alone, in order; or refuses the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+transformers = pytest.importorskip("transformers", exc_type=ImportError)
+
+from tokenizers import Tokenizer, pre_tokenizers  # noqa: E402
+
+from gaudi_bert.common.errors import InputError  # noqa: E402
+from gaudi_bert.pytorch import PackedEncoder  # noqa: E402
+from tests.builders.agree import agree  # noqa: E402
+from tests.builders.encoders import CONFIGS, LABELS, SERVED, TEXTS, TOKENIZER, model_of  # noqa: E402
+
+
+def alone(model: Any, text: str) -> Any:
+    """What the model gives one text by itself, without a mask."""
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.tensor([TOKENIZER.encode(text).ids]))
+
+
+POOLED = {
+    "cls": lambda hidden: hidden[0, 0],
+    "mean": lambda hidden: hidden[0].mean(0),
+    "max": lambda hidden: hidden[0].max(0).values,
+}
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", SERVED)
+def test_vectors_are_those_of_each_text_alone(name: str, static: bool) -> None:
+    model = model_of(name)
+    encoder = PackedEncoder(model, TOKENIZER, max_sequence_length=64, static_shapes=static)
+    hidden = [alone(model, text)[0] for text in TEXTS]
+    for pooling, pool in POOLED.items():
+        vectors = encoder.embed(TEXTS, pooling=pooling)
+        assert (vectors.dtype, vectors.shape) == (np.float32, (len(TEXTS), 32))
+        agree(vectors, torch.stack([pool(each) for each in hidden]).numpy(), 1e-5, scale=1.0)
+    lengths = np.linalg.norm(encoder.embed(TEXTS[:3], normalize=True), axis=1)
+    agree(lengths, np.ones(3), 1e-6, scale=1.0)
+    assert encoder.embed([]).shape == (0, 32)
+
+
+def test_static_shapes_are_one_shape() -> None:
+    model, shapes = model_of("roberta"), set()
+    encoder = PackedEncoder(model, TOKENIZER, max_sequence_length=40, static_shapes=True)
+    model.register_forward_pre_hook(lambda _, __, given: shapes.add(tuple(given["input_ids"].shape)), with_kwargs=True)
+    encoder.embed(TEXTS)
+    assert len(shapes) == 1
+    assert shapes.pop()[1] == 40
+
+
+@pytest.mark.parametrize(
+    ("more", "expect"),
+    [
+        (LABELS, lambda logits: {"probabilities": dict(zip(["O", "B-x", "I-x"], logits.softmax(-1)[0], strict=True))}),
+        (
+            {**LABELS, "problem_type": "multi_label_classification"},
+            lambda logits: {"probabilities": dict(zip(["O", "B-x", "I-x"], logits.sigmoid()[0], strict=True))},
+        ),
+        ({"num_labels": 1}, lambda logits: {"value": logits[0, 0]}),
+    ],
+)
+@pytest.mark.parametrize("name", SERVED)
+def test_answers_for_texts(name: str, more: dict, expect: Any) -> None:
+    model = model_of(name, "AutoModelForSequenceClassification", **more)
+    answers = PackedEncoder(model, TOKENIZER, max_sequence_length=64).predict(TEXTS)
+    assert len(answers) == len(TEXTS)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        for key, value in expect(alone(model, text).logits).items():
+            found, wanted = (list(each.values()) if isinstance(each, dict) else [each] for each in (answer[key], value))
+            agree(found, [float(one) for one in wanted], 1e-5, scale=1.0)
+    assert "forward" not in vars(model.base_model), "the encoder is left as it was"
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_tags_for_words(name: str) -> None:
+    model = model_of(name, "AutoModelForTokenClassification", **LABELS)
+    torch.nn.init.normal_(model.classifier.weight)
+    texts = [text for text in TEXTS if text]
+    answers = PackedEncoder(model, TOKENIZER, max_sequence_length=64).predict(texts)
+    spaced = Tokenizer.from_str(TOKENIZER.to_str())
+    spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    several = 0
+    for text, answer in zip(texts, answers, strict=True):
+        encoding = spaced.encode(text.split(), is_pretokenized=True)
+        with torch.no_grad():
+            logits = model.eval()(input_ids=torch.tensor([encoding.ids])).logits[0]
+        first = [encoding.word_ids.index(word) for word in range(len(text.split()))]
+        tags = [["O", "B-x", "I-x"][int(logits[place].argmax())] for place in first]
+        inside = {at for tag in answer["tags"] for at in range(tag["start"], tag["end"])}
+        starts = np.cumsum([0, *(len(word) + 1 for word in text.split())])[:-1]
+        assert [tag != "O" for tag in tags] == [int(start) in inside for start in starts]
+        several += len(answer["tags"]) > 1
+    assert several > 5
+
+
+def test_a_model_that_no_mask_is_right_for_is_refused() -> None:
+    model = model_of("deberta")
+    with pytest.raises(InputError, match="model type 'deberta-v2': no mask is right for it"):
+        PackedEncoder(model, TOKENIZER, max_sequence_length=64)
+
+
+def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, pad_token="<pad>", model_max_length=12)
+    model = model_of("roberta")
+    encoder = PackedEncoder(model, fast)
+    assert encoder.max_sequence_length == 12
+    wanted = []
+    for text in TEXTS:
+        ids = TOKENIZER.encode(text).ids
+        ids = ids if len(ids) <= 12 else [*ids[:11], ids[-1]]
+        with torch.no_grad():
+            wanted.append(model.eval()(input_ids=torch.tensor([ids]))[0][0].mean(0))
+    agree(encoder.embed(TEXTS), torch.stack(wanted).numpy(), 1e-5, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PackedEncoder(torch.nn.Linear(2, 2), TOKENIZER), "Linear: its attention is not known"),
+        (lambda: PackedEncoder(model_of("roberta"), "tokenizer"), "str: is no tokenizer of the library tokenizers"),
+        (lambda: PackedEncoder(model_of("roberta", vocab_size=200), TOKENIZER), "tokens, the model has 200; give"),
+        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65), "the model has 64 positions"),
+        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a"], pooling="last"), "pooling = 'last': one of cls"),
+        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).predict(["a"]), "has no head that is known here"),
+        (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a", 3]), r"texts\[1\]: is int; give a text"),
+    ],
+)
+def test_refused(make: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+class SecondTokenHead(transformers.RobertaForSequenceClassification):
+    """A head that reads the whole batch."""
+
+    def forward(self, input_ids, attention_mask=None, **_):
+        output = super().forward(input_ids=input_ids, attention_mask=attention_mask)
+        output.logits = output.logits - output.logits.mean(0) / 2
+        return output
+
+
+def test_a_head_that_mixes_texts_is_refused() -> None:
+    torch.manual_seed(5)
+    model = SecondTokenHead(CONFIGS["roberta"](**LABELS))
+    model.__class__.__name__ = "MixingForSequenceClassification"
+    with pytest.raises(InputError, match="its head gives packed texts other answers than texts alone"):
+        PackedEncoder(model, TOKENIZER, max_sequence_length=64)
