@@ -209,7 +209,7 @@ def plan(
     part = arguments.parse_shard(shard)
     common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
     if part is not None:
-        output.print_result(plan_shard(counted, out, settings, part, **common), json, output.describe_any)
+        output.print_result(plan_shard(counted, out, settings, part, **common), json, output.describe_groups)
         return
     output.print_result(run(counted, out, settings, finish=finish, **common), json, output.describe_packing)
 

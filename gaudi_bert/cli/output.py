@@ -77,13 +77,15 @@ def describe_verification(result: Mapping[str, Any]) -> list[str]:
 
 
 def describe_groups(result: Mapping[str, Any]) -> list[str]:
-    """The line of one part of a packed folder."""
+    """The line of one part of a plan or of a packed folder; the lines of the whole where that is finished."""
+    if "groups_written" not in result:
+        return describe_packing(result)
     groups, written = result["groups"], result["groups_written"]
     if groups == 0:
         return ["nothing to do: there are fewer groups than parts"]
     there = " (all were there already, nothing to do)" if written == 0 else ""
     packed = f"{count_of(result['sequences'], 'sequence')} in {count_of(result['packs'], 'pack')}"
-    return [f"{count_of(groups, 'group')}: {packed}{there}; --finish completes the folder when all parts are done"]
+    return [f"{count_of(groups, 'group')}: {packed}{there}; --finish completes the work when all parts are done"]
 
 
 def describe_examples(result: Mapping[str, Any]) -> list[str]:
