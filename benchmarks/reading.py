@@ -115,8 +115,16 @@ def make_folder(folder: Path, shards: int, packs: int, index: bool) -> Path:
             numbers = range(group * GROUP_SHARDS, min(shards, (group + 1) * GROUP_SHARDS))
             write_index(index_path(folder, group), [np.roll(sizes, -(shard % packs)) for shard in numbers])
     total = packs * shards
-    content.pop("groups", None)
-    content |= {"packs": total, "sequences": total, "tokens": total * 500, "padding_tokens": total * 12, "lower_bound": 1}
+    for key in ("groups", "input_files"):
+        content.pop(key, None)
+    content |= {
+        "format_version": 1,
+        "packs": total,
+        "sequences": total,
+        "tokens": total * 500,
+        "padding_tokens": total * 12,
+        "lower_bound": 1,
+    }
     content |= {"efficiency": 500 / 512, "packing_factor": 1.0, "gap": total - 1, "inputs": []}
     content["shards"] = [
         {

@@ -175,7 +175,7 @@ def _sampled_efficiency(source: DataSource) -> float:
     each = -(-SAMPLE // len(source.files))
     lengths = [
         np.count_nonzero(decode_example(record)["input_mask"])
-        for file in source.files
-        for record in itertools.islice(source.records_of(file), each)
+        for number in range(len(source.files))
+        for record in itertools.islice(source.records_of(number), each)
     ]
     return float(np.mean(lengths)) / source.schema.max_sequence_length

@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
+
 from gaudi_bert.records.wire.framing import frame, read_records
 from gaudi_bert.records.wire.shard_index import index_path, write_index
 
@@ -17,17 +19,18 @@ def write_many_shards(folder: Path, packed: Path, shards: int, group_shards: int
     payloads = [
         payload for path in sorted(packed.glob("*.tfrecord")) if path.stat().st_size for payload in read_records(path)
     ]
-    content["shards"], sizes = [], []
-    for shard in range(shards):
-        group, number = divmod(shard, group_shards)
-        frames = [frame(payloads[(3 * shard + pack) % len(payloads)]) for pack in range(1 + shard % 3)]
-        path = folder / f"packed-{group:05d}-{number:05d}.tfrecord"
-        path.write_bytes(b"".join(frames))
-        content["shards"].append({"name": path.name, "packs": len(frames), "bytes": path.stat().st_size, "crc32c": 1})
-        sizes.append([len(each) for each in frames])
-    for group in range(0, shards if index else 0, group_shards):
-        write_index(index_path(folder, group // group_shards), sizes[group : group + group_shards])
-    packs = sum(shard["packs"] for shard in content["shards"])
+    content["groups"] = []
+    for group in range(-(-shards // group_shards)):
+        sizes: list[list[int]] = []
+        for shard in range(group * group_shards, min(shards, (group + 1) * group_shards)):
+            frames = [frame(payloads[(3 * shard + pack) % len(payloads)]) for pack in range(1 + shard % 3)]
+            (folder / f"packed-{group:05d}-{shard % group_shards:05d}.tfrecord").write_bytes(b"".join(frames))
+            sizes.append([len(each) for each in frames])
+        if index:
+            write_index(index_path(folder, group), [np.array(each, np.uint32) for each in sizes])
+        packs_and_bytes = {"packs": [len(each) for each in sizes], "bytes": [sum(each) for each in sizes]}
+        content["groups"].append({**packs_and_bytes, "manifest_crc32c": group})
+    packs = sum(sum(group["packs"]) for group in content["groups"])
     content["packs"], content["gap"] = packs, packs - content["lower_bound"]
     (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
     return folder

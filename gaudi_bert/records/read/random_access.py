@@ -45,10 +45,10 @@ class FileCache(Protocol):
 
     threads: int
 
-    def bring(self, path: Path) -> None:
+    def bring(self, number: int) -> None:
         """Have a file here until it is released as often as it was brought."""
 
-    def release(self, path: Path) -> None:
+    def release(self, number: int) -> None:
         """A file that was brought is not read any more."""
 
 
@@ -107,7 +107,7 @@ class RecordFiles:
         """Find out where the records of a file begin."""
         path = self.paths[number]
         if self._cache is not None:
-            self._cache.bring(path)
+            self._cache.bring(number)
         starts = self._starts_of(number) if self._starts_of is not None else None
         if starts is not None:
             return _Prepared(starts, False, None)
@@ -130,7 +130,7 @@ class RecordFiles:
     def forget(self, number: int) -> None:
         """A file that was prepared is not opened after all."""
         if self._cache is not None:
-            self._cache.release(self.paths[number])
+            self._cache.release(number)
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Close all files but these."""

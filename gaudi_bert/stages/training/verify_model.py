@@ -225,7 +225,9 @@ def _holds_one(record: NamedRecord) -> bool:
 
 
 def _first_records(source: DataSource, count: int) -> list[NamedRecord]:
-    stream = ((file, n, record) for file in source.files for n, record in enumerate(source.records_of(file)))
+    stream = (
+        (path, n, record) for file, path in enumerate(source.files) for n, record in enumerate(source.records_of(file))
+    )
     records: list[NamedRecord] = []
     for path, number, record in itertools.islice(stream, count):
         name = f"{path}: record {number}"

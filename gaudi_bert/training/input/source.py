@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import sys
 import threading
 from collections import Counter
@@ -26,7 +27,7 @@ from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
 from gaudi_bert.records.packed_folder import ShardPaths, check_shards, open_shards, read_metadata
-from gaudi_bert.records.read.global_order import FIRST_ORDER, ORDER, GlobalOrder, streams_of
+from gaudi_bert.records.read.global_order import FIRST_ORDER, ORDER, streams_of
 from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
@@ -100,15 +101,16 @@ class DataSource:
         folder = self.path if self.cache is None else self.cache.folder
         return open_shards(folder, self.metadata, self.cache)
 
-    def records_of(self, file: Path) -> Iterator[bytes]:
+    def records_of(self, number: int) -> Iterator[bytes]:
         """The records of one of the files."""
-        if self.cache is not None:
-            self.cache.bring(file)
+        if self.cache is None:
+            yield from read_records(self.files[number])
+            return
+        self.cache.bring(number)
         try:
-            yield from read_records(file)
+            yield from read_records(self.files[number])
         finally:
-            if self.cache is not None:
-                self.cache.release(file)
+            self.cache.release(number)
 
     def count_packs(self, limit: int) -> int:
         """Records in all files, counted by reading them, but no further than `limit`."""
@@ -183,12 +185,12 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
         )
 
 
-# --- Packed shards of an object store on the local disk: fetched before they are read, several at once, removed when their
-# stream has left them
+# --- Packed shards of an object store on the local disk: fetched before they are read, several at once, within a bound
 #
-# A reader has at most a shard of each stream, and has the next ones prepared (`records/read/streams.py`). So what it needs
-# follows from the largest shards, whatever the size of the data. The state of a run is a number of packs, so nothing of this
-# is stored: a run that is resumed fetches what it needs.
+# A reader has at most a shard of each stream open, and has the next ones prepared (`records/read/streams.py`). So what it
+# needs follows from the largest shards, whatever the size of the data. Shards that were read stay until their room is
+# needed, and the one that was left first goes first: data that fits is fetched once. The state of a run is a number of
+# packs, so nothing of this is stored: a run that is resumed fetches what it needs.
 
 
 class ShardCache:
@@ -197,40 +199,51 @@ class ShardCache:
     Args:
         folder: where they are read.
         table: the shards, with the bytes of each.
-        room: the most bytes of shards that may be here.
+        room: the most bytes of shards that are here at any time.
         threads: how many are fetched at once.
     """
 
     def __init__(self, folder: Path, table: ShardTable, room: int, threads: int) -> None:
         self.folder, self.threads = folder, threads
-        self._table, self._room = table, room
+        self._paths, self._bytes, self._room = ShardPaths(folder, table), table.bytes, room
         self._lock = threading.Lock()
-        self._users: Counter[Path] = Counter()
+        self._users: Counter[int] = Counter()
+        self._idle: dict[int, None] = {}
 
     def check_room(self, streams: int, processes: int) -> None:
         """Refuse shards of which those that a process reads and those that it reads next may not fit."""
-        order = GlobalOrder(self._table.packs, 0, streams=streams)
-        ahead = order.shards_at_once(processes)
-        needed = int(np.sort(self._table.bytes)[::-1][: order.streams + ahead].sum())
+        ahead = streams // math.gcd(streams, processes)
+        needed = int(np.sort(self._bytes)[::-1][: streams + ahead].sum())
         if needed > self._room:
             raise InputError(
-                f"{self.folder}: a process needs {needed:,} bytes for the shards of {order.streams} streams and the next "
-                f"{ahead}, store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice as "
-                "much)"
+                f"{self.folder}: a process needs {needed:,} bytes for the shards of {streams} streams and the next {ahead}, "
+                f"store.cache_bytes is {self._room:,}; raise it (on Kubernetes kubernetes.scratch, to twice as much)"
             )
 
-    def bring(self, path: Path) -> None:
+    def bring(self, number: int) -> None:
         """Have a shard here until it is released as often as it was brought."""
         with self._lock:
-            self._users[path] += 1
+            self._idle.pop(number, None)
+            self._users[number] += 1
+            self._make_room()
+        path = self._paths[number]
         fetch(path)
         if not path.exists():
             raise InputError(f"{shown(path)}: no such object; write the packed data again")
 
-    def release(self, path: Path) -> None:
+    def release(self, number: int) -> None:
         """A shard that was brought is not read any more."""
         with self._lock:
-            self._users[path] -= 1
-            if not self._users[path]:
-                del self._users[path]
-                release(path)
+            self._users[number] -= 1
+            if not self._users[number]:
+                del self._users[number]
+                self._idle[number] = None
+
+    def _make_room(self) -> None:
+        """Remove shards that nobody reads, as long as there are more bytes than there is room."""
+        here = int(self._bytes[[*self._users, *self._idle]].sum())
+        while self._idle and here > self._room:
+            number = next(iter(self._idle))
+            del self._idle[number]
+            here -= int(self._bytes[number])
+            release(self._paths[number])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -256,45 +257,53 @@ def test_thousands_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> No
 
 
 def test_a_bucket_is_read_through_the_shards_of_its_streams(s3: S3Server, tmp_path: Path, monkeypatch) -> None:
-    """Equal to a local folder, over epochs, with the shards of two streams and the next two here at any time."""
+    """Equal to a local folder, over epochs, with room for the shards of two streams and the next two."""
     monkeypatch.setattr("gaudi_bert.training.input.source.streams_of", lambda _: 2)
     case = make_case(tmp_path / "case", files=3, sequences_per_file=17)
     metadata = read_metadata(case.packed)
-    store = quick(s3.endpoint)
+    store, table = quick(s3.endpoint), metadata.shard_table
     upload(case.packed, "s3://bucket/cached", Objects(store))
-    table = metadata.shard_table
     local, order = open_source(case.packed), TrainingOrder(seed=3, shuffle_packs=4)
     config = replace(CONFIG, vocab_size=30522, max_position_embeddings=29)
-    batches = 3 * metadata.packs // 4
+    batches, room = 3 * metadata.packs // 4, int(np.sort(table.bytes)[-4:].sum())
+    sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
     wanted = rows(islice(training_batches(local, ValueLimits.of(local, config), 4, order), batches))
     with mirrored(Path("s3://bucket/cached"), store) as folder:
-        cache = ShardCache(folder, table, 10**9, 3)
+        cache = ShardCache(folder, table, room, 3)
+        cache.check_room(2, 1)
         stored = open_stored_source(folder, metadata, cache)
         found, most = [], 0
         with closing(training_batches(stored, ValueLimits.of(stored, config), 4, order)) as read:
             for batch in islice(read, batches):
                 found += rows([batch])
-                most = max(most, len(list(folder.glob("*.tfrecord"))))
+                most = max(most, sum(sizes.get(name, 0) for name in os.listdir(folder)))
         assert found == wanted
-        assert 2 < most <= 5 < np.count_nonzero(table.packs)  # between two batches a shard may still be fetched
+        assert 0 < most <= room < table.bytes.sum()
         evaluated = rows(evaluation_batches(stored, ValueLimits.of(stored, config), 4))
         assert evaluated == rows(evaluation_batches(local, ValueLimits.of(local, config), 4))
-        assert not list(folder.glob("*.tfrecord"))
 
 
-def test_a_shard_stays_as_long_as_somebody_reads_it(s3: S3Server, tmp_path: Path) -> None:
-    (tmp_path / "shard").write_bytes(b"packs")
+def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:
+    table = ShardTable.of([Shard(name=f"shard-{number}", packs=1, bytes=10) for number in range(4)])
+    for number in range(3):
+        (tmp_path / f"shard-{number}").write_bytes(b"0123456789")
     upload(tmp_path, "s3://bucket/held", Objects(quick(s3.endpoint)))
     with mirrored(Path("s3://bucket/held"), quick(s3.endpoint)) as folder:
-        cache = ShardCache(folder, ShardTable.of([]), 100, 1)
-        cache.bring(folder / "shard")
-        cache.bring(folder / "shard")
-        cache.release(folder / "shard")
-        assert (folder / "shard").read_bytes() == b"packs"
-        cache.release(folder / "shard")
-        assert not (folder / "shard").exists()
-        with pytest.raises(InputError, match="s3://bucket/held/other: no such object; write the packed data again"):
-            cache.bring(folder / "other")
+        cache = ShardCache(folder, table, 20, 1)
+        here = lambda: sorted(int(path.name[-1]) for path in folder.iterdir())  # noqa: E731
+        for number in (0, 0, 1):
+            cache.bring(number)
+        cache.release(0)
+        cache.release(1)
+        assert here() == [0, 1]
+        cache.bring(2)
+        assert here() == [0, 2]
+        cache.release(0)
+        cache.release(2)
+        cache.bring(1)
+        assert here() == [1, 2]
+        with pytest.raises(InputError, match="s3://bucket/held/shard-3: no such object; write the packed data again"):
+            cache.bring(3)
 
 
 def test_what_the_streams_need_must_fit(tmp_path: Path) -> None:
