@@ -113,8 +113,9 @@ def totals_of(
     count = sequences = packs = tokens = lower_bound = token_bound = 0
     for group in groups:
         count, sequences, packs = count + 1, sequences + group.sequences, packs + group.packs
-        tokens, lower_bound = tokens + group.tokens, lower_bound + group.lower_bound
-        token_bound += -(-group.tokens // max_sequence_length)
+        of_group = group.tokens
+        tokens, lower_bound = tokens + of_group, lower_bound + group.lower_bound
+        token_bound += -(-of_group // max_sequence_length)
         strategies.update(strategy for strategy, _ in group.strategies)
         algorithms.add(group.algorithm_used)
     return {
@@ -318,16 +319,22 @@ class Plan(Artefact):
 
     def check_totals(self) -> None:
         """The totals are those of all groups, and no file is in two of them; all parts are read for it."""
+        seen: set[str] = set()
+
+        def each_group() -> Iterator[PlannedGroup]:
+            for group in self.each_group():
+                if not seen.isdisjoint(group.files):
+                    raise ValueError("the groups do not hold every file once")
+                seen.update(group.files)
+                yield group
+
         try:
-            self._add_up()
-            names = Counter(file.name for file in self.each_file())
-            if any(count > 1 for count in names.values()):
-                raise ValueError("the groups do not hold every file once")
+            self._add_up(each_group())
         except ValueError as error:
             raise InputError(f"{self.path}: {error}; {self.remedy}") from error
 
-    def _add_up(self) -> None:
-        right = totals_of(self.each_group(), self.max_sequence_length, self.algorithm, self.masked_slots)
+    def _add_up(self, groups: Iterable[PlannedGroup]) -> None:
+        right = totals_of(groups, self.max_sequence_length, self.algorithm, self.masked_slots)
         for key, value in right.items():
             if getattr(self.totals, key) != value:
                 raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")
@@ -338,7 +345,7 @@ class Plan(Artefact):
         for number, group in enumerate(self.groups or ()):
             _check_group(number, group, self.depth, self.max_sequence_length)
         if self.groups is not None:
-            self._add_up()
+            self._add_up(self.groups)
         if self.files is not None and self.writable != bool(self.files):
             raise ValueError(f"writable is {self.writable}, but there are {len(self.files)} files")
         if self.parts is not None:

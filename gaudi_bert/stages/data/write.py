@@ -77,9 +77,9 @@ def write(
         if output.begin(overwrite):
             return Made(Metadata.read(folder), skipped=True)
         content.check_totals()
-        for number in range(content.group_count):
-            _prove_group(content, number)
         if not finish:
+            for number in range(content.group_count):
+                _prove_group(content, number)
             _write_groups(records, output, content, range(content.group_count), workers, store)
         metadata = _finish(output, content)
     return Made(metadata, seconds=round(time.monotonic() - started, 3))
@@ -285,6 +285,6 @@ def _prove_group(plan: WritablePlan, number: int) -> None:
 def _counts(group: PlannedGroup, max_sequence_length: int) -> IntArray:
     """int64 [L]: how many sequences of each length the strategies of the group hold."""
     counts = np.zeros(max_sequence_length + 1, np.int64)
-    for strategy, count in group.strategies:
-        np.add.at(counts, list(strategy), count)
+    lengths = np.array([length for strategy, _ in group.strategies for length in strategy], np.int64)
+    np.add.at(counts, lengths, np.array([count for strategy, count in group.strategies for _ in strategy], np.int64))
     return counts[1:]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.packed import Verification
+from gaudi_bert.artefacts.plan import part_path
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.places import StoreSettings
@@ -36,6 +37,7 @@ def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
     objects = Objects(quick(s3.endpoint))
     upload(made.records, "s3://bucket/records", objects)
     objects.put(made.plan, "s3://bucket/plan.json")
+    objects.put(part_path(made.plan, 0), "s3://bucket/plan-00000.json")
     return made
 
 
