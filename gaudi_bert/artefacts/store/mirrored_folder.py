@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -273,14 +273,24 @@ def scratch_folder(parent: str | None) -> Iterator[Path]:
     with explained_os_errors(place, "make scratch"):
         place.mkdir(parents=True, exist_ok=True)
         _remove_what_was_left(place)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
-        descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        folder, descriptor = _locked_scratch(place)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def _locked_scratch(place: Path) -> tuple[Path, int]:
+    """A new folder and the descriptor that holds its lock; another one where somebody took it for left before it was locked."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)
 
 
 def _remove_what_was_left(place: Path) -> None:

@@ -20,6 +20,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
     read_ahead,
     release,
     remove,
+    scratch_folder,
     shown,
 )
 from gaudi_bert.artefacts.store.objects import Objects
@@ -176,3 +177,16 @@ def test_a_folder_of_this_machine_is_worked_on_where_it_is(tmp_path: Path) -> No
 def test_errors_name_the_url_of_a_local_path(s3: S3Server) -> None:
     with pytest.raises(FailedError, match=f"^{URL}/named/x: not whole$"), mirrored(Path(f"{URL}/named")) as folder:
         raise FailedError(f"{folder / 'x'}: not whole")
+
+
+def test_scratch_that_is_made_while_others_clean_up_stays(tmp_path: Path) -> None:
+    """Each command removes the scratch that a killed one left, and may see another's before that has its lock."""
+
+    def make(number: int) -> bool:
+        with scratch_folder(str(tmp_path)) as folder:
+            write_text(folder / "file", str(number))
+            return (folder / "file").read_text() == str(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(make, range(800)))
+    assert list(tmp_path.iterdir()) == []
