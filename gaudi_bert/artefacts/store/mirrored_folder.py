@@ -282,7 +282,7 @@ def scratch_folder(parent: str | None) -> Iterator[Path]:
 
 
 def _locked_scratch(place: Path) -> tuple[Path, int]:
-    """A new folder and the descriptor that holds its lock; another one where somebody took it for left before it was locked."""
+    """A new folder, and the descriptor that holds its lock; the next one where somebody removed it before it was locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place)).resolve()
         with suppress(FileNotFoundError):
