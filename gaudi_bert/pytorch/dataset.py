@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -40,7 +41,7 @@ from gaudi_bert.records.read.global_order import (
     WINDOW_PACKS,
     GlobalOrder,
     check_rank,
-    numbers_of_rank,
+    first_of_rank,
     streams_of,
 )
 from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking, planned_groups
@@ -292,15 +293,16 @@ class PackedDataset(IterableDataset[Row]):
     def _rows(self, worker: Any) -> Iterator[Row]:
         self.begin()
         epoch, batch = self._epoch, self.batch
-        rows = self.batches_left * batch
-        numbers = numbers_of_rank(self._done, self.packs, self.rank, self.world_size)[:rows]
-        if worker is not None:
-            numbers = numbers.reshape(-1, batch)[worker.id :: worker.num_workers].reshape(-1)
+        first = first_of_rank(self._done, self.rank, self.world_size)
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        rows = len(range(number, self.batches_left, workers)) * batch
         done = 0
-        while done < len(numbers):
+        while done < rows:
             at_once = min(_ROWS_AT_ONCE, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
             at_once = -(-at_once // batch) * batch  # whole batches, which are then collated as they lie
-            for row in self._source.rows(epoch, numbers[done : done + at_once]):
+            batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
+            numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
+            for row in self._source.rows(epoch, numbers):
                 done += 1
                 if worker is None and done % batch == 0:  # before the last row of a batch is handed out, so that it counts
                     self.note_batch(done == rows)

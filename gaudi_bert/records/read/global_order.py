@@ -45,7 +45,12 @@ def check_rank(rank: int, world_size: int) -> None:
 
 def numbers_of_rank(done: int, end: int, rank: int, world_size: int) -> IntArray:
     """The numbers mod `world_size` of `rank`, int64, ascending, from `done` on and below `end`."""
-    return np.arange(done + (rank - done) % world_size, end, world_size, dtype=np.int64)
+    return np.arange(first_of_rank(done, rank, world_size), end, world_size, dtype=np.int64)
+
+
+def first_of_rank(done: int, rank: int, world_size: int) -> int:
+    """The first number mod `world_size` of `rank` from `done` on."""
+    return done + (rank - done) % world_size
 
 
 class Located(NamedTuple):
@@ -223,10 +228,10 @@ class _Dealt(NamedTuple):
         parts = [np.empty((4, 0), np.int64)]
         for number, row, count, end in zip(self.numbers, self.rows, self.streams, self.ends, strict=True):
             last = int(number + (end - row) * count)
-            first = numbers_of_rank(max(done, int(number)), last, rank, world_size)[:1]
-            if not len(first):
+            first = first_of_rank(max(done, int(number)), rank, world_size)
+            if first >= last:
                 continue
-            cycle = min(int(count) // math.gcd(int(count), world_size), -(-(last - int(first[0])) // world_size))
+            cycle = min(int(count) // math.gcd(int(count), world_size), -(-(last - first) // world_size))
             streams = np.sort((first - number + world_size * np.arange(cycle)) % count)
             firsts = self.stream_firsts[streams]
             begin = row + max(0, done - number) // count
