@@ -5,7 +5,7 @@
 Each group is one file of about 490,000 sequences: Wikipedia's counts (gaudi_bert/histograms) with an error by a seed, one of
 64. So there are 64 different groups. They are packed by nnls once, for the time a group takes; the stage itself then makes
 the parts of the first shards with these packings, and those of the other shards are put together from their text.
-Records and shards are empty files of their sizes (holes, which take no room), and manifests are made from the plan. Each line
+Records and shards are empty files of their sizes (holes, which take no room); manifests are made from the plan. Each line
 is a process of its own: its CPU and wall time, its peak memory (ru_maxrss), and the same of a plan of one group, which is
 what Python, numpy and the kernels take.
 """
@@ -192,7 +192,7 @@ def other_parts(folder: Path) -> dict[str, Any]:
 
     chosen, plan = PackingSettings(), folder / "plan.json"
     kept = pickle.loads((folder.parent / "packings.pickle").read_bytes())
-    there = [json.loads(path.read_text()) for path in sorted(folder.glob("plan-0*.json"))[:3]]
+    there = [json.loads(path.read_text()) for path in sorted(folder.glob("plan-0*.json"))[:20]]
     groups = {number_of(group["files"][0]) % VARIANTS: group for part in there for group in part["groups"]}
     keys, made = {}, 0
     records = read_histograms(histograms_of(folder))
