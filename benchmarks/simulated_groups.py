@@ -1,12 +1,13 @@
 """Planning, a writer's start and `write --finish` at a scale that no disk here holds: histograms are made, records are not.
 
-    python -m benchmarks.simulated_groups FOLDER [--groups 20000] [--histograms 8] [--shards 8]
+    python -m benchmarks.simulated_groups FOLDER [--groups 20000] [--histograms 8] [--shards 8] [--measured 8]
 
 Each group is one file of about 490,000 sequences: Wikipedia's counts (gaudi_bert/histograms) with an error by a seed, one of
 64. So there are 64 different groups. They are packed by nnls once, for the time a group takes; the stage itself then makes
-the parts of the plan with these packings. Records and shards are empty files of their sizes (holes, which take no room), and
-manifests are made from the plan. Each line is a process of its own: its CPU and wall time, its peak memory (ru_maxrss), and
-the same of a plan of one group, which is what Python, numpy and the kernels take.
+the parts of the first shards with these packings, and those of the other shards are put together from their text.
+Records and shards are empty files of their sizes (holes, which take no room); manifests are made from the plan. Each line
+is a process of its own: its CPU and wall time, its peak memory (ru_maxrss), and the same of a plan of one group, which is
+what Python, numpy and the kernels take.
 """
 
 from __future__ import annotations
@@ -182,6 +183,63 @@ def whole(folder: Path) -> dict[str, Any]:
     return {"groups": planned_by(folder).content.groups}
 
 
+def other_parts(folder: Path) -> dict[str, Any]:
+    """Put the parts that are missing together from the groups of those that are there."""
+    from gaudi_bert.artefacts.plan import GROUPS_OF_A_PART, part_path
+    from gaudi_bert.config.sections import PackingSettings
+    from gaudi_bert.packing.groups import form_groups
+    from gaudi_bert.stages.data.histogram import read_histograms
+
+    chosen, plan = PackingSettings(), folder / "plan.json"
+    kept = pickle.loads((folder.parent / "packings.pickle").read_bytes())
+    there = [json.loads(path.read_text()) for path in sorted(folder.glob("plan-0*.json"))[:20]]
+    groups = {number_of(group["files"][0]) % VARIANTS: group for part in there for group in part["groups"]}
+    keys, made = {}, 0
+    records = read_histograms(histograms_of(folder))
+    for file in records.files[:VARIANTS]:
+        counts = np.zeros(LENGTH, np.int64)
+        counts[file.counts[:, 0] - 1] = file.counts[:, 2]
+        keys[number_of(file.name)] = counts.tobytes()
+    formed = form_groups(records.files, chosen.group_sequences, chosen.group_bytes, chosen.seed)
+    for part, first in enumerate(range(0, len(formed), GROUPS_OF_A_PART)):
+        if part_path(plan, part).exists():
+            continue
+        files = [file for group in formed[first : first + GROUPS_OF_A_PART] for file in group]
+        variants = [number_of(file.name) % VARIANTS for file in files]
+        costs = [
+            {
+                "masked_slots": cost["masked_slots"],
+                "packs": sum(packs_in(kept[keys[v], cost["masked_slots"]]) for v in variants),
+            }
+            for cost in there[0]["smaller_masked_slots"]
+        ]
+        named = ("name", "bytes", "crc32c", "sequences")
+        content = {
+            **there[0],
+            "part": part,
+            "smaller_masked_slots": costs,
+            "files": [{key: getattr(file, key) for key in named} for file in files],
+            "groups": [{**groups[v], "files": [file.name]} for v, file in zip(variants, files, strict=True)],
+        }
+        lines = []
+        for key, value in content.items():
+            entries = ",\n  ".join(map(json.dumps, value)) if key in ("files", "groups") else None
+            lines.append(f' "{key}": ' + (json.dumps(value) if entries is None else f"[\n  {entries}\n ]"))
+        part_path(plan, part).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        made += 1
+    return {"made": made}
+
+
+def number_of(name: str) -> int:
+    """Of a file."""
+    return int(name[5:11])
+
+
+def packs_in(mixture: dict[Any, int]) -> int:
+    """Of a kept packing."""
+    return sum(mixture.values())
+
+
 def solve(folder: Path) -> dict[str, Any]:
     """The time that packing one group takes, whatever is kept."""
     from gaudi_bert.packing.algorithms import pack_histogram
@@ -236,7 +294,19 @@ def metadata(folder: Path) -> dict[str, Any]:
     return {"shards": len(table), "cpu_seconds_after_imports": round(time.process_time() - started, 2)}
 
 
-CHILDREN = (make_histograms, make_groups, read_counts, shard, finish, whole, solve, writer, write_finish, metadata)
+CHILDREN = (
+    make_histograms,
+    make_groups,
+    read_counts,
+    shard,
+    other_parts,
+    finish,
+    whole,
+    solve,
+    writer,
+    write_finish,
+    metadata,
+)
 MEASURED: dict[str, Any] = {function.__name__: function for function in CHILDREN}
 
 
@@ -269,6 +339,8 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=20_000)
     parser.add_argument("--histograms", type=int, default=8)
     parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--measured", type=int, default=8, help="shards whose parts the stage makes")
+    parser.add_argument("--from", dest="begin", choices=("start", "parts"), default="start", help="what is there already")
     parser.add_argument("--child", nargs="+")
     options = parser.parse_args()
     if options.child:
@@ -278,6 +350,22 @@ def main() -> None:
         print(json.dumps({**result, "peak_mib": peak}))
         return
     many, one = options.folder / "many", options.folder / "one"
+    if options.begin == "start":
+        prepare(options, many, one)
+    if options.measured < options.shards:
+        child(many, "other_parts")
+    report("plan --finish", child(many, "finish"))
+    if options.measured == options.shards:
+        compare_with_one_process(many)
+    report("a writer's start", child(many, "writer"), child(one, "writer"))
+    for folder in (many, one):
+        child(folder, "make_groups")
+    report("write --finish", child(many, "write_finish"), child(one, "write_finish"))
+    report("reading metadata.json", child(many, "metadata"), child(one, "metadata"))
+
+
+def prepare(options: argparse.Namespace, many: Path, one: Path) -> None:
+    """Make the histograms, and the parts of the shards that are measured."""
     shutil.rmtree(options.folder, ignore_errors=True)
     for folder, groups, histograms in ((many, options.groups, options.histograms), (one, 1, 1)):
         folder.mkdir(parents=True)
@@ -287,23 +375,18 @@ def main() -> None:
     report("packing one group", child(one, "solve"))
     report("reading the histograms", child(many, "read_counts"), child(one, "read_counts"))
     child(one, "whole")
-    for number in range(options.shards):
+    for number in range(options.measured):
         report(f"plan --shard {number}/{options.shards}", child(many, "shard", str(number), str(options.shards)))
-    report("plan --finish", child(many, "finish"))
+
+
+def compare_with_one_process(many: Path) -> None:
+    """One process makes all parts and totals anew: the same bytes."""
     made = {path.name: path.read_bytes() for path in many.glob("plan*.json")}
     for name in made:
         (many / name).unlink()
     report("one process makes all", child(many, "whole"))
     again = {path.name: path.read_bytes() for path in many.glob("plan*.json")}
-    print(
-        f"the same bytes: {made == again}; plan.json {len(made['plan.json']) / 1e6:.1f} MB, {len(made) - 2} parts of "
-        f"{sum(map(len, made.values())) / 1e6 / (len(made) - 2):.1f} MB"
-    )
-    report("a writer's start", child(many, "writer"), child(one, "writer"))
-    for folder in (many, one):
-        child(folder, "make_groups")
-    report("write --finish", child(many, "write_finish"), child(one, "write_finish"))
-    report("reading metadata.json", child(many, "metadata"), child(one, "metadata"))
+    print(f"the same bytes: {made == again}, {len(made)} files of {sum(map(len, made.values())) / 1e6:.0f} MB together")
 
 
 if __name__ == "__main__":

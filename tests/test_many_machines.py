@@ -62,7 +62,9 @@ def test_any_number_of_parts_gives_the_same_packs(parts: int, case: PackingCase,
         works("histogram", case.records, "--out", out, "--shard", f"{part}/{parts}", "--workers", 1)
         assert out.exists() == (part < FILES)
     histograms = sorted(tmp_path.glob("histogram-*.json"))
-    works("plan", *histograms, "--out", tmp_path / "plan.json")
+    for part in in_any_order(min(parts, 3)):
+        works("plan", *histograms, "--out", tmp_path / "plan.json", "--shard", f"{part}/{min(parts, 3)}")
+    works("plan", *histograms, "--out", tmp_path / "plan.json", "--finish")
     # The plan of the case has groups of its own size, which a command has no option for; it decides the rest.
     for part in in_any_order(parts):
         works("write", case.records, "--plan", case.plan, "--out", tmp_path / "packed", "--shard", f"{part}/{parts}")

@@ -22,11 +22,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
 from gaudi_bert.stages.data.histogram import histogram, histogram_shard
 from gaudi_bert.stages.data.pack import pack
-from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.plan import plan, plan_shard
 from gaudi_bert.stages.data.prepare import prepare
 from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write, write_shard
@@ -118,7 +121,28 @@ def parts(records: Path, out: Path, _: int, round_number: int) -> list[list[Acti
     ]
 
 
+def write_histogram(folder: Path) -> Path:
+    """Of 300 files, each of which is a group by itself: a plan of five parts."""
+    rows = np.array([[length, length // 7 + 1, 1 + length % 3] for length in range(3, 62)])
+    sequences, tokens = int(rows[:, 2].sum()), int(rows[:, 0] @ rows[:, 2])
+    common = {"bytes": 10_000, "crc32c": 1, "sequences": sequences, "tokens": tokens, "counts": rows}
+    files = tuple(CountedFile(name=f"part-{number:03d}", **common) for number in range(300))
+    counts = tuple(300 * (1 + length % 3) if 3 <= length < 62 else 0 for length in range(1, 62))
+    content = HistogramFile(max_sequence_length=61, max_predictions=9, counts=counts, files=files)
+    content.write(folder / "histogram.json")
+    return folder / "histogram.json"
+
+
+def planning(path: Path, out: Path, workers: int, round_number: int) -> list[list[Action]]:
+    """`plan` part by part, as on several machines."""
+    settings, count = PackingSettings(algorithm="lpfhp", group_sequences=100), PARTS[round_number % len(PARTS)]
+    common = {"reporter": QUIET, "workers": workers}
+    shards = [partial(plan_shard, [path], out / "plan.json", settings, (part, count), **common) for part in range(count)]
+    return [list(shards), [partial(plan, [path], out / "plan.json", settings, finish=True, **common)]]
+
+
 SCENARIOS = {
+    "plan": Scenario(write_histogram, planning),
     "pack": Scenario(write_records, whole_packing),
     "parts": Scenario(write_records, parts),
     "prepare": Scenario(write_text, preparation),
