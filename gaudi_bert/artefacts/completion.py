@@ -154,6 +154,7 @@ OPTIONS = frozenset(
         "masked_slots",
         "max_predictions",
         "max_sequence_length",
+        "pooling",
         "seed",
         "too_long",
         "train_vocab",

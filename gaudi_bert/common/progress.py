@@ -207,7 +207,7 @@ class Reporter:
         """Show the state of a task: on a terminal all the time, in a log where nothing was said for a while."""
         while not ended.wait(TERMINAL_LINE_EVERY_SECONDS if self.live else 1.0):
             now = time.monotonic()
-            silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 10), LONGEST_SILENCE_SECONDS)
+            silence = min(max(LOG_LINE_EVERY_SECONDS, (now - task.started) / 60), LONGEST_SILENCE_SECONDS)
             if self.live or now - max(self._last_line, task.started) >= silence - 0.5:
                 self.show(task.line(now))
 

@@ -22,6 +22,9 @@ from gaudi_bert.packing.result import Work
 STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 """It is given up when rounds over so many sequences together saved no pack, but not before so many rounds."""
 
+FEWEST_SEQUENCES = 1000
+"""A round over fewer takes as long."""
+
 OPERATIONS_PER_SEQUENCE = 100
 """Of a round."""
 
@@ -43,7 +46,7 @@ def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, w
     if not mixture or half == 0:
         return dict(mixture)
     lengths, starts = flatten_packs(mixture)
-    patience = max(LEAST_STALLED, STALLED_SEQUENCES // len(lengths))
+    patience = max(LEAST_STALLED, STALLED_SEQUENCES // max(len(lengths), FEWEST_SEQUENCES))
     stalled = rounds = 0
     while len(starts) - 1 > enough and stalled < patience and not work.exhausted:
         before = len(starts)
@@ -106,7 +109,8 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
             mate = fitting[fit_count]
         is_used[index] = is_used[mate] = True
         for chosen in (index, mate) if mate != index else (index, index):
-            for held in range(bounds[order[chosen], 0], bounds[order[chosen], 1]):
+            one, two = bounds[order[chosen]]
+            for held in range(one, two):
                 made_lengths[filled] = lengths[held]
                 filled += 1
             if mate == index:

@@ -63,15 +63,15 @@ def draw_histogram(
 def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: int, most: int = _MOST_STRATEGIES) -> Figure:
     """The strategies used most, each as a row of its sequences to scale, with its share of all packs; padding is grey."""
     shown = sorted(mixture, key=lambda strategy: (-mixture[strategy], strategy))[:most]
-    figure, axes = _figure(height=max(4.5 * len(shown) / _MOST_STRATEGIES, 2.0) + 0.5 * (most < _MOST_STRATEGIES))
+    size = 7 if most == _MOST_STRATEGIES else 11
+    figure, axes = _figure(height=1.2 + 0.021 * size * len(shown))
     packs = sum(mixture.values())
-    size = 7 if most == _MOST_STRATEGIES else 9
     for row, strategy in enumerate(shown):
         start = 0
         for place, length in enumerate(sorted(strategy, reverse=True)):
             shade = place % len(_SHADES)
             axes.barh(row, length, left=start, color=_SHADES[shade], edgecolor="white", linewidth=0.5)
-            if length > 0.04 * max_sequence_length:
+            if length > 0.05 * max_sequence_length:
                 style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "color": _INKS[shade]}
                 axes.text(start + length / 2, row, str(length), **style)
             start += length
@@ -127,7 +127,7 @@ def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower
         axes.barh(place, tokens, 0.5, color=BLUE, label="real tokens" if place else None)
         axes.barh(place, rows * slots - tokens, 0.5, tokens, color=GREY, label="padding" if place else None)
         share = percent(tokens / (rows * slots), 2)
-        axes.text(0, place - 0.32, f"{when}: {rows:,} rows, {share} real tokens")
+        axes.text(0.005 * rows_before * slots, place - 0.3, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
     axes.plot([lower_bound * slots] * 2, [0.7, 1.35], color=RED, label=f"proven bound: {lower_bound:,} rows")
     axes.set_xlim(0, rows_before * slots)
     axes.set_ylim(1.6, -0.6)
@@ -215,12 +215,12 @@ def draw_curves(
     held_out: Sequence[tuple[int, float]],
     *,
     is_accuracy: bool,
-    baseline: float | None = None,
+    baseline: tuple[str, float] | None = None,
 ) -> Figure:
     """A figure over the sequences seen, in training (line) and on held-out documents (dots).
 
     Points are (sequences seen, value). Accuracies are shown in percent and from 0, losses from just below the lowest;
-    `baseline` is a horizontal line, the accuracy without any learning.
+    `baseline` is a horizontal line, what is reached without any learning, with its name.
     """
     figure, axes = _figure(height=3.6)
     if is_accuracy:
@@ -232,8 +232,9 @@ def draw_curves(
     if held_out:
         axes.plot(*zip(*held_out, strict=True), color=ORANGE, marker="o", linewidth=1, label="held out")
     if baseline is not None:
-        axes.axhline(baseline, color=DARK_GREY, linestyle=":", label=f"unigram baseline, {percent(baseline)}")
-    values = [value for _, value in [*training, *held_out]] + ([baseline] if baseline is not None else [])
+        name, height = baseline
+        axes.axhline(height, color=DARK_GREY, linestyle=":", label=f"{name}, {percent(height)}")
+    values = [value for _, value in [*training, *held_out]] + ([baseline[1]] if baseline is not None else [])
     highest = max([*values, 1e-9])
     lowest = min([*values, highest])
     # A loss that hardly moved is shown from 0, or its noise would look like learning.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gaudi_bert.artefacts.training import FineTuning
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.reporting.inputs import NAMES, ReportInputs
 from gaudi_bert.reporting.packing_pictures import (
     draw_curves,
@@ -119,6 +120,9 @@ def _speedup_card(inputs: ReportInputs, packing_factor: float) -> list[_Card]:
     if speedup is None:
         return []
     note = f"sequences per second, packed compared with padded: {percent(speedup / packing_factor, 0)} of the factor"
+    plan = inputs.plan
+    if speedup < packing_factor and plan is not None and plan.masked_slots:
+        note += f"; a pack has {plan.masked_slots} masked slots, a padded row {plan.max_predictions}"
     return [_Card("Realized speed-up", f"{speedup:.3f}", note)]
 
 
@@ -229,18 +233,26 @@ def _figures(inputs: ReportInputs) -> dict[str, tuple[Figure, str]]:
         if mixture:
             figures["strategies"] = draw_mixture(mixture, slots, most=12), "The strategies used most"
     if inputs.metrics:
-        baseline = inputs.evaluation.unigram_baseline if inputs.evaluation is not None else None
         for name, words in _CURVES.items():
-            figures[name] = _curves(inputs, name, baseline if name == "masked_lm_accuracy" else None), words
+            figures[name] = _curves(inputs, name), words
     return figures
 
 
-def _curves(inputs: ReportInputs, name: str, baseline: float | None) -> Figure:
+# What is reached without learning, by the curve that has it as a line.
+_BASELINES = {
+    "masked_lm_accuracy": ("unigram_baseline", "unigram baseline"),
+    "next_sentence_accuracy": ("next_sentence_baseline", "more frequent answer"),
+}
+
+
+def _curves(inputs: ReportInputs, name: str) -> Figure:
+    key, words = _BASELINES.get(name, ("", ""))
+    value = getattr(inputs.evaluation, key, None)
     training, held_out = (
         [(line.sequences, getattr(line, name)) for line in inputs.metrics or () if line.kind == kind]
         for kind in ("train", "evaluation")
     )
-    return draw_curves(training, held_out, is_accuracy=name.endswith("accuracy"), baseline=baseline)
+    return draw_curves(training, held_out, is_accuracy=name.endswith("accuracy"), baseline=value and (words, value))
 
 
 def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray[np.int64] | None:
@@ -289,15 +301,32 @@ def _cell(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.4f}"
 
 
-def _settings(inputs: ReportInputs) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Tables (title, rows) of the settings: of the whole pipeline where training kept them, else of what there is."""
+_Tables = list[tuple[str, list[tuple[str, str]]]]
+
+
+def _settings(inputs: ReportInputs) -> tuple[_Tables, _Tables]:
+    """Tables (title, rows) of the settings that are not the defaults, and of all others.
+
+    They are those of the whole pipeline where training kept them, else of what there is.
+    """
     pipeline = inputs.finetuning_pipeline or inputs.pipeline
     if pipeline is not None:
         sections = {name: value for name, value in pipeline.items() if isinstance(value, dict)}
     else:
         kept = {"prepare": inputs.prepare_settings, "packing": inputs.plan_settings}
         sections = {name: dict(value.settings) for name, value in kept.items() if value is not None}
-    return [(name, [(key, _written(value)) for key, value in rows.items()]) for name, rows in sections.items()]
+    usual = PipelineSettings().model_dump(mode="json")
+    changed: _Tables = []
+    others: _Tables = []
+    for name, rows in sections.items():
+        for tables, is_usual in ((changed, False), (others, True)):
+            own = [(key, _written(value)) for key, value in rows.items() if _is_usual(usual, name, key, value) == is_usual]
+            tables += [(name, own)] if own else []
+    return changed, others
+
+
+def _is_usual(usual: Mapping[str, Any], section: str, key: str, value: Any) -> bool:
+    return bool(usual.get(section, {}).get(key, value) == value)
 
 
 def _written(value: Any) -> str:

@@ -6,6 +6,7 @@ appears whole or not at all, so its presence means that the artefact is finished
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, StageResult]:
         for needed in STAGES[name].needs:
             for path in STAGES[needed].missing_products(run.folder, run.settings.store):
                 raise InputError(f"{shown_place(path)}: does not exist; run the stage `{needed}` first")
+        if STAGES[name].trains and "tensorflow" not in sys.modules:
+            run.reporter.say(f"{name}: loading TensorFlow")
         results[name] = STAGES[name].call(run)
     return results
 

@@ -101,7 +101,7 @@ def estimate(
         depths: numbers from 1, or "max".
         algorithms: names as in `ESTIMATE_ALGORITHMS`.
         picture: also draw, as .png or .svg, efficiency over depth; and next to it, with `-histogram`, `-mixture` and
-            `-scaling` in the name, the lengths with the proven bound, the strategies, and packing against un-padding.
+            `-scaling` in the name, the lengths with the proven bound, the strategies, and packing compared with un-padding.
     """
     requested = [parse_depth(depth) for depth in depths]
     names = [_known_algorithm(name.strip()) for name in algorithms]

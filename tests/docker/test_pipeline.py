@@ -140,7 +140,7 @@ def test_a_run_that_was_killed_leaves_a_container_that_the_next_one_names(
         ("images.data=not-built", 2, f"image not-built:{__version__}: not on this machine"),
         ("prepare.text=nowhere", 2, "prepare.text = "),
         ("resources.data={memory: 24Mi}", 1, "raise resources.data.memory_limit"),
-        ("prepare.max_predictions=0", 2, "`prepare.max_predictions` = 0"),
+        ("prepare.max_predictions=0", 2, "--set prepare.max_predictions=0: must be"),
     ],
 )
 def test_what_is_set_wrongly_is_one_line(

@@ -26,7 +26,9 @@ FIGURES = {
     "scaling": lambda: pictures.draw_unpadding([1, 2, 4], [2.1, 1.9, 1.7], [2.0, 1.9, 1.8], 1.99),
     "fills": lambda: pictures.draw_fills(np.array([5, 5, 6]), np.array([0, 0, 9])),
     "slots": lambda: pictures.draw_slots(40, 20, 200, 10, 20),
-    "curves": lambda: pictures.draw_curves([(10, 0.1), (20, 0.3)], [(20, 0.2)], is_accuracy=True, baseline=0.05),
+    "curves": lambda: pictures.draw_curves(
+        [(10, 0.1), (20, 0.3)], [(20, 0.2)], is_accuracy=True, baseline=("unigram baseline", 0.05)
+    ),
 }
 
 
@@ -99,7 +101,7 @@ def test_the_most_used_strategies_come_first() -> None:
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_curves_of_few_and_of_no_reports(count: int) -> None:
     points = [(10 * number, 0.1 * number) for number in range(count)]
-    figure = pictures.draw_curves(points, points, is_accuracy=True, baseline=0.05)
+    figure = pictures.draw_curves(points, points, is_accuracy=True, baseline=("unigram baseline", 0.05))
     words = words_in(figure.axes[0])
     assert "unigram baseline, 5.0 %" in words
     assert ("held out" in words) == (count > 0)

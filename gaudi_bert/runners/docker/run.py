@@ -224,8 +224,10 @@ class _Follower:
         reason = failed_rank("\n".join(self._output))
         if reason is not None:
             raise _ERRORS.get(code, FailedError)(self._mark + reason.replace(_ERROR, "", 1))
-        if self._error_line:
-            raise _ERRORS.get(code, FailedError)(self._mark + self._error_line)
+        # Who is stopped on request writes why in a last line that is no error.
+        why = self._error_line or (self._last_lines[-1] if code == StoppedError.exit_code and self._last_lines else "")
+        if why:
+            raise _ERRORS.get(code, FailedError)(self._mark + why)
         last = " | ".join(self._last_lines) or state.get("Error") or "it wrote nothing"
         raise FailedError(f"{self._mark}container {self.container.name} ended with exit code {code}: {last}")
 

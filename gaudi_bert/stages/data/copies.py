@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.records.packed_folder import write_predecessor_metadata
 from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
 from gaudi_bert.stages.results import CopiesResult
@@ -23,7 +23,9 @@ def packed_copies(
     if parquet:
         result = write_packed_parquet(packed, reporter=reporter)
         written["parquet"] = result["folder"]
-        reporter.say(f"{result['folder']}: {result['packs']:,} packs in {result['files']} Parquet files")
+        reporter.say(
+            f"{result['folder']}: {count_of(result['packs'], 'pack')} in {count_of(result['files'], 'Parquet file')}"
+        )
     if predecessor_metadata:
         written["predecessor_metadata"] = str(write_predecessor_metadata(packed, plan))
         reporter.say(f"{written['predecessor_metadata']}: the metadata for the predecessor's trainer")

@@ -30,7 +30,7 @@ from gaudi_bert.common.arrays import BoolArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import write_text
-from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.common.progress import Reporter, Task, count_of
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import PrepareSettings
 from gaudi_bert.corpus.blocks import (
@@ -137,7 +137,9 @@ def _prepare(
     example_settings = ExampleSettings(vocabulary=vocabulary, **settings.model_dump(include=names))
     number, shards = shard or (0, 1)
     if not corpus.sections[number::shards]:
-        reporter.say(f"shard {number}/{shards}: nothing to do, the output has only {len(corpus.sections)} sections")
+        reporter.say(
+            f"shard {number}/{shards}: nothing to do, the output has only {count_of(len(corpus.sections), 'section')}"
+        )
     missing = output.missing(corpus.sections[number::shards])
     characters = sum(block.characters for section in missing for block in section.blocks)
     with reporter.task("prepare", characters, "characters") as task:
@@ -169,7 +171,7 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Report
             task.advance()
     formats = Counter(str(scan.text_format) for scan in scans)
     for text_format, count in formats.items():
-        reporter.say(f"{count} {'source' if count == 1 else 'sources'}: {text_format}")
+        reporter.say(f"{count_of(count, 'source')}: {text_format}")
     characters = np.concatenate([scan.document_characters for scan in scans])
     held_out = choose_evaluation(len(characters), settings.evaluation_fraction, settings.seed)
     blocks: dict[Split, list[Block]] = {
@@ -183,7 +185,9 @@ def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Report
     sections = [
         section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
     ]
-    reporter.say(f"{documents['train']:,} documents to train on, {documents['evaluation']:,} held out for evaluation")
+    reporter.say(
+        f"{count_of(documents['train'], 'document')} to train on, {documents['evaluation']:,} held out for evaluation"
+    )
     return _Corpus(scans, held_out, blocks, parts, sections)
 
 
@@ -262,7 +266,8 @@ def _finish(
     content.write(output.final)
     for split, figures in content.splits.items():
         output.reporter.say(
-            f"{split}: {figures.sequences:,} sequences, {figures.tokens:,} tokens, {len(figures.files)} files"
+            f"{split}: {count_of(figures.sequences, 'sequence')}, {count_of(figures.tokens, 'token')}, "
+            f"{count_of(len(figures.files), 'file')}"
         )
     return Made(content)
 

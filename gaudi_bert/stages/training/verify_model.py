@@ -18,7 +18,7 @@ import numpy as np
 
 from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray, random_words
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.equivalence import Differences, compare_packed_with_unpacked, probe_leaks
@@ -101,7 +101,8 @@ def _compare(
 ) -> _Comparison:
     """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
     compared = compare_packed_with_unpacked(model, batch, loss)
-    reporter.say(f"verify-model: {compared.sequences} sequences in {compared.packs} packs, masked-LM loss per {loss}")
+    packed = f"{count_of(compared.sequences, 'sequence')} in {count_of(compared.packs, 'pack')}"
+    reporter.say(f"verify-model: {packed}, masked-LM loss per {loss}")
     differences = {}
     for name, (difference, largest) in {**compared.outputs, **compared.losses}.items():
         bound = OUTPUT_BOUND * max(1.0, largest)

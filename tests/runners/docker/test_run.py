@@ -116,6 +116,13 @@ def test_letters_cut_in_two_pieces_are_put_together(engine: FakeEngine, tmp_path
     assert "Zürich\n" in said.getvalue()
 
 
+def test_a_stage_that_is_stopped_says_so_without_an_error(engine: FakeEngine, tmp_path: Path) -> None:
+    engine.says = {"plan": [(None, b"reading\nstopped; the same command goes on\n")]}
+    engine.ends = {"plan": {"ExitCode": 75}}
+    with pytest.raises(StoppedError, match=r"^stopped; the same command goes on$"):
+        run(tmp_path, ["plan"], io.StringIO())
+
+
 @pytest.mark.parametrize(("code", "error"), [(1, FailedError), (2, InputError), (75, StoppedError), (139, FailedError)])
 def test_a_failing_stage_ends_the_run_with_its_own_error(
     engine: FakeEngine, tmp_path: Path, code: int, error: type[Exception]

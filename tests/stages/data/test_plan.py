@@ -103,7 +103,7 @@ def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> N
     again = plan([source], out, settings(), reporter=QUIET)
     assert again.skipped
     assert again.content == first.content
-    with pytest.raises(InputError, match=r"settings\.depth: 3 there, 4 requested"):
+    with pytest.raises(InputError, match=r"with --depth 3; you asked for --depth 4"):
         plan([source], out, settings(depth=4), reporter=QUIET)
     assert plan([source], out, settings(depth=4), reporter=QUIET, overwrite=True).content.packs <= first.content.packs
     write(source, histogram(3, 100))
