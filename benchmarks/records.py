@@ -85,17 +85,17 @@ class Engine:
         from gaudi_bert.records.assign import assign_sequences
         from gaudi_bert.records.files import list_record_files
         from gaudi_bert.records.packed_shards import PackEncoder, output_buffer
-        from gaudi_bert.records.read.group import buffer_bytes, match_files, read_group
+        from gaudi_bert.records.read.group import buffer_bytes, match_files, planned_files, read_group
         from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
         from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 
         self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), UnpackedSchema.of(self.plan)
         matched = match_files(records, list_record_files(records), self.plan)
-        self.files = [matched[name] for name in self.plan.groups[0].files]
+        self.files = planned_files(matched, self.plan, 0)
         self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)
         self.group = read_group(self.files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
-        dealt = assign_sequences(self.group.lengths, self.plan.groups[0].strategies, SEED, 0)
+        dealt = assign_sequences(self.group.lengths, self.plan.group(0).strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = output_buffer(self.schema)

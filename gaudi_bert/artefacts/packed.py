@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
+from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share, check_version
 from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
@@ -288,7 +288,7 @@ class Metadata(_PackedTotals, _MetadataHead):
 
     @model_validator(mode="after")
     def _is_of_its_version(self) -> Metadata:
-        _check_version(self, {1: ("inputs", "shards"), 2: ("input_files", "groups")})
+        check_version(self, {1: ("inputs", "shards"), 2: ("input_files", "groups")})
         return self
 
     @property
@@ -343,7 +343,7 @@ class GroupManifest(Artefact):
 
     @model_validator(mode="after")
     def _is_of_its_version(self) -> GroupManifest:
-        _check_version(self, {1: (), 2: ("inputs", "index_crc32c")})
+        check_version(self, {1: (), 2: ("inputs", "index_crc32c")})
         return self
 
     @property
@@ -571,7 +571,7 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
 
     @model_validator(mode="after")
     def _is_of_its_version(self) -> TableMetadata:
-        _check_version(self, {1: ("shards",), 2: ()})
+        check_version(self, {1: ("shards",), 2: ()})
         if isinstance(self.groups, tuple) != (self.format_version == 2):
             raise ValueError(f"its groups are not as format_version {self.format_version} has them")
         return self
@@ -634,12 +634,3 @@ def _is_of_table(path: Path) -> bool:
         return _Kind.read(path).format == "table"
     except InputError:
         return False  # who reads it says what is wrong with it
-
-
-def _check_version(content: Any, keys: dict[int, tuple[str, ...]]) -> None:
-    """A file has the keys of its format_version, and not those of another."""
-    for version, names in keys.items():
-        for name in names:
-            if (getattr(content, name) is not None) != (content.format_version == version):
-                there = "is missing" if content.format_version == version else "does not belong there"
-                raise ValueError(f"`{name}` {there}, by format_version {content.format_version}")

@@ -1,22 +1,28 @@
-"""plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group."""
+"""plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group.
+
+plan.json itself holds settings, totals and a table of parts; `plan-KKKKK.json` beside it are the parts: up to 64 groups
+each, with their files. So who needs some groups reads the parts that hold them. Up to format_version 1 all was in one file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share
+from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share, check_version
 from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo
+from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.files import read_file
 
 LARGEST_SHARD_MULTIPLE = 4096
 """As in the settings: a group has at least this many files."""
@@ -99,29 +105,89 @@ class PlannedGroup(Artefact):
 
 
 def totals_of(
-    groups: Sequence[PlannedGroup], max_sequence_length: int, algorithm: str, masked_slots: int | None
+    groups: Iterable[PlannedGroup], max_sequence_length: int, algorithm: str, masked_slots: int | None
 ) -> dict[str, Any]:
-    """The totals of a plan of these groups, but for what only the masked positions of the data tell."""
-    strategies = {strategy for group in groups for strategy, _ in group.strategies}
+    """The totals of a plan of these groups, taken one at a time, but for what only the masked positions of the data tell."""
+    strategies: set[tuple[int, ...]] = set()
+    algorithms: set[str] = set()
+    count = sequences = packs = tokens = lower_bound = token_bound = 0
+    for group in groups:
+        count, sequences, packs = count + 1, sequences + group.sequences, packs + group.packs
+        tokens, lower_bound = tokens + group.tokens, lower_bound + group.lower_bound
+        token_bound += -(-group.tokens // max_sequence_length)
+        strategies.update(strategy for strategy, _ in group.strategies)
+        algorithms.add(group.algorithm_used)
     return {
-        **PackingFigures.total(groups, max_sequence_length).stored(),
+        **PackingFigures(sequences, packs, tokens, packs * max_sequence_length, lower_bound).stored(),
         "depth_used": max(map(len, strategies)),
         "strategies_used": len(strategies),
         "algorithm": algorithm,
-        "algorithms_used": tuple(sorted({group.algorithm_used for group in groups})),
-        "token_bound": sum(-(-group.tokens // max_sequence_length) for group in groups),
-        "groups": len(groups),
+        "algorithms_used": tuple(sorted(algorithms)),
+        "token_bound": token_bound,
+        "groups": count,
         "masked_slots": masked_slots,
     }
 
 
-class Plan(Artefact):
-    """The content of plan.json; a plan that was made from counts without files can only be looked at."""
+GROUPS_OF_A_PART = 64
+
+
+class PlanPart(Artefact):
+    """plan-KKKKK.json: groups that follow each other, and what the totals need of them.
+
+    Attributes:
+        signature_sha256: of the settings and histograms that it was made from.
+        depth: most sequences of a pack.
+        masked_slots_needed, smaller_masked_slots: as in the totals, of these groups; by their own fullest pack.
+    """
 
     remedy = "make the plan again"
     line_per_entry = ("files", "groups")
 
-    format_version: Literal[1]
+    format_version: Literal[2]
+    part: Count
+    signature_sha256: Sha256
+    depth: Length
+    masked_slots: Length | None
+    masked_slots_needed: Count | None
+    smaller_masked_slots: tuple[SmallerBudget, ...]
+    files: tuple[PlannedFile, ...]
+    groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1, max_length=GROUPS_OF_A_PART)]
+
+
+class ListedPart(Artefact):
+    """What plan.json says of a part: its size and digest, and of each of its groups the packs and the bytes of its files."""
+
+    bytes: Positive
+    sha256: Sha256
+    packs: tuple[Positive, ...] = Field(min_length=1, max_length=GROUPS_OF_A_PART)
+    input_bytes: tuple[Count, ...]
+
+
+def part_path(plan: Path, part: int) -> Path:
+    """Where a part of `plan` lies."""
+    return plan.with_name(f"{plan.stem}-{part:05d}.json")
+
+
+def files_sha256(files: Iterable[Any]) -> str:
+    """What names and sizes of files are known by, in whatever order: whoever lists them need not read them."""
+    listed = sorted([file.name, file.bytes] for file in files)
+    return hashlib.sha256(json.dumps(listed).encode("utf-8")).hexdigest()
+
+
+class Plan(Artefact):
+    """The content of plan.json; a plan that was made from counts without files can only be looked at.
+
+    Attributes:
+        files_sha256, parts: of format_version 2, where the parts hold the files and groups.
+        files, groups: of format_version 1.
+    """
+
+    remedy = "make the plan again"
+    line_per_entry = ("parts", "files", "groups")
+    omits_defaults = True
+
+    format_version: Literal[1, 2]
     algorithm: str
     depth: Length
     max_sequence_length: Length
@@ -134,8 +200,28 @@ class Plan(Artefact):
     vocabulary: VocabularyInfo | None
     writable: bool
     totals: PlanTotals
-    files: tuple[PlannedFile, ...]
-    groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1)]
+    files_sha256: Sha256 | None = None
+    parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)] | None = None
+    files: tuple[PlannedFile, ...] | None = None
+    groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1)] | None = None
+
+    _place: Path = PrivateAttr(default=Path())
+    _read_parts: dict[int, PlanPart] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """Read and check a plan, but not yet its parts."""
+        return super().read(path).lying_at(Path(path))
+
+    def lying_at(self, path: Path) -> Self:
+        """This plan, whose parts are beside `path`."""
+        self._place = path
+        return self
+
+    @property
+    def path(self) -> Path:
+        """Where it was read."""
+        return self._place
 
     @cached_property
     def sha256(self) -> str:
@@ -143,25 +229,134 @@ class Plan(Artefact):
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode("utf-8")).hexdigest()
 
     @cached_property
+    def group_packs(self) -> tuple[int, ...]:
+        """Packs of each group."""
+        if self.parts is None:
+            return tuple(group.packs for group in self.groups or ())
+        return tuple(packs for part in self.parts for packs in part.packs)
+
+    @property
+    def group_count(self) -> int:
+        """How many groups there are."""
+        return self.totals.groups
+
+    def input_bytes(self, group: int) -> int:
+        """Of all files of a group."""
+        if self.parts is None:
+            return sum(file.bytes for file in self.group_files(group))
+        return self.parts[group // GROUPS_OF_A_PART].input_bytes[group % GROUPS_OF_A_PART]
+
+    def group(self, number: int) -> PlannedGroup:
+        """A group; the part that holds it is read, and the last two parts that were are kept."""
+        if self.groups is not None:
+            return self.groups[number]
+        return self._part(number // GROUPS_OF_A_PART).groups[number % GROUPS_OF_A_PART]
+
+    def group_files(self, number: int) -> tuple[PlannedFile, ...]:
+        """The files of a group."""
+        files = self._files_by_name
+        if self.parts is not None:
+            files = {file.name: file for file in self._part(number // GROUPS_OF_A_PART).files}
+        return tuple(files[name] for name in self.group(number).files)
+
+    @cached_property
+    def _files_by_name(self) -> dict[str, PlannedFile]:
+        return {file.name: file for file in self.files or ()}
+
+    def each_group(self) -> Iterator[PlannedGroup]:
+        """All groups, part by part."""
+        return (self.group(number) for number in range(self.group_count))
+
+    def each_file(self) -> Iterator[PlannedFile]:
+        """All files, part by part."""
+        if self.parts is None:
+            yield from self.files or ()
+        for part in range(len(self.parts or ())):
+            yield from self._part(part).files
+
+    def _part(self, number: int) -> PlanPart:
+        if number not in self._read_parts:
+            part = self._read_part(number)
+            for older in sorted(self._read_parts, key=lambda read: abs(read - number))[1:]:
+                del self._read_parts[older]
+            self._read_parts[number] = part
+        return self._read_parts[number]
+
+    def _read_part(self, number: int) -> PlanPart:
+        """Read a part and hold it to the table; errors name it."""
+        listed, path = (self.parts or ())[number], part_path(self.path, number)
+        fetch(path)
+        try:
+            data = read_file(path)
+        except OSError as error:
+            raise InputError(f"{path}: a part of the plan, cannot read: {error.strerror}; {self.remedy}") from error
+        if len(data) != listed.bytes or hashlib.sha256(data).hexdigest() != listed.sha256:
+            raise InputError(f"{path}: is not the part that {self.path.name} was made with; {self.remedy}")
+        part = PlanPart.parse(data, str(path), self.remedy)
+        first = number * GROUPS_OF_A_PART
+        bytes_of_files = {file.name: file.bytes for file in part.files}
+        try:
+            for group in enumerate(part.groups, start=first):
+                _check_group(*group, self.depth, self.max_sequence_length)
+            _check_files(part.groups, part.files, first)
+            if tuple(group.packs for group in part.groups) != listed.packs:
+                raise ValueError("its groups have other packs than the table of parts says")
+            if tuple(sum(bytes_of_files[name] for name in group.files) for group in part.groups) != listed.input_bytes:
+                raise ValueError("its files have other sizes than the table of parts says")
+        except ValueError as error:
+            raise InputError(f"{path}: {error}; {self.remedy}") from error
+        return part
+
+    @cached_property
     def mixture(self) -> dict[tuple[int, ...], int]:
         """How often each strategy is used, over all groups."""
         mixture: Counter[tuple[int, ...]] = Counter()
-        for group in self.groups:
+        for group in self.each_group():
             for strategy, count in group.strategies:
                 mixture[strategy] += count
         return dict(mixture)
 
-    @model_validator(mode="after")
-    def _adds_up(self) -> Plan:
-        for number, group in enumerate(self.groups):
-            _check_group(number, group, self.depth, self.max_sequence_length)
-        right = totals_of(self.groups, self.max_sequence_length, self.algorithm, self.masked_slots)
+    def check_totals(self) -> None:
+        """The totals are those of all groups, and no file is in two of them; all parts are read for it."""
+        try:
+            self._add_up()
+            names = Counter(file.name for file in self.each_file())
+            if any(count > 1 for count in names.values()):
+                raise ValueError("the groups do not hold every file once")
+        except ValueError as error:
+            raise InputError(f"{self.path}: {error}; {self.remedy}") from error
+
+    def _add_up(self) -> None:
+        right = totals_of(self.each_group(), self.max_sequence_length, self.algorithm, self.masked_slots)
         for key, value in right.items():
             if getattr(self.totals, key) != value:
                 raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")
-        if self.writable != bool(self.files):
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Plan:
+        check_version(self, {1: ("files", "groups"), 2: ("files_sha256", "parts")})
+        for number, group in enumerate(self.groups or ()):
+            _check_group(number, group, self.depth, self.max_sequence_length)
+        if self.groups is not None:
+            self._add_up()
+        if self.files is not None and self.writable != bool(self.files):
             raise ValueError(f"writable is {self.writable}, but there are {len(self.files)} files")
+        if self.parts is not None:
+            self._check_table(self.parts)
         return self
+
+    def _check_table(self, parts: Sequence[ListedPart]) -> None:
+        """The table of parts agrees with the totals as far as it can."""
+        groups = [len(part.packs) for part in parts]
+        if any(len(part.input_bytes) != len(part.packs) for part in parts) or set(groups[:-1]) - {GROUPS_OF_A_PART}:
+            raise ValueError(f"each part but the last has {GROUPS_OF_A_PART} groups, with packs and input_bytes of each")
+        totals, packs = self.totals, sum(self.group_packs)
+        slots = packs * self.max_sequence_length
+        figures = PackingFigures(totals.sequences, packs, totals.tokens, slots, totals.lower_bound).stored()
+        others = {"groups": sum(groups), "masked_slots": self.masked_slots, "algorithm": self.algorithm}
+        for key, right in {**figures, **others}.items():
+            if getattr(self.totals, key) != right:
+                raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the parts say {right}")
 
 
 class WritablePlan(Plan):
@@ -170,28 +365,34 @@ class WritablePlan(Plan):
     max_predictions: Length
     masked_slots: Length
     writable: Literal[True]
-    files: Annotated[tuple[PlannedFile, ...], Field(min_length=1)]
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
         """Read and check a plan to write by."""
         plan = Plan.read(path)
-        if not plan.files:
+        if not plan.writable:
             raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
-        return cls.parse(dict(plan), str(path), cls.remedy)
+        content = {key: getattr(plan, key) for key in cls.model_fields}
+        return cls.parse(content, str(path), cls.remedy).lying_at(Path(path))
 
     @model_validator(mode="after")
     def _holds_every_file_once(self) -> WritablePlan:
-        if sorted(name for group in self.groups for name in group.files) != sorted(file.name for file in self.files):
-            raise ValueError("the groups do not hold every file once")
-        files = {file.name: file for file in self.files}
-        for file in self.files:
-            if file.sequences > MOST_SEQUENCES_PER_BYTE * file.bytes:
-                raise ValueError(f"{file.sequences} sequences in a file of {file.bytes} bytes are more than fit")
-        for number, group in enumerate(self.groups):
-            if group.sequences != sum(files[name].sequences for name in group.files):
-                raise ValueError(f"group {number} holds {group.sequences} sequences, its files hold others")
+        if self.groups is not None and self.files is not None:
+            _check_files(self.groups, self.files, 0)
         return self
+
+
+def _check_files(groups: Sequence[PlannedGroup], files: Sequence[PlannedFile], first: int) -> None:
+    """The groups, numbered from `first`, hold each file once, and as many sequences as their files."""
+    if sorted(name for group in groups for name in group.files) != sorted(file.name for file in files):
+        raise ValueError("the groups do not hold every file once")
+    sequences = {file.name: file.sequences for file in files}
+    for file in files:
+        if file.sequences > MOST_SEQUENCES_PER_BYTE * file.bytes:
+            raise ValueError(f"{file.sequences} sequences in a file of {file.bytes} bytes are more than fit")
+    for number, group in enumerate(groups, start=first):
+        if files and group.sequences != sum(sequences[name] for name in group.files):
+            raise ValueError(f"group {number} holds {group.sequences} sequences, its files hold others")
 
 
 def _check_group(number: int, group: PlannedGroup, depth: int, max_sequence_length: int) -> None:

@@ -191,19 +191,29 @@ def plan(
     leftovers: Annotated[str | None, typer.Option(help="nnls only: best-fit or complement.")] = None,
     masked_slots: Annotated[int | None, typer.Option(help="Masked positions per pack (Q).")] = None,
     seed: arguments.Seed = None,
+    shard: arguments.Shard = None,
+    finish: Annotated[bool, typer.Option("--finish", help="After all --shard, check them and write plan.json.")] = False,
+    workers: arguments.Workers = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how near the optimum that is."""
     from gaudi_bert.stages.data.plan import plan as run
+    from gaudi_bert.stages.data.plan import plan_shard
 
+    if finish and shard is not None:
+        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
     settings = arguments.packing_settings(
         algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
     )
     # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    result = run(counted, out, settings, reporter=Reporter(), overwrite=overwrite)
-    output.print_result(result, json, output.describe_packing)
+    part = arguments.parse_shard(shard)
+    common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+    if part is not None:
+        output.print_result(plan_shard(counted, out, settings, part, **common), json, output.describe_any)
+        return
+    output.print_result(run(counted, out, settings, finish=finish, **common), json, output.describe_packing)
 
 
 def write(

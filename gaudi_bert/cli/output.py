@@ -88,6 +88,8 @@ def describe_groups(result: Mapping[str, Any]) -> list[str]:
 
 def describe_examples(result: Mapping[str, Any]) -> list[str]:
     """The lines of prepared examples: one per split, and the vocabulary."""
+    if "records" in result:
+        return [f"nothing to do: the pipeline names its own records, {result['records']}"]
     if "splits" not in result:
         left = len(result["missing_sections"])
         return [f"this part is done, {count_of(left, 'section')} left to other parts"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from gaudi_bert.common.launch import find_launch, is_first_process
 from gaudi_bert.common.progress import Reporter
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
+    from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
 
 
@@ -127,11 +128,13 @@ def run(
     finish: Annotated[bool, typer.Option("--finish", help="Finish `write` after all its shards.")] = False,
     workers: arguments.Workers = None,
     render: Annotated[Path | None, typer.Option(help="Write the Kubernetes manifests to this folder; run nothing.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings and stages; do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and what is missing.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="With --dry-run: also print every setting.")] = False,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
 ) -> None:
     """Run the stages of a pipeline file; finished stages are skipped."""
+    from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
     if on not in _RUNNERS:
@@ -143,7 +146,7 @@ def run(
     part = arguments.parse_shard(shard)
     _check_launch(on, names, part)
     if dry_run:
-        _show_dry_run(settings, names, work, json)
+        _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
     elif render is not None:
         _render(settings, names, render, json)
     else:
@@ -166,24 +169,65 @@ def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None)
         )
 
 
-def _show_dry_run(settings: PipelineSettings, stages: Sequence[str], work: Path, json: bool) -> None:
-    from gaudi_bert.runners.requirements import preview_stage
+def _show_dry_run(
+    settings: PipelineSettings,
+    stages: Sequence[str],
+    folder: WorkFolder,
+    pipeline: Path,
+    on: str,
+    verbose: bool,
+    json: bool,
+) -> None:
+    from gaudi_bert.runners.requirements import missing_paths, preview_stage
+    from gaudi_bert.runners.stage_table import STAGES
 
     previews = [preview_stage(settings, stage) for stage in stages]
-    planned = {
+    made = (
+        [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder, settings.store)]
+    )
+    planned: dict[str, Any] = {
         "stages": list(stages),
-        "work": shown_place(work / settings.name),
+        "work": shown_place(folder.root),
+        "made": made,
+        "missing": [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent),
         "outlook": [stage.as_json() for stage in previews],
         "settings": settings.model_dump(mode="json"),
     }
-    output.print_shared_result(planned, json, lambda value: _describe_dry_run(value, [str(stage) for stage in previews]))
+    lines = _dry_run_lines(planned, on)
+    if on == "kubernetes":
+        lines += [f"  {stage}" for stage in previews]
+    elif on == "docker":
+        lines += [f"images: {', '.join(dict.fromkeys(stage.image for stage in previews))}"]
+    changed = ", ".join(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
+    lines += [f"settings that are not the defaults: {changed or 'none'}"]
+    lines += _every_setting(planned["settings"]) if verbose else ["every setting: --verbose"]
+    output.print_shared_result(planned, json, lambda _: lines)
 
 
-def _describe_dry_run(planned: Mapping[str, Any], steps: Sequence[str]) -> list[str]:
+def _dry_run_lines(planned: Mapping[str, Any], on: str) -> list[str]:
+    """Where the work goes, which stages there are, and what they lack."""
+    where = {"local": "here", "docker": "in containers here", "kubernetes": "on the cluster"}[on]
+    waiting = [stage for stage in planned["stages"] if stage not in planned["made"]]
+    lines = [f"work folder: {planned['work']}"]
+    if planned["made"]:
+        lines.append(f"made already, done again only with --overwrite: {', '.join(planned['made'])}")
+    lines.append(f"to do {where}: {', '.join(waiting) or 'nothing'}")
+    return lines + [f"MISSING: {path}" for path in planned["missing"]]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Each setting as `section.key = value`."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name} = {value}"
+
+
+def _every_setting(settings: Mapping[str, Any]) -> list[str]:
     import yaml
 
-    settings = yaml.safe_dump(planned["settings"], sort_keys=False, default_flow_style=None)
-    return [f"work folder: {planned['work']}", *steps, "", *settings.splitlines()]
+    return ["", *yaml.safe_dump(settings, sort_keys=False, default_flow_style=None).splitlines()]
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:

@@ -17,10 +17,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import re
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +32,7 @@ import llvmlite
 import numba
 import numpy
 from numba import njit
+from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -36,6 +40,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _PACKAGE = Path(__file__).resolve().parents[1]
 _IMPORT = re.compile(rf"^\s*(?:from|import)\s+({_PACKAGE.name}(?:\.\w+)*)", re.MULTILINE)
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__} {numpy.__version__}"
+
+QUIET = "GAUDI_BERT_QUIET"
+"""A variable that, if set, leaves out the word that is said at the first use; so does the level of the logger gaudi_bert."""
 
 _IMAGE_PROCESSOR = "x86-64-v3"
 # That type of processor, with the carry-less multiplication that images add to it, in the words of /proc/cpuinfo.
@@ -49,7 +56,9 @@ _FLOAT_RELAXATIONS = frozenset({"nnan", "ninf", "nsz"})
 def kernel(function: Function) -> Function:
     """Compile `function` at its first call, or load what an earlier process compiled from the same sources.
 
-    Array indices and integer divisors are not checked: the caller must make sure that they are right.
+    Array indices and integer divisors are not checked: the caller must make sure that they are right. Values are written by
+    loops, not `target[:] = values`: the latter compiles the error for unequal shapes, with all that formats a text, for
+    seconds. So do `np.sum`, `np.max` and `np.append`, though less.
     """
     return _compiled(function)
 
@@ -64,11 +73,25 @@ def borrowing_kernel(function: Function) -> Function:
 
 def _compiled(function: Function, **options: Any) -> Function:
     relaxations = set(_FLOAT_RELAXATIONS)
-    compiled = njit(nogil=True, boundscheck=False, error_model="numpy", fastmath=relaxations, **options)(function)
+    options |= {
+        "nogil": True,
+        "boundscheck": False,
+        "error_model": "numpy",
+        "fastmath": relaxations,
+        "no_cfunc_wrapper": True,
+    }
+    compiled = njit(**options)(function)
+    compiled.get_call_template = functools.partial(_call_template, compiled.get_call_template)
     if not numba.config.DISABLE_JIT:
         compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
+        compiled.get_call_template = functools.partial(_call_template, compiled.get_call_template)
     result: Function = compiled
     return result
+
+
+def _call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """For a kernel that another one calls: a number that is known when it is compiled is no type of its own."""
+    return own(tuple(map(numba.types.unliteral, types)), {name: numba.types.unliteral(kind) for name, kind in named.items()})
 
 
 def inlined_kernel(function: Function) -> Function:
@@ -217,6 +240,50 @@ class _KernelCache(FunctionCache):  # type: ignore[misc]
 @functools.cache
 def _say_once(line: str) -> None:
     sys.stderr.write(f"gaudi-bert: {line}\n")
+
+
+# --- a word about the first use
+
+
+class _Notice(event.Listener):  # type: ignore[misc]
+    """Says once that kernels are being compiled, when that has taken so many seconds in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds_left, self._depth, self._began = seconds, 0, 0.0
+        self._timer = threading.Timer(seconds, self._say)
+
+    def on_start(self, event: Any) -> None:
+        """A kernel is being compiled, maybe for one that is being compiled."""
+        if _is_ours(event):
+            self._depth += 1
+            if self._depth == 1 and self.seconds_left > 0:
+                self._began = time.monotonic()
+                self._timer = threading.Timer(self.seconds_left, self._say)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def on_end(self, event: Any) -> None:
+        """It is compiled."""
+        if _is_ours(event):
+            self._depth -= 1
+            if self._depth == 0:
+                self._timer.cancel()
+                self.seconds_left -= time.monotonic() - self._began
+
+    def _say(self) -> None:
+        self.seconds_left = 0.0
+        logging.getLogger(_PACKAGE.name).warning(
+            "gaudi-bert: compiling for this machine, once: this first use takes some seconds longer than later ones"
+        )
+
+
+def _is_ours(event: Any) -> bool:
+    return isinstance(getattr(event.data["dispatcher"], "_cache", None), _KernelCache)
+
+
+NOTICE = _Notice(1.0)
+if not os.environ.get(QUIET):
+    event.register("numba:compile", NOTICE)
 
 
 # --- the processor

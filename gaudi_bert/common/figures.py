@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +20,6 @@ class PackingFigures:
     tokens: int
     slots: int
     lower_bound: int
-
-    @classmethod
-    def total(cls, groups: Iterable[Any], max_sequence_length: int, lower_bound: int | None = None) -> PackingFigures:
-        """The sum over groups: whatever has `sequences`, `packs`, `tokens` and, where it is not given, `lower_bound`."""
-        groups = list(groups)
-        packs = sum(group.packs for group in groups)
-        return cls(
-            sequences=sum(group.sequences for group in groups),
-            packs=packs,
-            tokens=sum(group.tokens for group in groups),
-            slots=packs * max_sequence_length,
-            lower_bound=sum(group.lower_bound for group in groups) if lower_bound is None else lower_bound,
-        )
 
     @property
     def padding_tokens(self) -> int:

@@ -83,7 +83,7 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
         cut = first + ((end - first + 1) // 2 if words[first] % 2 else least + choice % (most - least + 1))
         for one, two in ((first, cut), (cut, end)):
             if two > one:
-                bounds[parts] = one, two
+                bounds[parts, 0], bounds[parts, 1] = one, two
                 for index in range(one, two):
                     tokens[parts] += lengths[index]
                 parts += 1
@@ -106,8 +106,7 @@ def _rematch(lengths: IntArray, starts: IntArray, words: IntArray, max_length: i
             mate = fitting[fit_count]
         is_used[index] = is_used[mate] = True
         for chosen in (index, mate) if mate != index else (index, index):
-            one, two = bounds[order[chosen]]
-            for held in range(one, two):
+            for held in range(bounds[order[chosen], 0], bounds[order[chosen], 1]):
                 made_lengths[filled] = lengths[held]
                 filled += 1
             if mate == index:

@@ -242,9 +242,10 @@ def _with_space(additions: _Additions, needed: int) -> _Additions:
     if needed <= size:
         return additions
     larger = _Additions(np.zeros(2 * needed, np.int64), np.zeros(2 * needed, np.int64), np.zeros(2 * needed, np.int64))
-    larger.below[:size] = additions.below
-    larger.length[:size] = additions.length
-    larger.copies[:size] = additions.copies
+    for index in range(size):
+        larger.below[index] = additions.below[index]
+        larger.length[index] = additions.length[index]
+        larger.copies[index] = additions.copies[index]
     return larger
 
 

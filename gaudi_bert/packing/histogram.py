@@ -167,7 +167,7 @@ def checked_lengths(lengths: Any, max_sequence_length: int, name: str = "lengths
             f"{name} has {values.ndim} dimensions, shape {values.shape}; it must have one, with a whole number per sequence"
         )
     if values.size == 0:
-        raise ArgumentError(f"{name} is empty; give the length of at least one sequence")
+        return np.zeros(0, np.uint16 if longest < 2**16 else np.int32)
     if values.dtype.kind not in "iu":
         raise _not_whole(values, longest, name)
     index = first_not_whole(values, 1, longest)

@@ -70,21 +70,23 @@ def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: 
     return within
 
 
-def budget_costs(packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], depth: int) -> dict[int, int]:
-    """What some smaller budgets would cost.
+def smaller_budgets(least: int, needed: int) -> list[int]:
+    """Some budgets below what is needed, from large to small; the last is the smallest possible budget."""
+    if needed <= least:
+        return []
+    return sorted({int(budget) for budget in np.linspace(least, needed - 1, COST_STEPS)}, reverse=True)
+
+
+def budget_costs(
+    packed: Sequence[tuple[Mapping[Strategy, int], Histogram]], depth: int, budgets: Sequence[int]
+) -> dict[int, int]:
+    """What smaller budgets would cost: packs in all for each.
 
     Args:
         packed: the packing of each group, with its histogram.
         depth: most sequences per pack.
-
-    Returns:
-        Packs in all for budgets below what is needed, from large to small; the last is the smallest possible budget.
+        budgets: none below what one sequence alone may hold.
     """
-    needed = max((needed_masked_slots(mixture, histogram) or 0 for mixture, histogram in packed), default=0)
-    least = max((least_masked_slots(histogram) or 0 for _, histogram in packed), default=0)
-    if needed <= least:
-        return {}
-    budgets = sorted({int(budget) for budget in np.linspace(least, needed - 1, COST_STEPS)}, reverse=True)
     return {
         budget: sum(packs_of(fit_to_budget(mixture, histogram, depth, budget)) for mixture, histogram in packed)
         for budget in budgets

@@ -25,7 +25,7 @@ import numpy as np
 from gaudi_bert.common.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.pricing import MINUS_INFINITY, completion_values, power_chain, unwind
+from gaudi_bert.packing.pricing import MINUS_INFINITY, compiled_completion_values, power_chain, unwind
 from gaudi_bert.packing.result import Work
 
 LONGEST_WHOLE = 4096
@@ -156,25 +156,28 @@ def _run(
 ) -> tuple[int, int, FloatArray]:
     """The outer loop: price, let columns enter, restore feasibility. Returns (columns, rounds, residual [L + 1])."""
     top = counts.size - 1
-    table = np.zeros((chain.shape[0] + 1, top + 1))
-    values = np.zeros(top + 1)
-    threshold = GRADIENT_TOLERANCE * np.max(squared_weights * counts)
-    residual = counts.copy()
+    table = np.empty((chain.shape[0] + 1, top + 1))
+    values, residual = np.empty(top + 1), np.empty(top + 1)
+    largest = 0.0
+    for length in range(top + 1):
+        largest = max(largest, squared_weights[length] * counts[length])
+    threshold = GRADIENT_TOLERANCE * largest
     size, rounds, stalled = 0, 0, 0
-    objective = np.sum(squared_weights * residual * residual)
+    objective = _update_residual(counts, squared_weights, state, size, residual)
     while stalled < STALLED_ROUNDS and rounds < max_rounds and state.operations[0] < most_operations:
         rounds += 1
         state.operations[0] += OPERATIONS_PER_PRODUCT * chain.shape[0] * top * top
-        prices = squared_weights * residual
-        completion = completion_values(chain, prices, table)
+        prices = table[0]
+        for length in range(top + 1):
+            prices[length] = squared_weights[length] * residual[length]
+        completion = compiled_completion_values(chain, table)
         for length in range(1, top + 1):
             values[length] = prices[length] + completion[top - length]
         entered = _enter_columns(values, threshold, chain, table, counts, squared_weights, state, size, additions)
         if entered == size:
             break
         size = _restore_feasibility(state, entered)
-        _update_residual(counts, state, size, residual)
-        improved = np.sum(squared_weights * residual * residual)
+        improved = _update_residual(counts, squared_weights, state, size, residual)
         stalled = 0 if improved < objective * (1.0 - 1e-15) else stalled + 1
         objective = min(objective, improved)
     return size, rounds, residual
@@ -197,7 +200,10 @@ def _enter_columns(
     taken = np.zeros(values.size, dtype=np.bool_)
     values[0] = MINUS_INFINITY
     while size < limit:
-        anchor = int(np.argmax(values))
+        anchor = 0
+        for length in range(1, values.size):
+            if values[length] > values[anchor]:
+                anchor = length
         if values[anchor] <= threshold:
             break
         values[anchor] = MINUS_INFINITY
@@ -279,7 +285,8 @@ def _restore_feasibility(state: _ActiveSet, size: int) -> int:
                 if blocking < 0 or reach < step:
                     step, blocking = reach, column
         if blocking < 0:
-            usage[:size] = solution[:size]
+            for column in range(size):
+                usage[column] = solution[column]
             return size
         for column in range(size):
             usage[column] += step * (solution[column] - usage[column])
@@ -300,12 +307,19 @@ def _drop(state: _ActiveSet, size: int, gone: int) -> None:
 
 
 @kernel
-def _update_residual(counts: FloatArray, state: _ActiveSet, size: int, residual: FloatArray) -> None:
-    """residual = counts - A x from scratch, so that no error builds up."""
-    residual[:] = counts
+def _update_residual(
+    counts: FloatArray, squared_weights: FloatArray, state: _ActiveSet, size: int, residual: FloatArray
+) -> float:
+    """residual = counts - A x from scratch, so that no error builds up; returns its weighted square."""
+    for length in range(counts.size):
+        residual[length] = counts[length]
     for column in range(size):
         for entry in range(state.distinct[column]):
             residual[state.lengths[column, entry]] -= state.copies[column, entry] * state.usage[column]
+    total = 0.0
+    for length in range(counts.size):
+        total += squared_weights[length] * residual[length] * residual[length]
+    return total
 
 
 # --- an upper triangular factor R with R^T R = G that follows as columns enter and leave the active set

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -46,10 +46,25 @@ class _PackList:
         """Number of packs."""
         return self.offsets.size - 1
 
-    def __getitem__(self, pack: int) -> IntArray:
-        """The sequences of one pack: int64 [1 .. depth]."""
-        index = range(len(self))[pack]
+    @overload
+    def __getitem__(self, pack: int) -> IntArray: ...
+    @overload
+    def __getitem__(self, pack: slice) -> _PackList: ...
+    def __getitem__(self, pack: int | slice) -> IntArray | _PackList:
+        """The sequences of one pack, int64 [1 .. depth]; or some packs, as lists have it."""
+        if isinstance(pack, slice):
+            return self._some(pack)
+        try:
+            index = range(len(self))[pack]
+        except IndexError:
+            raise IndexError(f"there is no pack {pack}: there are {len(self):,}, from 0") from None
         return self.indices[self.offsets[index] : self.offsets[index + 1]]
+
+    def _some(self, chosen: slice) -> _PackList:
+        starts, sizes = self.offsets[:-1][chosen], np.diff(self.offsets)[chosen]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
+        return _PackList(self.indices[positions], offsets)
 
     def __iter__(self) -> Iterator[IntArray]:
         """The sequences of each pack."""
@@ -66,10 +81,7 @@ class _PackList:
         """
         size = whole_number(size, "size", 1)
         rank = whole_number(rank, "rank", 0, size - 1)
-        starts, sizes = self.offsets[:-1][rank::size], np.diff(self.offsets)[rank::size]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], sizes)
-        return _PackList(self.indices[positions], offsets)
+        return self._some(slice(rank, None, size))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,6 +98,19 @@ class Packs(_PackList, PackingFigures):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, efficiency {self.efficiency:.6f}, {self.gap:,} above the proven bound)"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the figures, and how many packs hold how many sequences."""
+        rows = {
+            "sequences": f"{self.sequences:,}",
+            "packs": f"{self.packs:,} of {self.max_sequence_length:,} slots",
+            "proven minimum": f"{self.lower_bound:,}",
+            "efficiency": f"{100 * self.efficiency:.2f} % of the slots hold tokens",
+            "sequences per pack": f"{self.packing_factor:.3f}",
+            "algorithm": self.algorithm,
+        }
+        cells = "".join(f"<tr><th style='text-align:left'>{name}</th><td>{value}</td></tr>" for name, value in rows.items())
+        return f"<div><table>{cells}</table>{_depth_picture(np.diff(self.offsets))}</div>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +144,8 @@ def pack_lengths(
     """Pack sequences of these lengths into rows of one length, every sequence into exactly one.
 
     Args:
-        lengths: whole numbers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable.
+        lengths: whole numbers from 1 to `max_sequence_length`, one per sequence: an array, a list, any iterable; of none,
+            there are no packs.
         max_sequence_length: slots of a pack, in tokens.
         depth: most sequences per pack, or "max" for no limit.
         algorithm: `optimal`, `nnls`, `lpfhp`, `spfhp`, `ffd`, `nnlshp`, `ennlshp`, `greedy`, `none`.
@@ -187,11 +213,39 @@ def _pack(histogram: Histogram, depth: int | str, algorithm: str, seed: int) -> 
     if not isinstance(algorithm, str):
         raise ArgumentError(f"algorithm is {shown(algorithm)}; it must be the name of one, such as optimal")
     if not isinstance(depth, str) or depth != "max":
-        depth = whole_number(depth, "depth", 1)
+        try:
+            depth = whole_number(depth, "depth", 1)
+        except ArgumentError as error:
+            raise ArgumentError(f'{error}, or "max" for no limit') from None
     try:
         return pack_counts(histogram, algorithm, depth, seed=seed)
     except InputError as error:
         raise ArgumentError(str(error)) from None
+
+
+_BARS, _BAR_WIDTH, _BAR_HEIGHT = 16, 26, 60
+
+
+def _depth_picture(sizes: IntArray) -> str:
+    """A bar for each number of sequences in a pack, the deepest packs together; in the colour of the text."""
+    if not sizes.size:
+        return ""
+    counts = np.bincount(np.minimum(sizes, _BARS))[1:]
+    parts = []
+    for place, count in enumerate(counts.tolist()):
+        height, left = max(_BAR_HEIGHT * count / counts.max(), 1.0 if count else 0.0), place * _BAR_WIDTH
+        label = f"{place + 1}+" if place + 1 == _BARS else f"{place + 1}"
+        parts.append(
+            f"<rect x='{left + 2}' y='{_BAR_HEIGHT - height:.1f}' width='{_BAR_WIDTH - 4}' "
+            f"height='{height:.1f}' opacity='0.6'>"
+            f"<title>{count:,} packs of {label} sequences</title></rect>"
+            f"<text x='{left + _BAR_WIDTH // 2}' y='{_BAR_HEIGHT + 13}' font-size='11' text-anchor='middle'>{label}</text>"
+        )
+    width = len(counts) * _BAR_WIDTH
+    return (
+        f"<svg role='img' aria-label='packs by their number of sequences' width='{width}' height='{_BAR_HEIGHT + 18}' "
+        f"fill='currentColor' xmlns='http://www.w3.org/2000/svg'>{''.join(parts)}</svg><div>packs by sequences in each</div>"
+    )
 
 
 def _figures(packing: Packing) -> dict[str, int]:

@@ -138,7 +138,8 @@ def _max_plus_closure(values: Worths, result: Worths) -> None:
     item that is worth less than shorter ones of the same total is left out.
     """
     size = values.size
-    result[:] = values
+    for total in range(size):
+        result[total] = values[total]
     result[0] = 0
     for item in range(1, size):
         if values[item] < result[item]:
@@ -148,18 +149,19 @@ def _max_plus_closure(values: Worths, result: Worths) -> None:
             _raise(result[start:stop], values[item], result[start - item : stop - item])
 
 
-@kernel
-def completion_values(chain: IntArray, prices: Worths, table: Worths) -> Worths:
-    """Fill `table` (float64 [products + 1, s + 1]) from `prices` (float64 [s + 1], prices[0] = 0) and return
-    its last row.
+def completion_values(chain: IntArray, table: Worths) -> Worths:
+    """Fill `table` (float64 or int64 [products + 1, s + 1]) from the prices in its first row, where that of 0 is 0, and
+    return its last row.
+
+    As it stands, it compiles only the kind of product that the chain has.
     """
-    table[0, :] = prices
     for product in range(chain.shape[0]):
         left, right = chain[product, 0], chain[product, 1]
         result = table[product + 1]
         if left == NOTHING:
-            result[:] = MINUS_INFINITY
-            result[0] = 0.0
+            for total in range(result.size):
+                result[total] = MINUS_INFINITY
+            result[0] = 0
         elif left == CLOSURE:
             _max_plus_closure(table[0], result)
         elif left == right:
@@ -170,16 +172,32 @@ def completion_values(chain: IntArray, prices: Worths, table: Worths) -> Worths:
     return last
 
 
+compiled_completion_values = kernel(completion_values)
+"""The same for kernels."""
+
+
+LARGEST_EXACT = 2.0**53
+"""Whole numbers below this are exact as floating point numbers."""
+
+
 def best_worth(prices: Worths, depth: int) -> int | float:
     """The most that at most `depth` sequences of together at most L tokens are worth, for prices [L] of lengths
     1 .. L, in their dtype.
 
-    The prices must not fall with length.
+    The prices must not fall with length. Whole numbers are added as floating point numbers, whose kernels are needed anyhow:
+    no sum is larger than the result, so where that is exact, all of them were.
     """
-    by_length = np.concatenate((np.zeros(1, dtype=prices.dtype), prices))
+    worth = _last_completion(prices.astype(np.float64), depth)
+    if np.issubdtype(prices.dtype, np.floating):
+        return worth
+    return int(worth if worth < LARGEST_EXACT else _last_completion(prices, depth))
+
+
+def _last_completion(prices: Worths, depth: int) -> int | float:
     chain = power_chain(depth, len(prices))
     table = np.zeros((len(chain) + 1, len(prices) + 1), dtype=prices.dtype)
-    result: int | float = completion_values(chain, by_length, table)[-1].item()
+    table[0, 1:] = prices
+    result: int | float = completion_values(chain, table)[-1].item()
     return result
 
 
@@ -190,7 +208,8 @@ def worth_of_steps(prices: IntArray, lengths: IntArray) -> int:
     `lengths` are those at which the price rises; no other has to be tried, since the next shorter one is worth as much.
     """
     best = np.zeros(prices.size + 1, dtype=np.int64)
-    best[1:] = prices
+    for length in range(1, best.size):
+        best[length] = prices[length - 1]
     for length in lengths:
         for start in range(length, best.size, length):
             stop = min(start + length, best.size)

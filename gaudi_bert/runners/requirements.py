@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gaudi_bert import __version__
+from gaudi_bert.artefacts.store.location import in_store, place_below
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings, PodResources, ResourceSettings, StoreSettings
@@ -163,6 +166,18 @@ def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
             "predict.data": settings.predict.data,
         }
         yield from ((key, path) for key, path in tasks.items() if path is not None and path not in BUILT_IN_ROWS)
+
+
+def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:
+    """What `stages` read and is not there: each key with its path. What lies in an object store is not looked for."""
+    read = {key for stage in stages for key in STAGES[stage].reads}
+    missing = []
+    for key, text in named_paths(settings):
+        # Weights are named from where the command is started, all else from where the pipeline file lies.
+        path = Path(text) if key.endswith("init_checkpoint") else place_below(pipeline_folder, text)
+        if key in read and not in_store(path) and not path.exists() and not glob.glob(f"{path}*"):
+            missing.append(f"{key} = {text}: there is no {path}")
+    return missing
 
 
 # --- object stores: how the environment says where one is and who may use it.

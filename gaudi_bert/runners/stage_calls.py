@@ -79,7 +79,6 @@ class LocalRun:
         from gaudi_bert.stages.data.prepare import prepare
 
         if self.folder.records is not None:
-            self.reporter.say(f"prepare: nothing to do, the pipeline names its own records: {self.folder.records}")
             return {"records": str(self.settings.prepare.records)}
         return prepare(
             self.settings.prepare,
@@ -107,11 +106,13 @@ class LocalRun:
 
     def plan(self) -> StageResult:
         """Counts to a plan."""
-        from gaudi_bert.stages.data.plan import plan
+        from gaudi_bert.stages.data.plan import plan, plan_shard
 
         def make(paths: SplitPaths) -> object:
-            histograms = found_histograms(paths.histogram, self.settings.store)
-            return plan(histograms, paths.plan, self.settings.packing, **self._common())
+            files = found_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
+            if self.shard is not None:
+                return plan_shard(*files, self.shard, last_finishes=True, workers=self.workers, **self._common())
+            return plan(*files, finish=self.finish, workers=self.workers, **self._common())
 
         return self._each_split(make)
 

@@ -94,7 +94,7 @@ def _groups_of_split(paths: SplitPaths, store: StoreSettings | None) -> list[Pat
     if not exists(paths.plan, store):
         return [paths.plan]
     with local_copy(paths.plan, store) as plan:
-        return [paths.manifest(number) for number in range(len(Plan.read(plan).groups))]
+        return [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
 
 
 _ROWS = (
@@ -108,7 +108,14 @@ _ROWS = (
         parallel=True,
         is_made=lambda path, store: bool(found_histograms(path, store)),
     ),
-    Stage("plan", LocalRun.plan, _of_each_split(lambda paths: paths.plan), needs=("histogram",)),
+    Stage(
+        "plan",
+        LocalRun.plan,
+        _of_each_split(lambda paths: paths.plan),
+        needs=("histogram",),
+        shared=True,
+        parallel=True,
+    ),
     Stage(
         "write",
         LocalRun.write,

@@ -200,6 +200,8 @@ def _read_lengths(source: str, max_sequence_length: int | None, column: str | No
         values = lengths_of_table(source, column or TOKENS_COLUMN)
     else:
         values = _read_npy(path) if path.suffix == ".npy" else _read_text(path)
+    if not values.size:
+        raise InputError(f"{path}: holds no lengths; give a file with at least one")
     try:
         slots = max_sequence_length or max(1, int(values.max(initial=1)) if values.dtype.kind in "iu" else 1)
         return checked_lengths(values, slots), slots

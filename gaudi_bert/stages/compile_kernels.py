@@ -1,8 +1,10 @@
 """Builds the compiled kernels of an installation before their first use, by using all of them once on made-up data.
 
-    python -m gaudi_bert.stages.compile_kernels            all of them (`make setup`, the data image), in two processes
+    python -m gaudi_bert.stages.compile_kernels            all of them (the data image, tests), in two processes
+    python -m gaudi_bert.stages.compile_kernels demo       those that the demo uses (`make setup`), in two processes
     python -m gaudi_bert.stages.compile_kernels records    those that read records (training images)
     python -m gaudi_bert.stages.compile_kernels packing    those that plan
+    python -m gaudi_bert.stages.compile_kernels nnls       those that plan by the default algorithm
 
 Without it, each kernel is compiled where it is first called, and kept (`common/compiled.py`).
 """
@@ -39,7 +41,7 @@ from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.tables.import_tables import import_tables
 from gaudi_bert.stages.tables.pack_table import pack_table
 
-PARTS = ("all", "records", "packing")
+PARTS = ("all", "demo", "records", "packing", "nnls")
 WORDS = ["alpha", "beta", "gamma", "delta", "river", "stone", "green", "quick", "sings", "under", "over", "the", "a"]
 LENGTH, PREDICTIONS = 96, 7
 LONG_PACK = 5003
@@ -53,22 +55,34 @@ def compile_kernels(part: str = "all") -> None:
         raise InputError(f"{part!r} is not a part of the kernels; known: {', '.join(PARTS)}")
     if part == "packing":
         _plan()
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        if part == "records":
-            _count_records(folder)
-            return
-        planning = subprocess.Popen([sys.executable, "-m", __spec__.name, "packing"])
+    elif part == "nnls":
+        _plan_by_default()
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            if part == "records":
+                _count_records(Path(temporary))
+            else:
+                _compile_in_two_processes(part, Path(temporary))
+
+
+def _compile_in_two_processes(part: str, folder: Path) -> None:
+    """What plans in one, what makes and reads records in the other; then what needs both."""
+    with Reporter().task("compiling", 6 if part == "all" else 5, "parts") as task:
+        planning = subprocess.Popen([sys.executable, "-m", __spec__.name, "packing" if part == "all" else "nnls"])
+        sources = []
         try:
-            sources = [_prepare(folder), _count_records(folder)]
+            for make in (_prepare, _count_records):
+                sources.append(make(folder))
+                task.advance()
         finally:
             ended = planning.wait()
         if ended:
             raise FailedError("the packing kernels could not be compiled; the reason is above")
+        task.advance()
         for source in sources:
             _pack(source, folder / f"packed-{source.name}")
-        if importlib.util.find_spec("pyarrow") is not None:
+            task.advance()
+        if part == "all" and importlib.util.find_spec("pyarrow") is not None:
             _pack_table(folder)
 
 
@@ -80,6 +94,12 @@ def _pack_table(folder: Path) -> None:
     settings = TableSettings(max_sequence_length=LENGTH, shard_multiple=1)
     pack_table(table, folder / "packed-table", settings, reporter=QUIET, verified=True)
     import_tables(table, folder / "imported", reporter=QUIET)
+
+
+def _plan_by_default() -> None:
+    """Plan as a pipeline does that says nothing else."""
+    settings = PackingSettings()
+    pack_histogram(Histogram(LENGTH, np.arange(LENGTH)), settings.algorithm, settings.depth)
 
 
 def _plan() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
@@ -49,14 +49,22 @@ class GroupedOutput(Generic[Group, Summary]):
     summary_path: Callable[[Group], Path]
     reporter: Reporter
 
+    unit: ClassVar[str] = "group"
+    """What messages call a group."""
+
+    @property
+    def artefact(self) -> Path:
+        """What is begun and finished: the folder."""
+        return self.folder
+
     def begin(self, overwrite: bool) -> bool:
         """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
-        finished = is_finished(self.folder, self.final, self.signature)
+        finished = is_finished(self.artefact, self.final, self.signature)
         if not finished:
-            with exclusive_lock(settings_path(self.folder), str(self.folder), wait=True):
-                finished = begin_artefact(self.folder, self.final, self.signature, overwrite)
+            with exclusive_lock(settings_path(self.artefact), str(self.artefact), wait=True):
+                finished = begin_artefact(self.artefact, self.final, self.signature, overwrite)
         if finished:
-            self.reporter.say(f"{shown(self.folder)}: already there, nothing to do")
+            self.reporter.say(f"{shown(self.artefact)}: already there, nothing to do")
         return finished
 
     @contextmanager
@@ -96,14 +104,11 @@ class GroupedOutput(Generic[Group, Summary]):
         """Those of `groups` that are still to be made."""
         whole = {group for group, _ in self.each_whole(groups)}
         if whole:
-            self.reporter.say(f"{shown(self.folder)}: {len(whole)} of {len(groups)} groups are there already")
+            self.reporter.say(f"{shown(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
         return [group for group in groups if group not in whole]
 
-    def all_whole(self, groups: Sequence[Group], what: str, command: str) -> Iterator[tuple[Group, Summary]]:
-        """The summaries of all groups, one at a time; at the end those that are missing are an error.
-
-        `what` names the groups in it, and `command` makes them.
-        """
+    def all_whole(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:
+        """The summaries of all groups, one at a time; those that are missing are an error, and `command` makes them."""
         missing = set(groups)
         for group, summary in self.each_whole(groups):
             missing.discard(group)
@@ -111,8 +116,8 @@ class GroupedOutput(Generic[Group, Summary]):
         if missing:
             first = next(group for group in groups if group in missing)
             raise FailedError(
-                f"{self.folder}: {len(missing)} of {len(groups)} {what}s are not written, the first is {what} {first};"
-                f" run `{command}` for them (without --finish) and then finish again"
+                f"{self.artefact}: {len(missing)} of {len(groups)} {self.unit}s are not written, the first is"
+                f" {self.unit} {first}; run `{command}` for them (without --finish) and then finish again"
             )
 
     @contextmanager
@@ -131,6 +136,11 @@ class GroupedOutput(Generic[Group, Summary]):
     def is_whole(self, summary: Summary) -> bool:
         """Whether a summary is of this output, and what it names is there."""
         return True
+
+    def write_final(self, content: Artefact) -> None:
+        """Write the final file, under a lock: several may finish at once."""
+        with exclusive_lock(self.final, str(self.artefact), wait=True):
+            content.write(self.final)
 
 
 @dataclass(frozen=True)
@@ -160,13 +170,8 @@ class PackedOutput(GroupedOutput[int, Manifest]):
 
     def manifests(self, groups: Sequence[int]) -> Iterator[tuple[Manifest, int]]:
         """The manifests of all groups, which must be there, one at a time; and the CRC-32C of each."""
-        for group, manifest in self.all_whole(groups, "group", self.command):
+        for group, manifest in self.all_whole(groups, self.command):
             yield manifest, crc32c(read_file(self.summary_path(group)))
-
-    def write_final(self, content: Artefact) -> None:
-        """Write the final file, under a lock: several may finish at once."""
-        with exclusive_lock(self.final, str(self.folder), wait=True):
-            content.write(self.final)
 
     def groups_result(self, groups: Sequence[int], written: int) -> GroupsResult:
         """The totals of some groups, `written` of them by this run."""

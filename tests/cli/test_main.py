@@ -170,13 +170,33 @@ def test_an_unknown_stage_is_refused(tmp_path: Path, repository: Path) -> None:
     assert "stages are prepare, histogram" in done.stderr
 
 
-def test_dry_run_prints_all_settings_and_does_nothing(tmp_path: Path, repository: Path) -> None:
-    done = run_command(
-        "run", str(repository / "pipelines/demo.yaml"), "--dry-run", "--set", "packing.depth=7", folder=tmp_path
-    )
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(tmp_path: Path, repository: Path) -> None:
+    text = tmp_path / "mine.yaml"
+    text.write_text("name: mine\nprepare: {text: [absent/*.txt]}\npacking: {depth: 7}\n")
+    asked = ("run", text, "--dry-run", "--stages", "prepare,histogram")
+    done = run_command(*asked, folder=tmp_path)
     assert done.returncode == 0
-    assert "depth: 7" in done.stdout
-    assert not list(tmp_path.iterdir())
+    assert done.stdout.splitlines() == [
+        "work folder: work/mine",
+        "to do here: prepare, histogram",
+        f"MISSING: prepare.text = absent/*.txt: there is no {tmp_path}/absent/*.txt",
+        "settings that are not the defaults: name = mine, prepare.text = ['absent/*.txt'], packing.depth = 7",
+        "every setting: --verbose",
+    ]
+    made = tmp_path / "work" / "mine" / "examples" / "examples.json"
+    made.parent.mkdir(parents=True)
+    made.touch()
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "absent" / "a.txt").touch()
+    lines = run_command(*asked, folder=tmp_path).stdout.splitlines()
+    assert lines[1:3] == ["made already, done again only with --overwrite: prepare", "to do here: histogram"]
+    assert "MISSING" not in "".join(lines)
+    assert "depth: 7" in run_command(*asked, "--verbose", folder=tmp_path).stdout
+    on_cluster = run_command(*asked, "--on", "kubernetes", folder=tmp_path).stdout
+    assert "  prepare: gaudi-bert-data:" in on_cluster
+    printed = json.loads(run_command(*asked, "--json", folder=tmp_path).stdout)
+    assert printed["settings"]["packing"]["depth"] == 7
+    assert [stage["stage"] for stage in printed["outlook"]] == printed["stages"] == ["prepare", "histogram"]
 
 
 def test_what_one_process_does_is_refused_under_a_launcher(tmp_path: Path, repository: Path) -> None:

@@ -57,7 +57,12 @@ def run(package: Path, **environment: str) -> tuple[str, str]:
     """What a new process prints: the kernel's result, and how often it came from the disk; and what it complains of."""
     folder = package.parents[1]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
-    own = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
+    own = {
+        "GAUDI_BERT_QUIET": "1",
+        "PYTHONPATH": str(folder),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TMPDIR": str(folder),
+    }
     command = [sys.executable, "-m", "gaudi_bert.room.program"]
     variables = kept | own | environment
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables, cwd=folder)
@@ -72,6 +77,31 @@ def test_a_kernel_is_compiled_once_and_again_when_what_it_uses_has_changed(packa
     assert run(package) == ("16 1", "")
     (package / "constants.py").write_text("FACTOR = 4\n")
     assert run(package) == ("21 0", "")
+
+
+@pytest.mark.slow
+def test_a_number_that_is_known_in_advance_is_no_type_of_its_own(package: Path) -> None:
+    program = PROGRAM.replace("times(value) + 1", "times(value) + times(0) + 1").replace(
+        "print(program.run(5), sum(program.run.stats.cache_hits.values()))", "print(program.run(5), len(times.signatures))"
+    )
+    (package / "program.py").write_text(program)
+    assert run(package) == ("16 1", "")
+
+
+NOTICED = """
+from gaudi_bert.common import compiled
+compiled.NOTICE.seconds_left = 1e-6
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_first_use_says_once_that_it_compiles(package: Path, quiet: bool) -> None:
+    (package / "program.py").write_text(NOTICED + PROGRAM)
+    printed, said = run(package, GAUDI_BERT_QUIET="1" if quiet else "")
+    assert printed == "16 0"
+    assert said.count("compiling for this machine, once") == (not quiet)
+    assert run(package, GAUDI_BERT_QUIET="") == ("16 1", "")
 
 
 # The user's cache where the package cannot be written, the temporary folder where there is no home, or the named one.

@@ -10,7 +10,7 @@ from tests.k8s.pod_checks import CARDS, check_pod
 
 Json = dict[str, Any]
 
-INDEXED = ("prepare", "histogram", "write")
+INDEXED = ("prepare", "histogram", "plan", "write")
 PARALLEL = (*INDEXED, "verify")
 CLUSTER_WIDE = ("Namespace",)
 

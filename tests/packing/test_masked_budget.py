@@ -14,6 +14,7 @@ from gaudi_bert.packing.masked_budget import (
     fit_to_budget,
     least_masked_slots,
     needed_masked_slots,
+    smaller_budgets,
 )
 from gaudi_bert.packing.mixture import check_mixture, packs_of
 from tests.builders.histograms import small_histograms
@@ -51,8 +52,9 @@ def test_a_budget_below_one_sequence_is_refused_with_the_number() -> None:
 
 
 def test_costs_of_smaller_budgets() -> None:
-    assert budget_costs([(PACKING, HISTOGRAM)], 4) == {5: 6, 4: 6, 3: 7}
-    assert budget_costs([({(8,): 1}, HISTOGRAM)], 4) == {}
+    assert budget_costs([(PACKING, HISTOGRAM)], 4, smaller_budgets(3, 6)) == {5: 6, 4: 6, 3: 7}
+    assert smaller_budgets(3, 3) == []
+    assert smaller_budgets(20, 120) == [119, 86, 53, 20]
 
 
 @given(histogram=small_histograms(), depth=st.integers(1, 5), data=st.data())

@@ -42,7 +42,8 @@ def test_completions_and_their_items(max_total: int, max_items: int, seed: int) 
     prices = np.concatenate(([0.0], np.random.default_rng(seed).integers(-5, 20, max_total).astype(float)))
     chain = power_chain(max_items, max_total)
     table = np.zeros((len(chain) + 1, max_total + 1))
-    completion = completion_values(chain, prices, table)
+    table[0] = prices
+    completion = completion_values(chain, table)
     best = dict.fromkeys(range(1, max_total + 1), -1e300) | {0: 0.0}
     if max_items:
         for total in range(1, max_total + 1):

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -57,6 +58,7 @@ def test_every_sequence_is_there_once_and_every_figure_is_true(lengths, depth, a
     agree(packs.efficiency, sum(lengths) / (17 * len(listed)))
     agree(packs.packing_factor, len(lengths) / len(listed))
     assert [packs[place].tolist() for place in range(len(packs))] == listed
+    assert [packs[place - len(packs)].tolist() for place in range(len(packs))] == listed
     assert packs.indices.dtype == packs.offsets.dtype == np.int64
 
 
@@ -73,8 +75,34 @@ def test_shards_are_every_nth_pack(packs: int, size: int) -> None:
 def test_a_pack_is_found_from_the_end_and_not_beyond() -> None:
     packs = pack_lengths([3, 3, 3], 3)
     assert packs[-1].tolist() == as_lists(packs)[2]
-    with pytest.raises(IndexError):
-        packs[3]
+    for beyond in (3, -4):
+        with pytest.raises(IndexError, match=f"there is no pack {beyond}: there are 3, from 0"):
+            packs[beyond]
+
+
+@given(packs=st.integers(0, 9), start=st.integers(-11, 11), stop=st.integers(-11, 11), step=st.sampled_from([1, 2, -1, -3]))
+@examples(60)
+def test_some_packs_are_those_that_a_list_has(packs: int, start: int, stop: int, step: int) -> None:
+    whole = pack_lengths([8, 2] * packs, 10)
+    assert as_lists(whole[start:stop:step]) == as_lists(whole)[start:stop:step]
+    assert as_lists(whole[start:]) == as_lists(whole)[start:]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("nothing", [[], (), np.zeros(0), np.zeros(0, np.int32)])
+def test_no_sequences_are_no_packs(algorithm: str, nothing) -> None:
+    packs = pack_lengths(nothing, 512, algorithm=algorithm)
+    assert (len(packs), list(packs), packs.lower_bound, packs.gap, packs.efficiency) == (0, [], 0, 0, 1.0)
+    assert len(packs.shard(1, 3)) == len(packs[2:]) == 0
+    assert "<td>0 of 512 slots</td>" in packs._repr_html_()
+
+
+def test_a_notebook_shows_figures_and_a_picture() -> None:
+    packs = pack_lengths([5, 3, 2, 5, 4, 1, 10], 10, seed=1)
+    root = ElementTree.fromstring(packs._repr_html_())
+    assert [cell.text for cell in root.iter("td")][:2] == ["7", "3 of 10 slots"]
+    titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert [int(str(title).split()[0]) for title in titles] == np.bincount(np.diff(packs.offsets))[1:].tolist()
 
 
 def test_arrays_cannot_be_changed_and_the_input_is_not() -> None:
@@ -151,7 +179,7 @@ def test_a_histogram_in_longer_rows() -> None:
 
 BAD_SETTINGS = {
     "depth 0": ({"depth": 0}, "depth is 0;"),
-    "depth in words": ({"depth": "deep"}, "depth is 'deep';"),
+    "depth in words": ({"depth": "Max"}, "depth is 'Max'; it must be a whole number from 1, or \"max\" for no limit"),
     "depth true": ({"depth": True}, "depth is True;"),
     "depth 2.5": ({"depth": 2.5}, "depth is 2.5;"),
     "algorithm": ({"algorithm": "optimall"}, "algorithm `optimall` is unknown; did you mean `optimal`?"),

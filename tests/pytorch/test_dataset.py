@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -162,6 +163,23 @@ def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: Packi
     loader = PackedLoader(dataset, 1, batch_ids, num_workers=workers)
     assert next(iter(loader)) == [epochs[1][3]]
     assert loader.state_dict()["packs_done"] == 8
+
+
+def test_a_state_of_an_earlier_order_goes_on_with_the_next_epoch(case: PackingCase, epochs) -> None:
+    dataset = PackedDataset(case.packed, seed=SEED)
+    state = dataset.state_dict() | {"packs_done": 7}
+    assert state.pop("order") == 2
+    left = len(epochs[0]) - 7
+    with pytest.warns(UserWarning, match=rf"read in another order: the rest of its epoch \({left} packs\) is left out, and"):
+        dataset.load_state_dict(state)
+    assert ids(dataset) == epochs[1]
+    dataset.load_state_dict(state | {"packs_done": 0})
+    assert ids(dataset) == epochs[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        packing = PackedDataset(case.records, seed=SEED, plan=case.plan)  # its order is what it was
+        packing.load_state_dict(state | {"data": packing.state_dict()["data"]})
+    assert packing.state_dict()["packs_done"] == 7
 
 
 def test_workers_without_the_batch_size_are_refused(case: PackingCase) -> None:

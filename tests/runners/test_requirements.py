@@ -27,7 +27,7 @@ def test_each_stage_has_its_image_and_what_it_asks_for() -> None:
     )
     steps = {name: preview_stage(settings, name) for name in STAGES}
     assert steps["prepare"].image == "gaudi-bert-data:v1"
-    assert [step.containers for step in steps.values()] == [5, 5, 1, 5, 1, 2, 1, 2, 1, 1]
+    assert [step.containers for step in steps.values()] == [5, 5, 5, 5, 1, 2, 1, 2, 1, 1]
     assert [step.cards for step in steps.values()] == [0, 0, 0, 0, 0, 8, 1, 8, 1, 0]
     assert str(steps["train"]) == "train: 2 x gaudi-bert-train-cpu:v1 (95 cpu, 409Gi, 8 cards)"
     assert "1 card)" in str(steps["evaluate"])

@@ -27,7 +27,7 @@ def test_the_stages_and_steps_are_those_of_the_design() -> None:
     pretraining = ["prepare", "histogram", "plan", "write", "verify", "train", "evaluate"]
     assert list(STAGES) == [*pretraining, "finetune", "predict", "report"]
     assert steps_of(["report", "write"]) == ["write", "write-finish", "report"]
-    assert [name for name, stage in STAGES.items() if stage.shared] == ["prepare", "histogram", "write"]
+    assert [name for name, stage in STAGES.items() if stage.shared] == ["prepare", "histogram", "plan", "write"]
     assert [name for name, stage in STAGES.items() if stage.trains] == ["train", "evaluate", "finetune", "predict"]
     assert [name for name, stage in STAGES.items() if stage.distributed] == ["train", "finetune"]
 

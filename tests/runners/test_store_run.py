@@ -183,7 +183,7 @@ def test_shards_that_have_no_room_are_refused(s3: S3Server, tmp_path: Path) -> N
 
     settings = pipeline("s3://bucket/text", quick(s3.endpoint, cache_bytes=999).model_dump())
     data = Path("s3://bucket/work/small/packed/train")
-    with pytest.raises(InputError, match=r"small/packed/train: a process reads .* store.cache_bytes is 999; raise"):
+    with pytest.raises(InputError, match=r"small/packed/train: a process needs .* store.cache_bytes is 999; raise"):
         train(settings, data, None, tmp_path / "run", reporter=QUIET)
 
 

@@ -195,8 +195,8 @@ class _Pricer:
     def price(self, prices: FloatArray) -> FloatArray:
         """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
         self.work.spend(OPERATIONS_PER_PRODUCT * len(self.chain) * self.max_length**2)
-        by_length: FloatArray = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
-        completion = completion_values(self.chain, by_length, self._table)
+        self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
+        completion = completion_values(self.chain, self._table)
         worth: FloatArray = prices + completion[self.max_length - self.lengths]
         return worth
 
@@ -236,7 +236,8 @@ def _unwind_rows(
         size = unwind(chain, table, top - lengths[row], pack, 1)
         if end + size > items.size:
             longer = np.empty(2 * (end + size), dtype=np.int64)
-            longer[:end] = items[:end]
+            for index in range(end):
+                longer[index] = items[index]
             items = longer
         for item in pack[:size]:
             below = row_below[item]

@@ -274,7 +274,9 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
     second_share, reserve = attempt
     lengths, prices, packs, depth = rest.lengths, rest.prices, rest.packs, rest.depth
     counts = rest.counts.copy()
-    max_length, kinds, total = rest.best.shape[1] - 1, lengths.size, int(np.sum(counts))
+    max_length, kinds, total = rest.best.shape[1] - 1, lengths.size, 0
+    for count in counts:
+        total += count
     stack, opening = np.zeros(total + 1, dtype=np.int64), np.zeros(packs + 2, dtype=np.int64)
     slack_left, free_left = np.zeros(packs + 2), np.zeros(packs + 2, dtype=np.int64)
     slack_left[0], free_left[0] = rest.slack, packs * depth - total
@@ -291,7 +293,8 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
             room -= lengths[kind]
             worth += prices[kind]
             if height == total:
-                return stack[:total], np.append(opening[1 : pack + 1], total)
+                opening[pack + 1] = total
+                return stack[:total], opening[1 : pack + 2]
             if used == 0:
                 kind = _shorter_than(lengths, kind, second_share * room)
         elif used > 0 and pack + 1 < packs and worth >= enough and depth - used <= np.ceil(free_left[pack] * share):
@@ -305,8 +308,10 @@ def _search(rest: _Rest, attempt: tuple[float, float], max_nodes: int) -> tuple[
                 if pack == 0:
                     break
                 pack -= 1
-                held = stack[opening[pack] : height]
-                room, worth = max_length - np.sum(lengths[held]), np.sum(prices[held])
+                room, worth = max_length, 0.0
+                for held in stack[opening[pack] : height]:
+                    room -= lengths[held]
+                    worth += prices[held]
             height -= 1
             kind = stack[height]
             counts[kind] += 1

@@ -6,13 +6,13 @@ A group is read once, from front to back, checked, indexed and stripped of its p
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.plan import WritablePlan
+from gaudi_bert.artefacts.plan import WritablePlan, files_sha256
 from gaudi_bert.common.arrays import ByteArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.files import RecordFile
@@ -25,9 +25,11 @@ from gaudi_bert.records.wire.framing import RecordStream
 def match_files(records: str | Path, listed: Sequence[RecordFile], plan: WritablePlan) -> dict[str, RecordFile]:
     """The files of the plan, by name, where they are now; each must be in both, with the same size."""
     files = {file.name: file for file in listed}
-    for name in sorted(set(files) - {planned.name for planned in plan.files}):
+    if plan.files_sha256 == files_sha256(listed):
+        return files
+    for name in sorted(set(files) - {planned.name for planned in plan.each_file()}):
         raise InputError(f"{files[name].path}: is not in the plan; make the histogram and the plan again")
-    for planned in plan.files:
+    for planned in plan.each_file():
         file = files.get(planned.name)
         if file is None:
             raise InputError(f"{records}: file {planned.name} of the plan is missing; bring it back, or plan again")
@@ -36,8 +38,17 @@ def match_files(records: str | Path, listed: Sequence[RecordFile], plan: Writabl
                 f"{file.path}: {file.bytes} bytes, the plan was made for {planned.bytes};"
                 " make the histogram and the plan again"
             )
-        files[planned.name] = replace(file, crc32c=planned.crc32c, sequences=planned.sequences)
+    if plan.files_sha256 is not None:
+        raise InputError(f"{records}: these are the files of the plan, but files_sha256 is of others; make the plan again")
     return files
+
+
+def planned_files(files: Mapping[str, RecordFile], plan: WritablePlan, group: int) -> list[RecordFile]:
+    """The files of a group, of those that `match_files` found, with what the plan says of them."""
+    return [
+        replace(files[planned.name], crc32c=planned.crc32c, sequences=planned.sequences)
+        for planned in plan.group_files(group)
+    ]
 
 
 def buffer_bytes(files: Sequence[RecordFile]) -> int:

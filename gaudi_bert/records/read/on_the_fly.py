@@ -28,7 +28,7 @@ from gaudi_bert.records.assign import Assignment, assign_sequences
 from gaudi_bert.records.files import RecordFile, list_record_files
 from gaudi_bert.records.read.arrays import dense_packs
 from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
-from gaudi_bert.records.read.group import buffer_bytes, match_files, read_group
+from gaudi_bert.records.read.group import buffer_bytes, match_files, planned_files, read_group
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 
@@ -50,7 +50,10 @@ def planned_groups(records: str | Path, plan: Path) -> tuple[WritablePlan, list[
     """A plan, and its groups with their files."""
     content = WritablePlan.read(plan)
     files = match_files(records, list_record_files(records), content)
-    groups = [OnTheFlyGroup(tuple(files[name] for name in group.files), group.strategies) for group in content.groups]
+    groups = [
+        OnTheFlyGroup(tuple(planned_files(files, content, number)), group.strategies)
+        for number, group in enumerate(content.each_group())
+    ]
     return content, groups
 
 

@@ -32,6 +32,8 @@ from gaudi_bert.records.wire.framing import FRAME_BYTES, PROBLEMS, RecordStream,
 from gaudi_bert.records.wire.memory import address_of, copy_bytes, load_u32, load_word
 
 _LARGEST = 2**31 - 1
+# Linux reads no more ahead at a time than the disk's own read-ahead, which is this much unless it was changed.
+_READ_AHEAD_BYTES = 128 * 1024
 
 
 class FileCache(Protocol):
@@ -212,8 +214,10 @@ class _OpenFile:
     def advise(self, advice: int, first: int, last: int) -> None:
         """Tell the operating system how records `first` up to below `last` are read."""
         if self._content.pages is not None:
-            begin = int(self._starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE
-            self._content.pages.madvise(advice, begin, int(self._starts[last]) - begin)
+            begin, end = int(self._starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self._starts[last])
+            step = _READ_AHEAD_BYTES if advice == mmap.MADV_WILLNEED else max(1, end - begin)
+            for piece in range(begin, end, step):
+                self._content.pages.madvise(advice, piece, min(step, end - piece))
 
     def problem(self, record: int) -> str:
         """What to say of a record whose length or checksum is wrong."""

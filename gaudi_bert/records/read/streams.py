@@ -6,8 +6,8 @@ again: those that the process comes to next, at the end of an epoch those of the
 is closed.
 
 The order of a shard is permuted, so the disk's own read-ahead would fetch megabytes for each pack. Files are told instead
-which windows of records come: the window that is read and the next one, but not before a shard's first 256 packs are read,
-so that a process begins at once.
+which window of records comes. That, and preparing the next shards, begins when some hundreds of packs are read, so that a
+process begins at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gaudi_bert.records.wire.memory import load_word
 
 Prepared = TypeVar("Prepared")
 
-_FIRST_PACKS = 256
+_FIRST_ROWS = 256
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -139,7 +139,7 @@ class StreamReader(Generic[Prepared]):
         self._orders = np.zeros(len(self._order.sizes), np.int64)  # the address of the order of each open shard
         self._hint_at = np.full(len(self._order.sizes), _NEVER)
         self._is_read = np.zeros(self._order.streams, np.bool_)  # the streams of which this process has read
-        self._epoch, self._row, self._first_end, self._start = -1, 0, _NEVER, -1
+        self._epoch, self._row, self._first_end, self._settles_at, self._is_settled = -1, 0, _NEVER, 0, False
         self._visits: Iterator[tuple[Any, Iterator[_Visit]]] = iter(())
         self._soon: list[_Visit] = []
 
@@ -148,27 +148,23 @@ class StreamReader(Generic[Prepared]):
         row = int(found.rows[0])
         if epoch != self._epoch or row < self._row:
             self._close(list(self._open))
-            coming = itertools.chain(self._visits_of(epoch, number), self._visits_of(epoch + 1, 0))
-            self._visits = itertools.groupby(coming, lambda visit: (visit.epoch, visit.begin))
-            self._start = row if self._epoch < 0 else -1
-            self._epoch, self._soon = epoch, []
+            self._visits = _groups_of_visits(self._order, epoch, number, *self._share)
+            self._settles_at = row + 2 * _FIRST_ROWS // self._shards_at_once if self._epoch < 0 else row
+            self._is_settled, self._epoch, self._soon = False, epoch, []
         self._row = row
         self._is_read[found.streams] = True
         left = [shard for shard, opened in self._open.items() if opened.end <= row] if row >= self._first_end else []
         self._close(left)
         is_open = self._orders[found.shards] != 0
-        if left or not is_open.all():
+        settles = not self._is_settled and row >= self._settles_at
+        self._is_settled = self._is_settled or settles
+        if left or settles or not is_open.all():
             self._open_these(found, np.flatnonzero(~is_open))
         self._ahead.go_on()
         due = found.positions >= self._hint_at[found.shards]
         if due.any():
             for shard in np.unique(found.shards[due]).tolist():
                 self._hint(shard, int(found.positions[found.shards == shard].max()))
-
-    def _visits_of(self, epoch: int, done: int) -> Iterator[_Visit]:
-        visits = self._order.visits(epoch, done, *self._share)
-        for visit in zip(*visits, strict=True):
-            yield _Visit(epoch, *map(int, visit))
 
     def _close(self, shards: list[int]) -> None:
         if not shards:
@@ -184,16 +180,17 @@ class StreamReader(Generic[Prepared]):
         shards, firsts = np.unique(found.shards[missing], return_index=True)
         in_turn = np.argsort(firsts)
         keys = [(self._epoch, shard) for shard in shards[in_turn].tolist()]
-        self._ahead.want(keys + self._next(int(found.rows[-1]), {shard for _, shard in keys}))
+        later = self._next(int(found.rows[-1]), {shard for _, shard in keys}) if self._is_settled else []
+        self._ahead.want(keys + later)
         prepared = self._ahead.take(keys)
         for (_, shard), first in zip(keys, missing[firsts[in_turn]].tolist(), strict=True):
             content, order = prepared[shard]
             self._files.hold(shard, content)
             position, end = int(found.positions[first]), int(found.ends[first])
-            window, is_first = _window_at(order, position), end - len(order.records) <= self._start
+            window = _window_at(order, position)
             self._open[shard] = _OpenShard(end, order, window, window)
             self._orders[shard] = order.records.ctypes.data
-            self._hint_at[shard] = position + (_FIRST_PACKS if is_first else 0)
+            self._hint_at[shard] = position + max(0, self._settles_at - int(found.rows[first]))
             self._first_end = min(self._first_end, end)
 
     def _next(self, row: int, now: set[int]) -> list[_Key]:
@@ -219,15 +216,31 @@ class StreamReader(Generic[Prepared]):
         return [(visit.epoch, visit.shard) for visit in mine[: max(0, most)]]
 
     def _hint(self, shard: int, position: int) -> None:
-        """Ask for the window of a position and the next one, and leave those before."""
+        """Ask for the window of a position and, from its middle on, for the next one; leave those before."""
         opened = self._open[shard]
         windows, now = opened.order.windows, _window_at(opened.order, position)
-        for _, first, last in windows[max(opened.asked, now) : now + 2].tolist():
+        behind = windows[now + 1 :, 0].tolist() + [len(opened.order.records)] * 2
+        middle, next_middle = (int(windows[now, 0]) + behind[0]) // 2, (behind[0] + behind[1]) // 2
+        asked = now + (2 if position >= middle else 1)
+        for _, first, last in windows[max(opened.asked, now) : asked].tolist():
             self._files.expect(shard, first, last)
         for _, first, last in windows[opened.left : now].tolist():
             self._files.leave(shard, first, last)
-        opened.asked, opened.left = now + 2, now
-        self._hint_at[shard] = windows[now + 1, 0] if now + 1 < len(windows) else _NEVER
+        opened.asked, opened.left = asked, now
+        self._hint_at[shard] = next_middle if position >= middle else middle
+
+
+def _groups_of_visits(
+    order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int
+) -> Iterator[tuple[Any, Iterator[_Visit]]]:
+    """What a process comes to from a place on, and in the next epoch: those that begin in one row at a time."""
+
+    def visits() -> Iterator[_Visit]:
+        for number, first in ((epoch, done), (epoch + 1, 0)):
+            for visit in zip(*order.visits(number, first, rank, world_size), strict=True):
+                yield _Visit(number, *map(int, visit))
+
+    return itertools.groupby(visits(), lambda visit: (visit.epoch, visit.begin))
 
 
 def _window_at(order: ShardOrder, position: int) -> int:

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ class HostAnswers:
     `modules` is the output of `hl-smi -Q`, `runtimes` that of `docker info`; `device_nodes` are the names below /dev/accel
     and the /dev/hl* of old drivers, `software` is the version of the vendor's TensorFlow bridge. `memory_lock` is in bytes,
     -1 without limit; `cores` are physical ones, 0 where that is not known; `environment` holds the variables that start
-    with HABANA_.
+    with HABANA_. `python` is that of this process, `tensorflow` the version that is installed there.
     """
 
     hl_smi: str = ""
@@ -44,14 +45,13 @@ class HostAnswers:
     tcp: str = ""
     cores: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    python: tuple[int, int] = (3, 11)
+    tensorflow: str = ""
 
 
 def ask_host() -> HostAnswers:
     """Ask this machine."""
-    try:
-        software = importlib.metadata.version("habana-tensorflow")
-    except importlib.metadata.PackageNotFoundError:
-        software = ""
+    software = _installed("habana-tensorflow")
     nodes = [path.name for pattern in ("accel/accel*", "hl[0-9]*") for path in sorted(Path("/dev").glob(pattern))]
     return HostAnswers(
         hl_smi=_output("hl-smi"),
@@ -66,7 +66,16 @@ def ask_host() -> HostAnswers:
         tcp=_content("/proc/net/tcp"),
         cores=len(set(re.findall(r"physical id\s*: (\d+)[\s\S]*?core id\s*: (\d+)", _content("/proc/cpuinfo")))),
         environment={name: value for name, value in os.environ.items() if name.startswith("HABANA_")},
+        python=sys.version_info[:2],
+        tensorflow=_installed("tensorflow-cpu") or _installed("tensorflow"),
     )
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _output(*command: str) -> str:
@@ -101,8 +110,25 @@ def examine_host(settings: PipelineSettings) -> list[CheckResult]:
 def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckResult]:
     """One result per check, in an order in which fixing makes sense; without any cards, only what matters there."""
     if not settings.resources.cards and not answers.device_nodes:
-        return [passed("cards", "none here, and the pipeline asks for none"), _runtime(answers, settings)]
+        cards = passed("cards", "none here, and the pipeline asks for none")
+        return [_training(answers, settings), cards, _runtime(answers, settings)]
     return [check(answers, settings) for check in _CHECKS]
+
+
+def _training(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
+    """Whether TensorFlow is here, and what runs without it."""
+    python = ".".join(map(str, answers.python))
+    rest = "estimate, compare, pack, verify, import and PyTorch's side run here; train, evaluate and finetune do not"
+    if not (3, 10) <= answers.python <= (3, 11):
+        remedy = "for those, make an environment of Python 3.10 or 3.11, or use --on docker"
+        return warning("training", f"TensorFlow 2.15 has no version for Python {python}: {rest}", remedy)
+    if not answers.tensorflow:
+        remedy = "for those: pip install 'gaudi-bert[tensorflow]', or use --on docker"
+        return warning("training", f"TensorFlow is not installed: {rest}", remedy)
+    if not answers.tensorflow.startswith("2.15."):
+        remedy = "pip install 'gaudi-bert[tensorflow]'"
+        return warning("training", f"TensorFlow is {answers.tensorflow}, and 2.15 is needed", remedy)
+    return passed("training", f"Python {python} and TensorFlow {answers.tensorflow}: everything runs here")
 
 
 def _driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:

@@ -14,13 +14,13 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
+from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile, ListedFile, ListedHistogram, list_histogram
 from gaudi_bert.artefacts.packed import VocabularyInfo
 from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
@@ -29,7 +29,6 @@ from gaudi_bert.common.arrays import ByteArray, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.packing.groups import group_histogram
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
 from gaudi_bert.records.files import RecordFile, open_inputs
 from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, map_files, unpacked_schema, worker_count
@@ -173,27 +172,33 @@ class CountedRecords:
 
     histogram: Histogram
     max_predictions: int | None
-    files: tuple[CountedFile, ...] | None
+    files: tuple[ListedFile, ...] | None
     vocabulary: VocabularyInfo | None
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Identity of all this; the same whether it came in one file or in several."""
-        value = {
-            "max_sequence_length": self.histogram.max_sequence_length,
+        # As JSON with sorted keys, of which the longest part is read and forgotten file by file.
+        digest = hashlib.sha256(f'{{"counts": {json.dumps(self.histogram.counts.tolist())}, "files": '.encode())
+        if self.files is None:
+            digest.update(b"null")
+        for number, file in enumerate(self.files or ()):
+            digest.update(f"{', ' if number else '['}{file.identity}".encode())
+        others = {
             "max_predictions": self.max_predictions,
-            "counts": self.histogram.counts.tolist(),
-            "files": None if self.files is None else [_identity(file) for file in self.files],
+            "max_sequence_length": self.histogram.max_sequence_length,
             "vocabulary": None if self.vocabulary is None else self.vocabulary.as_json(),
         }
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode("utf-8")).hexdigest()
+        closing = "" if self.files is None else "]" if self.files else "[]"
+        digest.update(f"{closing}, {json.dumps(others, sort_keys=True)[1:]}".encode())
+        return digest.hexdigest()
 
 
 def read_histograms(paths: Sequence[Path]) -> CountedRecords:
     """Read and merge."""
     if not paths:
         raise InputError("no histogram.json is given; make one with `gaudi-bert histogram RECORDS --out histogram.json`")
-    parts = [_counted_records(HistogramFile.read(path)) for path in paths]
+    parts = [_counted_records(list_histogram(path)) for path in paths]
     merged = parts[0] if len(parts) == 1 else _merge_records(parts, [str(path) for path in paths])
     if merged.histogram.sequences == 0:
         raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
@@ -210,21 +215,10 @@ def histogram_shard(
     return (number, parts) if number < parts else None
 
 
-def _counted_records(content: HistogramFile) -> CountedRecords:
-    length = content.max_sequence_length
-    if content.files is None:
-        histogram = Histogram(length, np.array(content.counts, np.int64))
-        return CountedRecords(histogram, content.max_predictions, None, content.vocabulary)
-    files = _in_order(content.files)
-    return CountedRecords(
-        group_histogram((file.counts for file in files), length), content.max_predictions, files, content.vocabulary
-    )
-
-
-def _identity(file: CountedFile) -> dict[str, Any]:
-    content = file.as_json()
-    content["rows"] = content.pop("counts")
-    return content
+def _counted_records(content: ListedHistogram) -> CountedRecords:
+    histogram = Histogram(content.max_sequence_length, content.counts, content.max_masked)
+    files = None if content.files is None else _in_order(content.files)
+    return CountedRecords(histogram, content.max_predictions, files, content.vocabulary)
 
 
 def _merge_records(parts: Sequence[CountedRecords], sources: Sequence[str]) -> CountedRecords:
@@ -246,7 +240,7 @@ def _merge_records(parts: Sequence[CountedRecords], sources: Sequence[str]) -> C
     return CountedRecords(merged, first.max_predictions, files, first.vocabulary)
 
 
-def _in_order(files: Sequence[CountedFile]) -> tuple[CountedFile, ...]:
+def _in_order(files: Sequence[ListedFile]) -> tuple[ListedFile, ...]:
     ordered = sorted(files, key=lambda file: file.name)
     for one, other in itertools.pairwise(ordered):
         if one.name == other.name:

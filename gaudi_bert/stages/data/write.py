@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ from gaudi_bert.records.assign import assign_sequences, shard_bounds
 from gaudi_bert.records.files import RecordFile, open_inputs, records_folder
 from gaudi_bert.records.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer, shard_name
 from gaudi_bert.records.packed_shards import write_shard as write_packs
-from gaudi_bert.records.read.group import buffer_bytes, group_buffer, match_files, read_group
+from gaudi_bert.records.read.group import buffer_bytes, group_buffer, match_files, planned_files, read_group
 from gaudi_bert.records.read.scan import map_in_threads, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.records.wire.shard_index import SizeArray, index_path, write_index
@@ -75,10 +76,11 @@ def write(
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
             return Made(Metadata.read(folder), skipped=True)
-        numbers = range(len(content.groups))
-        _prove_plan(path, content, numbers)
+        content.check_totals()
+        for number in range(content.group_count):
+            _prove_group(content, number)
         if not finish:
-            _write_groups(records, output, content, numbers, workers, store)
+            _write_groups(records, output, content, range(content.group_count), workers, store)
         metadata = _finish(output, content)
     return Made(metadata, seconds=round(time.monotonic() - started, 3))
 
@@ -105,8 +107,7 @@ def write_shard(
         output = _output(folder, content, reporter)
         if output.begin(overwrite):
             return Made(Metadata.read(folder), skipped=True)
-        numbers = range(len(content.groups))[shard[0] :: shard[1]]
-        _prove_plan(path, content, numbers)
+        numbers = range(content.group_count)[shard[0] :: shard[1]]
         written = _write_groups(records, output, content, numbers, workers, store)
         return output.groups_result(numbers, written)
 
@@ -151,28 +152,42 @@ def _write_groups(
             )
         pending = output.missing(numbers)
         if pending:
-            members = {number: [files[name] for name in plan.groups[number].files] for number in pending}
-            _write_pending(output, plan, members, workers)
+            _write_pending(output, plan, _GroupFiles(files, plan, pending), workers)
     return len(pending)
 
 
+class _GroupFiles(Sequence[list[Path]]):
+    """Where the files of each of some groups lie; the plan is read for it part by part, when a group's turn comes."""
+
+    def __init__(self, files: Mapping[str, RecordFile], plan: WritablePlan, groups: Sequence[int]) -> None:
+        self._files, self._plan, self.groups = files, plan, groups
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return [self[batch] for batch in range(len(self))[which]]
+        return [file.path for file in self.of(self.groups[which])]
+
+    def of(self, group: int) -> list[RecordFile]:
+        """The files of a group."""
+        return planned_files(self._files, self._plan, group)
+
+
 def _write_pending(
-    output: PackedOutput[GroupManifest],
-    plan: WritablePlan,
-    members: dict[int, list[RecordFile]],
-    workers: int | None,
+    output: PackedOutput[GroupManifest], plan: WritablePlan, members: _GroupFiles, workers: int | None
 ) -> None:
     """Write one group after the other; where files are fetched, those of the next group meanwhile."""
     buffer = group_buffer(0)
-    total = sum(file.bytes for group in members.values() for file in group)
-    with (
-        output.reporter.task("write", total, "bytes") as task,
-        read_ahead([[file.path for file in group] for group in members.values()]) as batches,
-    ):
-        for batch, (number, files) in enumerate(members.items()):
+    total = sum(map(plan.input_bytes, members.groups))
+    with output.reporter.task("write", total, "bytes") as task, read_ahead(members) as batches:
+        for batch, number in enumerate(members.groups):
             with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
                 if not needed:
                     continue
+                _prove_group(plan, number)
+                files = members.of(number)
                 if buffer.size < buffer_bytes(files):
                     buffer = group_buffer(buffer_bytes(files))
                 manifest = _write_group(output.folder, plan, number, files, buffer, task, workers)
@@ -189,12 +204,12 @@ def _write_group(
     workers: int | None,
 ) -> GroupManifest:
     """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
-    planned = plan.groups[number]
+    planned = plan.group(number)
     group = read_group(files, UnpackedSchema.of(plan), buffer, workers, lambda count: task.advance(count / 2))
     assignment = assign_sequences(group.lengths, planned.strategies, plan.seed, number)
     schema = PackedSchema.of(plan)
     shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
-    bounds = shard_bounds(planned.packs, shards, sum(earlier.packs for earlier in plan.groups[:number]))
+    bounds = shard_bounds(planned.packs, shards, sum(plan.group_packs[:number]))
     encoder = PackEncoder(schema, group, assignment)
     share = sum(file.bytes for file in files) / planned.packs / 2
     cores = worker_count(workers, shards)
@@ -225,8 +240,10 @@ def _write_group(
 def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata:
     """Hold all manifests to the plan and write metadata.json."""
     sums = PackedSums()
-    for manifest, crc32c in output.manifests(range(len(plan.groups))):
-        planned = plan.groups[manifest.group]
+    files = 0
+    for manifest, crc32c in output.manifests(range(plan.group_count)):
+        planned = plan.group(manifest.group)
+        files += len(planned.files)
         right = {"packs": planned.packs, **of_counts(_counts(planned, plan.max_sequence_length).tolist())}
         if any(getattr(manifest, key) != value for key, value in right.items()):
             raise FailedError(
@@ -239,31 +256,30 @@ def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata
         **sums.stored(plan.max_sequence_length, plan.totals.lower_bound),
         tool_version=__version__,
         vocabulary=plan.vocabulary,
-        input_files=len(plan.files),
+        input_files=files,
     )
     output.write_final(metadata)
     return metadata
 
 
-# --- the proof of a plan, before anything is written by it
+# --- the proof of a plan, before anything is written by it; one of many writers proves each group before it writes it
 
 
-def _prove_plan(path: Path, plan: WritablePlan, groups: Iterable[int]) -> None:
-    """Recompute the bound of each of `groups`, in whole numbers, from its prices and the lengths that it packs."""
-    for number in groups:
-        group = plan.groups[number]
-        counts = _counts(group, plan.max_sequence_length)
-        claimed = simple_certificate(counts, plan.depth)
-        if group.bound_prices is not None and claimed.bound < group.lower_bound:
-            claimed = Certificate(np.array(group.bound_prices, np.int64), plan.depth, group.lower_bound)
-        try:
-            proven = check_certificate(claimed, counts)
-        except (FailedError, InputError) as error:
-            raise InputError(f"{path}: group {number}: {error}; make the plan again") from error
-        if not group.lower_bound <= min(proven, group.packs):
-            raise InputError(
-                f"{path}: group {number}: its prices prove {proven} packs, not {group.lower_bound}; make the plan again"
-            )
+def _prove_group(plan: WritablePlan, number: int) -> None:
+    """Recompute the bound of a group, in whole numbers, from its prices and the lengths that it packs."""
+    group = plan.group(number)
+    counts = _counts(group, plan.max_sequence_length)
+    claimed = simple_certificate(counts, plan.depth)
+    if group.bound_prices is not None and claimed.bound < group.lower_bound:
+        claimed = Certificate(np.array(group.bound_prices, np.int64), plan.depth, group.lower_bound)
+    try:
+        proven = check_certificate(claimed, counts)
+    except (FailedError, InputError) as error:
+        raise InputError(f"{plan.path}: group {number}: {error}; make the plan again") from error
+    if not group.lower_bound <= min(proven, group.packs):
+        raise InputError(
+            f"{plan.path}: group {number}: its prices prove {proven} packs, not {group.lower_bound}; make the plan again"
+        )
 
 
 def _counts(group: PlannedGroup, max_sequence_length: int) -> IntArray:

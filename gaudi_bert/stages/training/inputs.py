@@ -104,7 +104,7 @@ def _on_the_fly_source(records: Path, plan: Path) -> DataSource:
         path=records,
         schema=PackedSchema.of(content),
         files=(),
-        packing_factor=sum(file.sequences for file in content.files) / packs,
+        packing_factor=content.totals.sequences / packs,
         efficiency=_tokens(groups) / (packs * content.max_sequence_length),
         vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
         identity=content.sha256,

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.packed_folder import open_shards, read_metadata
 from gaudi_bert.records.read.random_access import RecordFiles
-from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.records.wire.framing import frame as framed
 from gaudi_bert.records.wire.framing import read_records
+from gaudi_bert.records.wire.shard_index import index_path, write_index
+from tests.builders.many_shards import mapped_files
 from tests.builders.packing_case import PackingCase, make_case
-from tests.builders.shards import shards_of
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, unpacked_list
 
 
@@ -26,9 +28,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
 
 
 def open_case(case: PackingCase) -> RecordFiles:
-    metadata = read_metadata(case.packed)
-    paths = [case.packed / shard.name for shard in shards_of(case.packed)]
-    return RecordFiles(paths, PackedSchema.of(metadata), [shard.packs for shard in shards_of(case.packed)])
+    return open_shards(case.packed, read_metadata(case.packed))
 
 
 @pytest.mark.parametrize("depth", [1, 3, 7])
@@ -60,7 +60,7 @@ def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress)
     path = tmp_path / "other"
     path.write_bytes(compress(content))
     files = RecordFiles([path], UnpackedSchema(29, 5))
-    assert files.sizes == (len(case.sequences),)
+    assert files.sizes.tolist() == [len(case.sequences)]
     read = files.read(np.zeros(3, np.int64), np.array([4, 0, 22]))
     assert read["input_ids"].tolist() == [case.sequences[number]["input_ids"] for number in (4, 0, 22)]
     assert read["masked_lm_weights"].dtype == np.float32
@@ -91,3 +91,86 @@ def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
         damaged.read(np.zeros(7, np.int64), np.arange(7))
     assert path.name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# --- by the index of a group
+
+
+def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles, int]:
+    """A case with an index whose sizes of the largest shard were changed, and the number of this shard."""
+    case = make_case(folder)
+    table = read_metadata(case.packed).shard_table
+    for path in case.packed.glob("group-*.index"):
+        path.unlink()
+    largest = int(np.argmax(table.packs))
+    for group, first in enumerate(table.group_firsts.tolist()):
+        sizes = []
+        for shard in range(first, [*table.group_firsts.tolist(), len(table)][group + 1]):
+            path = case.packed / table.name(shard)
+            own = [len(framed(payload)) for payload in read_records(path)] if table.packs[shard] else []
+            sizes.append(np.array(change(own) if shard == largest else own, np.uint32))
+        write_index(index_path(case.packed, group), sizes)
+    return open_case(case), largest
+
+
+def read_all(files: RecordFiles, shard: int) -> dict:
+    numbers = np.arange(files.sizes[shard])
+    return files.read(np.full_like(numbers, shard), numbers)
+
+
+def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
+    indexed, shard = indexed_case(tmp_path / "indexed")
+    assert not indexed.prepare(shard).is_walked
+    walked = RecordFiles(indexed.paths, indexed.schema, indexed.sizes)
+    assert walked.prepare(shard).is_walked
+    for name, values in read_all(walked, shard).items():
+        np.testing.assert_array_equal(read_all(indexed, shard)[name], values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sizes: [sizes[0] + 1, sizes[1] - 1, *sizes[2:]],
+        lambda sizes: [sizes[0] + sizes[1], 0, *sizes[2:]],
+        lambda sizes: [sizes[0] + sizes[1] - 3, 3, *sizes[2:]],
+        lambda sizes: [sum(sizes), *[0] * (len(sizes) - 1)],
+    ],
+)
+def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, change) -> None:
+    files, shard = indexed_case(tmp_path, change)
+    with pytest.raises(
+        InputError, match=r"record [01] at byte .*: is no record of .* bytes, as the index .*; remove"
+    ) as told:
+        read_all(files, shard)
+    assert files.paths[shard].name in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
+    files, shard = indexed_case(tmp_path, lambda sizes: [*sizes[:-1], sizes[-1] + 1])
+    assert files.prepare(shard).is_walked
+    assert len(read_all(files, shard)["input_ids"]) == files.sizes[shard]
+
+
+def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
+    files, shard = indexed_case(tmp_path)
+    path = files.paths[shard]
+    content = path.read_bytes()
+    path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
+    with pytest.raises(InputError, match="record 0 at byte 0: its bytes are damaged"):
+        read_all(files, shard)
+    files.keep(())
+    path.write_bytes(content[:-1])
+    with pytest.raises(InputError, match=r"bytes now, .* before; start again"):
+        read_all(files, shard)
+
+
+def test_files_are_closed_when_they_are_let_go(case: PackingCase) -> None:
+    files = open_case(case)
+    filled = np.flatnonzero(files.sizes)
+    files.read(filled, np.zeros_like(filled))
+    assert mapped_files(case.packed) == len(filled)
+    files.keep(filled[:2].tolist())
+    assert mapped_files(case.packed) == 2
+    files.keep(())
+    assert mapped_files(case.packed) == 0

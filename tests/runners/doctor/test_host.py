@@ -89,7 +89,23 @@ def test_numa_balancing_does_no_harm_on_newer_kernels() -> None:
 
 def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
     results = check_host(HostAnswers(runtimes='{"runc": {}}'), load_pipeline(None))
-    assert [(result.check, result.verdict) for result in results] == [("cards", "ok"), ("container runtime", "ok")]
+    assert [(result.check, result.verdict) for result in results[1:]] == [("cards", "ok"), ("container runtime", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("python", "tensorflow", "verdict", "said"),
+    [
+        ((3, 11), "2.15.1", "ok", "Python 3.11 and TensorFlow 2.15.1: everything runs here"),
+        ((3, 13), "", "warning", "no version for Python 3.13: estimate, compare, pack, verify"),
+        ((3, 10), "", "warning", "TensorFlow is not installed: estimate, compare, pack, verify"),
+        ((3, 11), "2.16.1", "warning", "TensorFlow is 2.16.1, and 2.15 is needed"),
+    ],
+)
+def test_what_can_run_and_what_cannot(python: tuple[int, int], tensorflow: str, verdict: str, said: str) -> None:
+    result = check_host(HostAnswers(python=python, tensorflow=tensorflow), load_pipeline(None))[0]
+    assert (result.check, result.verdict) == ("training", verdict)
+    assert said in result.found
+    assert bool(result.remedy) == (verdict == "warning")
 
 
 def test_this_machine_can_be_asked() -> None:

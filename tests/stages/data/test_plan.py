@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.artefacts.histogram import HistogramFile, list_histogram
+from gaudi_bert.artefacts.plan import Plan
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate
-from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.plan import plan, plan_shard
 from tests.builders.agree import agree
 from tests.builders.histograms import HISTOGRAMS
+from tests.builders.plans import first_version, whole_plan
 from tests.builders.reporters import QUIET
 
 
@@ -55,12 +58,14 @@ def settings(**changes: Any) -> PackingSettings:
 def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     source = histogram(files=5, sequences=300)
     result = plan([write(tmp_path / "histogram.json", source)], tmp_path / "plan.json", settings(), reporter=QUIET)
-    made = json.loads((tmp_path / "plan.json").read_text())
-    assert (made["format_version"], made["algorithm"], made["depth"], made["seed"]) == (1, "lpfhp", 3, 12345)
+    made = whole_plan(tmp_path / "plan.json")
+    assert (made["format_version"], made["algorithm"], made["depth"], made["seed"]) == (2, "lpfhp", 3, 12345)
     assert (made["max_sequence_length"], made["max_predictions"], made["masked_slots"]) == (16, 3, 6)
     assert made["vocabulary"] == source["vocabulary"]
     assert sorted(name for group in made["groups"] for name in group["files"]) == [file["name"] for file in source["files"]]
-    assert [file["crc32c"] for file in made["files"]] == [0, 1, 2, 3, 4]
+    assert sorted(file["crc32c"] for file in made["files"]) == [0, 1, 2, 3, 4]
+    assert [part["packs"] for part in made["parts"]] == [[group["packs"] for group in made["groups"]]]
+    assert [part["input_bytes"] for part in made["parts"]] == [[1000 * len(group["files"]) for group in made["groups"]]]
     assert len(made["groups"]) == 2
     covered = [0] * 16
     for group in made["groups"]:
@@ -109,7 +114,7 @@ def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> N
 def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) -> None:
     heard = io.StringIO()
     result = plan([HISTOGRAMS / "squad-384.json"], tmp_path / "plan.json", settings(), reporter=Reporter(heard))
-    made = json.loads((tmp_path / "plan.json").read_text())
+    made = whole_plan(tmp_path / "plan.json")
     assert result.content.packs == 40_631
     assert made["writable"] is False
     assert (made["files"], made["groups"][0]["files"], made["masked_slots"]) == ([], [], None)
@@ -119,7 +124,7 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
 def test_the_bound_can_be_checked_from_the_plan(tmp_path: Path) -> None:
     source = HISTOGRAMS / "squad-384.json"
     plan([source], tmp_path / "plan.json", settings(algorithm="optimal"), reporter=QUIET)
-    group = json.loads((tmp_path / "plan.json").read_text())["groups"][0]
+    group = whole_plan(tmp_path / "plan.json")["groups"][0]
 
     prices = np.array(group["bound_prices"])
     counts = np.array(json.loads(source.read_text())["counts"])
@@ -138,7 +143,7 @@ def test_a_file_larger_than_a_group_is_said(tmp_path: Path) -> None:
 def test_depth_max_stores_the_depth_that_is_used(tmp_path: Path) -> None:
     source = write(tmp_path / "histogram.json", histogram(2, 300))
     result = plan([source], tmp_path / "plan.json", settings(depth="max"), reporter=QUIET)
-    made = json.loads((tmp_path / "plan.json").read_text())
+    made = whole_plan(tmp_path / "plan.json")
     assert made["depth"] == result.content.depth_used < 16
     assert made["depth"] == max(len(strategy) for group in made["groups"] for strategy, _ in group["strategies"])
     assert made["masked_slots"] == 3 + made["depth"]
@@ -154,3 +159,121 @@ def test_masked_slots_are_honoured_or_refused(tmp_path: Path) -> None:
     assert small.content.packs == costs.get(3, small.content.packs)
     with pytest.raises(InputError, match="give at least 3"):
         plan([source], tmp_path / "none.json", settings(masked_slots=2), reporter=QUIET)
+
+
+# --- a plan in parts
+
+
+MANY = settings(group_sequences=22)
+"""Each file of `histogram(files=150, sequences=20)` is a group of its own: three parts."""
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> list[Path]:
+    """A histogram of 150 files in three."""
+    whole = histogram(150, 20)
+    paths = []
+    for number in range(3):
+        files = whole["files"][number::3]
+        counts = [sum(row[2] for file in files for row in file["counts"] if row[0] == size + 1) for size in range(16)]
+        paths.append(write(tmp_path / f"histogram-{number}.json", {**whole, "files": files, "counts": counts}))
+    return paths
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_parts_in_any_order_give_the_same_plan(many: list[Path], tmp_path: Path, parts: int) -> None:
+    whole = plan(many, tmp_path / "whole" / "plan.json", MANY, reporter=QUIET).content
+    assert sorted(files_of(tmp_path / "whole")) == [*(f"plan-0000{part}.json" for part in range(3)), *PLAN_FILES]
+    out = tmp_path / "parts" / "plan.json"
+    results = [plan_shard(many[::-1], out, MANY, (part, parts), reporter=QUIET) for part in reversed(range(parts))]
+    assert sum(result.groups for result in results) == whole.groups == 150
+    assert sum(result.packs for result in results) == whole.packs
+    assert sum(result.tokens for result in results) == whole.tokens
+    heard = io.StringIO()
+    again = plan_shard(many, out, MANY, (0, 1), reporter=Reporter(heard))
+    assert (again.groups, again.groups_written) == (150, 0)
+    assert "3 of 3 parts are there already" in heard.getvalue()
+    plan(many, out, MANY, finish=True, reporter=QUIET)
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+    assert plan_shard(many, out, MANY, (0, 5), reporter=QUIET).skipped
+
+
+PLAN_FILES = ("plan.json", "plan.settings.json")
+
+
+def test_parts_that_are_missing_are_named_and_others_refused(many: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    plan_shard(many, out, MANY, (2, 3), reporter=QUIET)
+    plan_shard(many, out, MANY, (0, 3), reporter=QUIET)
+    with pytest.raises(FailedError, match=r"1 of 3 parts are not written, the first is part 1; run `gaudi-bert plan`"):
+        plan(many, out, MANY, finish=True, reporter=QUIET)
+    with pytest.raises(InputError, match=r"plan\.json: made with another settings.depth: 3 there, 4 requested"):
+        plan_shard(many, out, settings(group_sequences=22, depth=4), (1, 3), reporter=QUIET)
+    with pytest.raises(InputError, match=r"made with another inputs\.histogram_sha256"):
+        plan_shard(many[:2], out, MANY, (1, 3), reporter=QUIET)
+    # Told to overwrite, the parts of other settings go.
+    few = settings(group_sequences=60)
+    plan_shard(many, out, few, (0, 3), overwrite=True, reporter=QUIET)
+    assert [path.name for path in tmp_path.glob("plan-*.json")] == ["plan-00000.json"]
+    with pytest.raises(FailedError, match="1 of 2 parts are not written, the first is part 1"):
+        plan(many, out, few, finish=True, reporter=QUIET)
+    plan(many, out, few, reporter=QUIET)
+    assert Plan.read(out).group_count == 75
+
+
+def test_the_totals_are_those_of_all_parts_together(many: list[Path], tmp_path: Path) -> None:
+    for path in many:
+        value = json.loads(path.read_text())
+        for file in value["files"]:
+            file["counts"] = [[size, 1 + size % 2, count] for size, _, count in file["counts"]]
+        write(path, value)
+    totals = plan(many, tmp_path / "plan.json", MANY, reporter=QUIET).content
+    content = Plan.read(tmp_path / "plan.json")
+    content.check_totals()
+    groups = whole_plan(tmp_path / "plan.json")["groups"]
+    strategies = {tuple(strategy) for group in groups for strategy, _ in group["strategies"]}
+    assert totals.strategies_used == len(strategies) == len(content.mixture)
+    assert totals.masked_slots_needed == max(sum(1 + size % 2 for size in strategy) for strategy in strategies) == 4
+    within = {smaller.masked_slots: smaller.packs for smaller in totals.smaller_masked_slots}
+    assert list(within) == [3, 2]
+    for budget, packs in within.items():
+        limited = settings(group_sequences=22, masked_slots=budget)
+        assert packs == plan(many, tmp_path / f"{budget}.json", limited, reporter=QUIET).content.packs
+    one_file = first_version(tmp_path / "plan.json")
+    (tmp_path / "old.json").write_text(json.dumps(one_file))
+    old = Plan.read(tmp_path / "old.json")
+    assert (old.totals, old.mixture, old.group_packs) == (totals, content.mixture, content.group_packs)
+
+
+def test_a_histogram_is_read_alike_line_by_line_and_as_a_whole(many: list[Path], tmp_path: Path) -> None:
+    lines = tmp_path / "lines.json"
+    HistogramFile.read(many[0]).write(lines)
+    one, other = list_histogram(many[0]), list_histogram(lines)
+    assert all(file.place is None for file in one.files)
+    assert all(file.rows is None for file in other.files)
+    assert [file.identity for file in one.files] == [file.identity for file in other.files]
+    for file, twin in zip(one.files, other.files, strict=True):
+        assert (file.counts == twin.counts).all()
+    assert (one.counts == other.counts).all()
+    assert (one.max_masked == other.max_masked).all()
+    text = lines.read_text()
+    for changed, reason in (
+        (text.replace("[3, 1, ", "[3, 17, ", 1), "masked count"),
+        (text.replace("[3, 1, ", "[3, 1, 1", 1), "add up"),
+        (text.replace("part-00003", "part-00000", 1), "counted twice"),
+        (text.replace("]]}", "]}", 1), "not a JSON file"),
+        (text.replace("[[3, 1, ", "[[3, , ", 1), "not a JSON file"),
+    ):
+        lines.write_text(changed)
+        with pytest.raises(InputError, match=reason):
+            list_histogram(lines)
+    lines.write_text(text.replace(", ", ","))
+    assert [file.identity for file in list_histogram(lines).files] == [file.identity for file in one.files]
+    listed = list_histogram(HistogramFile.read(many[1]).write(tmp_path / "other.json") or tmp_path / "other.json")
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(InputError, match="was changed while it was read"):
+        _ = listed.files[0].counts

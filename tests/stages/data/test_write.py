@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.plan import Plan, part_path
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import exclusive_lock
 from gaudi_bert.config.sections import PackingSettings
@@ -19,9 +20,11 @@ from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
 from gaudi_bert.stages.data.plan import plan
+from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write, write_shard
 from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
+from tests.builders.plans import change_part, copy_plan, first_version
 from tests.builders.reporters import QUIET
 from tests.builders.shards import shards_of
 from tests.oracles.wire import crc32c
@@ -99,6 +102,84 @@ def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: Packi
     assert kept == {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
 
 
+def test_a_plan_of_the_first_version_gives_the_same_packs(case: PackingCase, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(first_version(case.plan)))
+    written = write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET).content
+    verify(case.records, tmp_path / "out", reporter=QUIET)
+    table = read_metadata(case.packed).shard_table
+    assert (written.shard_table.packs == table.packs).all()
+    for path in case.packed.glob("packed-*"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def many_groups(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    """So many groups that the plan has two parts."""
+    return make_case(tmp_path_factory.mktemp("many"), files=67, sequences_per_file=3, group_sequences=3, algorithm="lpfhp")
+
+
+def test_writers_read_the_parts_of_their_own_groups(many_groups: PackingCase, tmp_path: Path) -> None:
+    plan = copy_plan(many_groups.plan, tmp_path)
+    assert len(Plan.read(plan).parts) == 2
+    first = part_path(plan, 0).read_bytes()
+    part_path(plan, 0).unlink()
+    result = write_shard(many_groups.records, plan, tmp_path / "out", (66, 67), reporter=QUIET)
+    assert (result.groups, result.groups_written, result.sequences) == (1, 1, 3)
+    with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
+        write_shard(many_groups.records, plan, tmp_path / "out", (65, 67), reporter=QUIET)
+        write_shard(many_groups.records, plan, tmp_path / "out", (3, 67), reporter=QUIET)
+    with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
+        write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
+    part_path(plan, 0).write_bytes(first)
+    for number in range(5):
+        write_shard(many_groups.records, plan, tmp_path / "out", (number, 5), reporter=QUIET)
+    write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
+    assert contents(tmp_path / "out") == contents(many_groups.packed)
+    assert sequences_in(tmp_path / "out") == Counter(unpacked_key(sequence) for sequence in many_groups.sequences)
+
+
+def test_parts_are_those_of_the_plan(many_groups: PackingCase, tmp_path: Path) -> None:
+    def refused(reason: str) -> None:
+        with pytest.raises(InputError, match=reason):
+            write(many_groups.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+        assert not list((tmp_path / "out").glob("packed-*"))
+
+    plan = copy_plan(many_groups.plan, tmp_path)
+    part_path(plan, 1).write_bytes(part_path(plan, 1).read_bytes() + b"\n")
+    refused(r"plan-00001\.json: is not the part that plan\.json was made with")
+    for change, listed, reason in (
+        (lambda part: part["groups"][0]["strategies"][0].__setitem__(1, 9), {}, "group 64 do not add up"),
+        (lambda part: part["files"].pop(), {}, "do not hold every file once"),
+        (lambda part: part["files"][0].update(bytes=5), {}, "other sizes than the table"),
+        (lambda part: part["groups"][0].update(bound_prices=[0] * 29, lower_bound=3), {}, "totals.lower_bound|do not prove"),
+        (lambda part: None, {"packs": [1, 1, 9]}, r"totals\."),
+    ):
+        plan = copy_plan(many_groups.plan, tmp_path)
+        change_part(plan, 1, change, **listed)
+        refused(reason)
+    plan = copy_plan(many_groups.plan, tmp_path)
+    name = json.loads(part_path(plan, 0).read_text())["files"][0]["name"]
+
+    def twice(part: dict[str, Any]) -> None:
+        part["files"][0]["name"] = name
+        part["groups"][0]["files"] = [name]
+
+    change_part(plan, 1, twice)
+    refused("do not hold every file once")
+
+
+def test_files_that_are_not_those_of_the_plan_are_named(many_groups: PackingCase, tmp_path: Path) -> None:
+    records = Path(shutil.copytree(many_groups.records, tmp_path / "records"))
+    for change, reason in (
+        (lambda: (records / "part-9").rename(records / "part-x"), r"part-x: is not in the plan"),
+        (lambda: (records / "part-x").unlink(), r"file part-9 of the plan is missing"),
+        (lambda: (records / "part-9").write_bytes(b"short"), r"part-9: 5 bytes, the plan was made for"),
+    ):
+        change()
+        with pytest.raises(InputError, match=reason):
+            write_shard(records, many_groups.plan, tmp_path / "out", (0, 67), reporter=QUIET)
+
+
 def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     shutil.copytree(case.packed, out)
@@ -130,7 +211,7 @@ def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Pa
     assert contents(out) == contents(case.packed)
 
 
-@pytest.mark.parametrize("damage", ["{", "{}", '{"format_version": 2}'])
+@pytest.mark.parametrize("damage", ["{", "{}", '{"format_version": 2}', '{"format_version": 3}'])
 def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: str) -> None:
     (tmp_path / "plan.json").write_text(damage)
     with pytest.raises(InputError, match=r"plan\.json"):
@@ -139,12 +220,12 @@ def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: st
 
 
 def test_a_plan_that_does_not_add_up_is_refused(case: PackingCase, tmp_path: Path) -> None:
-    content = json.loads(case.plan.read_text())
+    content = first_version(case.plan)
     content["groups"][0]["strategies"][0][1] += 1
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match="group 0 do not add up"):
         write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
-    content = json.loads(case.plan.read_text())
+    content = first_version(case.plan)
     content["masked_slots"] = 1
     content["totals"] |= {"masked_slots": 1, "masked_slots_needed": 1, "smaller_masked_slots": []}
     (tmp_path / "plan.json").write_text(json.dumps(content))
@@ -154,7 +235,7 @@ def test_a_plan_that_does_not_add_up_is_refused(case: PackingCase, tmp_path: Pat
 
 
 def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingCase, tmp_path: Path) -> None:
-    content = json.loads(case.plan.read_text())
+    content = first_version(case.plan)
     group = content["groups"][1]
     changes: dict[str, dict[str, Any]] = {
         "its prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
@@ -187,7 +268,7 @@ def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingC
 def test_a_plan_is_read_as_strictly_as_the_settings(
     case: PackingCase, tmp_path: Path, place: tuple[str | int, ...], value: object
 ) -> None:
-    content: Any = json.loads(case.plan.read_text())
+    content: Any = first_version(case.plan)
     inner = content
     for key in place[:-1]:
         inner = inner[key]

@@ -25,7 +25,9 @@ from gaudi_bert.training.input.source import ShardCache, check_fits, open_source
 from gaudi_bert.training.input.task_data import TaskData, task_batches
 from tests.builders import training_data as data
 from tests.builders.effort import tries
+from tests.builders.many_shards import write_many_shards
 from tests.builders.packing_case import make_case
+from tests.builders.reading_process import read_in_a_process
 from tests.builders.s3_server import S3Server, quick, upload
 
 CONFIG = BertConfig(
@@ -240,6 +242,14 @@ def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) ->
     for path in packed.glob("*.tfrecord"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     assert "no metadata.json" in one_error(tmp_path)
+
+
+def test_thousands_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> None:
+    folder = write_many_shards(tmp_path / "many", make_case(tmp_path / "case").packed, 2656)
+    found = read_in_a_process("batches", folder, 256)
+    assert found["packs"] == read_metadata(folder).packs // 8 * 8
+    assert 16 < found["mapped"] <= 100
+    assert found["opened"] <= 100
 
 
 # --- shards from a bucket within a bound of local disk: what is read is what lies there, whatever had to go meanwhile

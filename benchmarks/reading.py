@@ -1,0 +1,193 @@
+"""What a reader of many shards takes: bytes, seconds and memory to the first rows from a cold disk, and in the steady state.
+
+    python benchmarks/reading.py first|steady [--shards 32,320,3200] [--packs 800] [--rows N] [--rounds R]
+                                 [--work FOLDER] [--before CHECKOUT] [--no-index]
+
+Folders of as many shards of equal size are made of the packs of the Wikipedia sample and kept in FOLDER. Each figure is of a
+process of its own. `first` drops the folder from the page cache and reads 256 rows of `PackedDataset`; `steady` reads N rows
+after the first 2,000, from the page cache and from a cold disk. CHECKOUT is the package of another commit, whose figures are
+taken in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from measuring import show, show_processor
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.records.wire.framing import frame, read_records
+from gaudi_bert.records.wire.shard_index import index_path, write_index
+from gaudi_bert.stages.data.pack import pack
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLE = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample" / "tfrecord-512"
+GROUP_SHARDS = 32
+FIRST_ROWS, WARM_UP_ROWS = 256, 2000
+
+# What a process prints of itself, in its own words; it knows only what both commits have.
+READ = """
+import itertools, json, os, resource, sys, time
+from gaudi_bert.pytorch import PackedDataset
+
+def disk():
+    return int(dict(line.split(": ") for line in open("/proc/self/io"))["read_bytes"])
+
+folder, first, rows = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+start = time.perf_counter()
+for row in itertools.islice(PackedDataset(sys.argv[4]), 20):
+    dict(row)
+kernels = time.perf_counter() - start
+bytes_before, start = disk(), time.perf_counter()
+dataset = PackedDataset(folder, seed=1)
+opened = time.perf_counter()
+read = iter(dataset)
+for row in itertools.islice(read, first):
+    dict(row)
+took = time.perf_counter() - start
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".tfrecord" in line}
+result = {"open_seconds": opened - start, "first_seconds": took, "first_megabytes": (disk() - bytes_before) / 1e6,
+          "kernel_seconds": kernels, "files": len(os.listdir("/proc/self/fd")), "mapped": len(mapped)}
+reader = getattr(dataset._source, "_reader", None)
+waited, cpu, start = getattr(reader, "waited_seconds", 0.0), time.process_time(), time.perf_counter()
+count = sum(1 for row in itertools.islice(read, rows))
+wall = time.perf_counter() - start
+if count:
+    result |= {"rows_per_cpu_second": count / (time.process_time() - cpu), "rows_per_second": count / wall,
+               "waited": (getattr(reader, "waited_seconds", 0.0) - waited) / wall}
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+result |= {name: int(status[key].split()[0]) / 1024 for name, key in (("peak", "VmHWM"), ("anonymous", "RssAnon"))}
+print(json.dumps(result))
+"""
+
+LABELS = {
+    "first_megabytes": ("read from the disk to the first 256 rows", "MB", "<= 40"),
+    "kernel_seconds": ("loading numba's kernels, for any data", "s", ""),
+    "first_seconds": ("until the first 256 rows, after imports", "s", "<= 0.5"),
+    "files": ("open files of the process then", "files", ""),
+    "mapped": ("shards mapped then", "shards", ""),
+    "rows_per_cpu_second": ("rows per second of CPU", "rows/s", ""),
+    "rows_per_second": ("rows per second", "rows/s", ""),
+    "waited": ("of the time waited for shards", "of it", ""),
+    "peak": ("peak memory of the process", "MiB", ""),
+    "anonymous": ("of it now, without mapped files", "MiB", ""),
+}
+OF_FIRST = ("first_megabytes", "first_seconds", "kernel_seconds", "files", "mapped", "peak", "anonymous")
+OF_STEADY = ("rows_per_cpu_second", "rows_per_second", "waited", "peak", "anonymous")
+
+
+def make_sample(work: Path) -> Path:
+    """The packed sample of Wikipedia."""
+    pack(SAMPLE, work / "sample", PackingSettings(), reporter=Reporter(quiet=True))
+    return work / "sample"
+
+
+def make_folder(folder: Path, shards: int, packs: int, index: bool) -> Path:
+    """A packed folder of so many shards, each of so many packs of the sample, in groups of 32."""
+    if (folder / "metadata.json").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    sample = make_sample(folder.parent)
+    content = json.loads((sample / "metadata.json").read_text(encoding="utf-8"))
+    frames = [frame(each) for path in sorted(sample.glob("*.tfrecord")) for each in read_records(path)]
+    # One part of all shards, so that they are of equal size.
+    chosen = list(itertools.islice(itertools.cycle(frames), packs))
+    sizes = np.array([len(each) for each in chosen], np.uint32)
+    for shard in range(shards):
+        group, number = divmod(shard, GROUP_SHARDS)
+        turned = shard % packs
+        (folder / f"packed-{group:05d}-{number:05d}.tfrecord").write_bytes(b"".join(chosen[turned:] + chosen[:turned]))
+    if index:
+        for group in range(-(-shards // GROUP_SHARDS)):
+            numbers = range(group * GROUP_SHARDS, min(shards, (group + 1) * GROUP_SHARDS))
+            write_index(index_path(folder, group), [np.roll(sizes, -(shard % packs)) for shard in numbers])
+    total = packs * shards
+    content.pop("groups", None)
+    content |= {"packs": total, "sequences": total, "tokens": total * 500, "padding_tokens": total * 12, "lower_bound": 1}
+    content |= {"efficiency": 500 / 512, "packing_factor": 1.0, "gap": total - 1, "inputs": []}
+    content["shards"] = [
+        {
+            "name": f"packed-{n // GROUP_SHARDS:05d}-{n % GROUP_SHARDS:05d}.tfrecord",
+            "packs": packs,
+            "bytes": int(sizes.sum()),
+            "crc32c": 1,
+        }
+        for n in range(shards)
+    ]
+    (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def drop_from_page_cache(folder: Path) -> None:
+    """Let the next process read the folder from the disk; the package stays where it is."""
+    os.sync()
+    for path in folder.iterdir():
+        with open(path, "rb") as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(checkout: Path, folder: Path, first: int, rows: int) -> dict[str, Any]:
+    """What a process of its own prints."""
+    found = subprocess.run(
+        [sys.executable, "-c", READ, str(folder), str(first), str(rows), str(folder.parent / "sample")],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if found.returncode:
+        raise SystemExit(f"{checkout}: {found.stderr.strip().splitlines()[-1]}")
+    return json.loads(found.stdout)
+
+
+def main() -> None:
+    """Measure, in turn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["first", "steady"])
+    parser.add_argument("--shards", default="32,320,3200")
+    parser.add_argument("--packs", type=int, default=800)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gaudi-bert-reading")
+    parser.add_argument("--before", type=Path)
+    parser.add_argument("--no-index", action="store_true")
+    options = parser.parse_args()
+    show_processor()
+    checkouts = {"now": ROOT} | ({"before": options.before} if options.before else {})
+    for shards in map(int, options.shards.split(",")):
+        name = f"{shards}-{options.packs}{'-walked' if options.no_index else ''}"
+        folder = make_folder(options.work / name, shards, options.packs, not options.no_index)
+        temperatures = ["cold"] if options.what == "first" else ["warm", "cold"]
+        for checkout in checkouts.values():
+            measure(checkout, folder, FIRST_ROWS, options.rows)  # kernels are compiled, pages are read
+        figures: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for _ in range(options.rounds):
+            for temperature, checkout in itertools.product(temperatures, checkouts):
+                first, rows = (FIRST_ROWS, 0) if options.what == "first" else (WARM_UP_ROWS, options.rows)
+                if temperature == "cold":
+                    drop_from_page_cache(folder)
+                found = measure(checkouts[checkout], folder, first, rows)
+                for key in OF_FIRST if options.what == "first" else OF_STEADY:
+                    figures[temperature, checkout][key].append(found[key])
+        for (temperature, checkout), values in figures.items():
+            print(f"{shards:,} shards of {options.packs:,} packs, {temperature} disk, {checkout}")
+            for key, each in values.items():
+                show(LABELS[key][0], each, *LABELS[key][1:])
+
+
+if __name__ == "__main__":
+    main()
