@@ -14,11 +14,10 @@ import numpy as np
 from gaudi_bert.artefacts.packed import METADATA_NAME, TableMetadata
 from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json, regular
+from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.records.tables.parts import list_parts, read_parts
-from gaudi_bert.records.tables.rows import ListValues, list_values
+from gaudi_bert.records.tables.rows import ListValues, list_values, read_lists
 from gaudi_bert.records.tables.sources import check_same_columns, columns_of, table_files
 from gaudi_bert.records.tables.write_packs import pad_value
 
@@ -126,12 +125,7 @@ class IndexedTable:
 
 
 def _read_index(path: Path) -> _Index:
-    require_pyarrow()
-    from pyarrow import parquet
-
-    with explained_arrow_errors(path):
-        table = validated(path, parquet.read_table(regular(path)))
-    lists = {name: list_values(path, 0, name, table.column(name)) for name in table.column_names if name != "row"}
+    lists = read_lists(path)
     indices = lists["indices"]
     starts = lists["starts"].values if "starts" in lists else np.zeros(len(indices.values), np.int32)
     return _Index(indices.offsets.astype(np.int64), indices.values, starts, lists["seq_lens"].values)

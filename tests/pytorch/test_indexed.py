@@ -1,4 +1,4 @@
-"""An index with its table gives what the packed table gives; packs by their numbers are those of the folder, in any order."""
+"""An index with its table gives what the packed table gives; packs by their numbers are the folder's, in any order."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_columns_of_sequences_are_handed_on(folders, target: str) -> None:
     given = [row["score"].tolist() for row in rows]
     names = [list(row["name"]) for row in rows]
     if target == "flash":
-        given, names = [sum(given, [])], [sum(names, [])]
+        given, names = [[*given[0], *given[1]]], [[*names[0], *names[1]]]
     most = max(map(len, given))
     identical(batch["score"].numpy(), np.array([each + [0.0] * (most - len(each)) for each in given]))
     assert batch["name"] == names
@@ -120,7 +120,7 @@ def test_refused(folders, tmp_path: Path) -> None:
         PackedDataset(packed, table=table)
     other = write_table(tmp_path / "table")
     (other / "a.parquet").unlink()
-    with pytest.raises(InputError, match="table: 2 files, .*index indexes 3: a.parquet, b.parquet, c.arrow; give all"):
+    with pytest.raises(InputError, match=r"table: 2 files, .*index indexes 3: a\.parquet, b\.parquet, c\.arrow; give all"):
         PackedDataset(index, table=other)
     parquet.write_table(pyarrow.table({"tokens": [[1]]}), other / "a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet: is not of the table that .*index indexes"):

@@ -15,7 +15,8 @@ import numpy as np
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.tables.arrow import require_pyarrow
+from gaudi_bert.common.files import regular
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
 from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.records.tables.sources import (
     MASK_COLUMN,
@@ -23,6 +24,7 @@ from gaudi_bert.records.tables.sources import (
     TableColumns,
     check_same_columns,
     columns_of,
+    is_list,
 )
 
 _LARGEST_LENGTH = 2**31 - 1
@@ -203,6 +205,17 @@ def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValue
     if pyarrow.types.is_boolean(values.type):
         values = values.cast(pyarrow.uint8())
     return ListValues(values.to_numpy(), offsets)
+
+
+def read_lists(path: Path) -> dict[str, ListValues]:
+    """All columns of lists of a Parquet file, whole."""
+    require_pyarrow()
+    from pyarrow import parquet
+
+    with explained_arrow_errors(path):
+        table = validated(path, parquet.read_table(regular(path)))
+    lists = [field.name for field in table.schema if is_list(field.type)]
+    return {name: list_values(path, 0, name, table.column(name)) for name in lists}
 
 
 # --- rows that stay together go to one group of parts: that in which their value first occurs
