@@ -138,6 +138,7 @@ def import_tables(
     ],
     out: Annotated[Path, typer.Option(help="The folder for unpacked TFRecords.", show_default=False)],
     max_sequence_length: Annotated[int | None, typer.Option(min=1, help="Default: the longest row.")] = None,
+    input_column: arguments.InputColumn = None,
     max_predictions: Annotated[
         int | None, typer.Option(min=1, help="Default: the most masked positions of any row.")
     ] = None,
@@ -153,6 +154,7 @@ def import_tables(
         out,
         max_sequence_length=max_sequence_length,
         max_predictions=max_predictions,
+        input_column=input_column or "input_ids",
         shard=arguments.parse_shard(shard),
         reporter=Reporter(),
         overwrite=overwrite,
@@ -261,6 +263,7 @@ def pack(
         str | None,
         typer.Option(help="Tables: what to do with longer rows: error, truncate, split or drop."),
     ] = None,
+    input_column: arguments.InputColumn = None,
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Tables: write only which rows share a pack, no tokens.")
     ] = False,
@@ -287,6 +290,7 @@ def pack(
     options = {"algorithm": algorithm, "depth": depth, "seed": seed}
     of_tables = {
         "max_sequence_length": max_sequence_length,
+        "input_column": input_column,
         "too_long": too_long,
         "index_only": index_only,
         "keep_together": keep_together,

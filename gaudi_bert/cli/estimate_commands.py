@@ -19,7 +19,7 @@ def estimate(
     source: Annotated[
         str,
         typer.Argument(
-            help="TFRecords, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
+            help="TFRecords, a table, a histogram.json, a shipped one (wikipedia-512), or with --task a file of rows.",
             show_default=False,
         ),
     ],
@@ -27,6 +27,11 @@ def estimate(
         str | None, typer.Option(help="Depths to compare.", show_default="1,2,3,4,8,max; with --task 3,6,12,max")
     ] = None,
     algorithms: Annotated[str, typer.Option(help="Algorithms to compare.")] = "none,spfhp,lpfhp,nnls,optimal",
+    max_sequence_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Slots per pack; default: what SOURCE says.", show_default=False),
+    ] = None,
+    input_column: arguments.InputColumn = None,
     picture: _Picture = None,
     details: Annotated[bool, typer.Option("--details", help="Also print times, other lengths and un-padding.")] = False,
     task: Annotated[str | None, typer.Option(help="SOURCE holds rows of this task: classification, ...")] = None,
@@ -45,7 +50,15 @@ def estimate(
         _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
         return
     requested = (depths or "1,2,3,4,8,max").split(",")
-    result = run(source, depths=requested, algorithms=algorithms.split(","), picture=picture, reporter=Reporter())
+    result = run(
+        source,
+        depths=requested,
+        algorithms=algorithms.split(","),
+        picture=picture,
+        reporter=Reporter(),
+        max_sequence_length=max_sequence_length,
+        input_column=input_column or "input_ids",
+    )
     output.print_result(result, json, describe_details if details else describe_estimate)
 
 
@@ -81,13 +94,14 @@ def compare(
         str,
         typer.Argument(
             metavar="LENGTHS",
-            help="Lengths (.npy, .txt, FILE.parquet:COLUMN), a histogram.json, a shipped one, or TFRecords.",
+            help="Lengths (.npy, .txt, FILE.parquet:COLUMN), a table, a histogram.json, a shipped one, or TFRecords.",
             show_default=False,
         ),
     ],
     max_sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Slots per pack; default: the longest length.", show_default=False)
     ] = None,
+    input_column: arguments.InputColumn = None,
     depth: arguments.Depth = None,
     picture: _Picture = None,
     json: arguments.Json = False,
@@ -95,7 +109,14 @@ def compare(
     """Compare our packing with that of TRL, seqpacker, NeMo, axolotl and grain, and with the proven bound."""
     from gaudi_bert.stages.compare import compare as run
 
-    result = run(source, max_sequence_length=max_sequence_length, depth=depth or "max", picture=picture, reporter=Reporter())
+    result = run(
+        source,
+        max_sequence_length=max_sequence_length,
+        depth=depth or "max",
+        picture=picture,
+        reporter=Reporter(),
+        input_column=input_column,
+    )
     output.print_result(result, json, _describe_comparison)
 
 

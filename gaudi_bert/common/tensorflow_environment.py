@@ -31,6 +31,23 @@ def prepare_tensorflow(environment: MutableMapping[str, str] = os.environ) -> No
         environment.setdefault(name, value)
 
 
+@contextmanager
+def without_keras() -> Iterator[None]:
+    """Inside the block, TensorFlow is imported without Keras, which it would load for others to use, and pandas with it.
+
+    Nothing of ours is made of Keras, and it takes more than a third of the time. TensorFlow does without where there is
+    none, and afterwards Keras can be imported as ever.
+    """
+    if "tensorflow" in sys.modules or "keras" in sys.modules:
+        yield
+        return
+    sys.modules["keras"] = None  # type: ignore[assignment]  # what Python takes for "there is none"
+    try:
+        yield
+    finally:
+        sys.modules.pop("keras", None)
+
+
 # --- what libraries write to standard error below Python
 
 STANDARD_ERROR = 2

@@ -59,6 +59,7 @@ class TableSettings(Settings):
     """How the rows of a table are packed. Only the command line sets this; no pipeline file has it."""
 
     max_sequence_length: int = Field(ge=1, le=2**20, description="slots of a pack")
+    input_column: str = "input_ids"
     algorithm: Algorithm = "lpfhp"
     depth: Depth = "max"
     too_long: Literal["error", "truncate", "split", "drop"] = "error"

@@ -28,18 +28,26 @@ from gaudi_bert.records.schema import NOT_PREDICTED
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _TOKEN_COLUMNS = ("input_ids", "token_type_ids", "position_ids", "sequence_ids", "labels")
-_EXTRAS = ("sequence_ids", "seq_lens", "next_sentence_labels")
+_OF_SEQUENCES = ("seq_lens", "next_sentence_labels")
+_FOR_MODELS = {
+    *("input_ids", "attention_mask", "token_type_ids", "position_ids", "labels"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+    *("masked_lm_positions", "masked_lm_labels", "sequence_positions", "sequence_labels", "next_sentence_label"),
+}
 
 Batch = dict[str, Any]
 
 
 def model_inputs(batch: Batch) -> Batch:
-    """The batch without `sequence_ids`, `seq_lens` and `next_sentence_labels`, which models do not take."""
-    return {name: value for name, value in batch.items() if name not in _EXTRAS}
+    """The batch without what models do not take: `sequence_ids`, `seq_lens` and the data's own columns."""
+    return {name: value for name, value in batch.items() if name in _FOR_MODELS}
 
 
 class PackCollator:
     """Makes batches for one kind of model and software.
+
+    Columns with one value for each sequence (weights, names, numbers of rows) are handed on under their names: numbers as
+    [B, S], 0 where there is no sequence (`seq_lens` is 0 there, too), anything else as lists.
 
     Args:
         target: one of `TARGETS`.
@@ -109,7 +117,24 @@ class PackCollator:
             batch.pop("labels", None)
             batch["sequence_positions"] = self._first_positions(rows)
             batch["sequence_labels"] = self._labels_of_sequences(rows, self.sequence_labels)
-        return batch | {"sequence_ids": sequence_ids_BL, "seq_lens": self._per_sequence(rows, "seq_lens", 0)}
+        batch |= {"sequence_ids": sequence_ids_BL, "seq_lens": self._per_sequence(rows, "seq_lens", 0)}
+        return batch | {name: self._handed_on(rows, name) for name in self._own_columns(rows)}
+
+    def _own_columns(self, rows: Sequence[Row]) -> list[str]:
+        """The data's own columns with a value for each sequence."""
+        others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_OF_SEQUENCES, self.sequence_labels)}
+        return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
+
+    def _handed_on(self, rows: Sequence[Row], name: str) -> Any:
+        values = [np.asarray(row[name]) for row in rows]
+        if not all(np.issubdtype(each.dtype, np.number) or each.dtype == np.bool_ for each in values):
+            return [each.tolist() for each in values]
+        depth = self._slots("depth", self.depth, max(map(len, values)))
+        kind = np.result_type(*values)
+        padded = np.zeros((len(rows), depth), np.int64 if np.issubdtype(kind, np.integer) else kind)
+        for to, each in zip(padded, values, strict=True):
+            to[: len(each)] = each
+        return torch.from_numpy(padded)
 
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """The columns with a value per token, int64 [B, L], as this model takes them."""
@@ -182,6 +207,7 @@ class PackCollator:
         lengths = list(chain.from_iterable(row["seq_lens"].tolist() for row in rows))
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0).to(torch.int32)
         flat = {name: torch.from_numpy(values[real_BL][np.newaxis]) for name, values in arrays.items()}
+        joined = [{name: np.concatenate([row[name] for row in rows]) for name in self._own_columns(rows)}]
         numbers_T = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         return {
             **flat,
@@ -191,4 +217,5 @@ class PackCollator:
             "max_length_k": max(lengths),
             "sequence_ids": torch.from_numpy(numbers_T[np.newaxis]),
             "seq_lens": torch.tensor(lengths)[None],
+            **{name: self._handed_on(joined, name) for name in self._own_columns(rows)},
         }

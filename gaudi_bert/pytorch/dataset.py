@@ -28,6 +28,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from gaudi_bert.artefacts.packed import METADATA_NAME
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.pytorch.indexed import IndexedTable
+from gaudi_bert.pytorch.mapped import MappedPacks
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.records.packed_folder import (
     check_shards,
@@ -75,8 +77,13 @@ class _PackSource(Protocol):
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         """The packs of an epoch with these numbers, int64 [n]."""
 
+    def as_map(self) -> MappedPacks:
+        """All packs by their places in the folder."""
 
-def _open_packs(folder: str | Path, seed: int, share: _Share, plan: Path | None = None) -> _PackSource:
+
+def _open_packs(
+    folder: str | Path, seed: int, share: _Share, plan: Path | None = None, table: Path | None = None
+) -> _PackSource:
     """Find out what lies in `folder`, and open it.
 
     Raises:
@@ -85,6 +92,8 @@ def _open_packs(folder: str | Path, seed: int, share: _Share, plan: Path | None 
     folder = Path(folder)
     if plan is not None:
         return _PlannedPacks(folder, plan, seed)
+    if table is not None:
+        return _IndexedPacks(folder, table, seed, share)
     if (folder / METADATA_NAME).exists() or predecessor_metadata_path(folder).exists():
         tables = sorted(folder.glob("packed-*.parquet"))
         return _TablePacks(folder, tables, seed, share) if tables else _RecordPacks(folder, seed, share)
@@ -114,6 +123,9 @@ class _RecordPacks:
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         return rows_of_packs(self._files.read(*self._reader.places(epoch, numbers)))
 
+    def as_map(self) -> MappedPacks:
+        return MappedPacks(self._files, rows_of_packs)
+
 
 class _TablePacks:
     order = ORDER
@@ -128,6 +140,25 @@ class _TablePacks:
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         return self._files.read(*self._reader.places(epoch, numbers))
+
+    def as_map(self) -> MappedPacks:
+        return MappedPacks(self._files, list)
+
+
+class _IndexedPacks:
+    order = ORDER
+
+    def __init__(self, folder: Path, table: Path, seed: int, share: _Share) -> None:
+        self._files = IndexedTable(folder, table)
+        order = GlobalOrder(self._files.sizes, seed, WINDOW_PACKS, streams_of(self._files.shard_multiple))
+        self._reader = StreamReader(self._files, order, *share)
+        self.packs, self.identity = order.packs, self._files.identity
+
+    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
+        return self._files.read(*self._reader.places(epoch, numbers))
+
+    def as_map(self) -> MappedPacks:
+        return MappedPacks(self._files, list)
 
 
 class _PlannedPacks:
@@ -149,6 +180,9 @@ class _PlannedPacks:
             self._packing = os.getpid(), packing
         return rows_of_packs(self._packing[1].rows(epoch, numbers))
 
+    def as_map(self) -> MappedPacks:
+        raise InputError("packs that are made while they are read have no numbers to be read by; pack the records first")
+
 
 # --- data set and loader
 
@@ -163,6 +197,7 @@ class PackedDataset(IterableDataset[Row]):
         batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. With several workers it has to
             be known; `PackedLoader` says it.
         plan: the plan.json of unpacked records.
+        table: what `pack --index-only` made `folder` of.
 
     Attributes:
         packs: of an epoch, over all processes.
@@ -182,12 +217,14 @@ class PackedDataset(IterableDataset[Row]):
         *,
         batch_packs: int | None = None,
         plan: str | Path | None = None,
+        table: str | Path | None = None,
     ) -> None:
         check_rank(rank, world_size)
         _check_batch(batch_packs)
         self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
         self.batch_packs = batch_packs
-        self._source = _open_packs(folder, seed, (rank, world_size), Path(plan) if plan is not None else None)
+        planned, indexed = (None if path is None else Path(path) for path in (plan, table))
+        self._source = _open_packs(folder, seed, (rank, world_size), planned, indexed)
         self.packs = self._source.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(
@@ -197,6 +234,14 @@ class PackedDataset(IterableDataset[Row]):
         self.update_batches = 1
         self.loader_is_ours = False
         self._epoch, self._done = 0, 0
+
+    def as_map(self) -> MappedPacks:
+        """The packs of all processes as a map-style data set, for tools that want one: `shuffle=True` is allowed there.
+
+        Raises:
+            InputError: the packs are made while they are read.
+        """
+        return self._source.as_map()
 
     @property
     def dropped_packs(self) -> int:

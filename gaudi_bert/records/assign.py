@@ -42,13 +42,22 @@ def assign_sequences(
     return Assignment(*deal_sequences(lengths, strategies, seed, group, members))
 
 
-def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int) -> int:
+def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, packs_of_a_shard: int = 0) -> int:
     """The smallest multiple of `shard_multiple` that keeps shards of equal packs within `shard_bytes`.
 
-    `total_bytes` is a bound on the bytes of all packs; one pack is never split.
+    `total_bytes` is a bound on the bytes of all packs; one pack is never split. With `packs_of_a_shard` it may be fewer:
+    the smallest divisor of `shard_multiple` that keeps shards within so many packs, too.
     """
+
+    def bytes_of(shards: int) -> float:
+        return -(-packs // shards) * (total_bytes / max(packs, 1))
+
+    for fewer in range(1, shard_multiple):
+        few_packs = shard_multiple % fewer == 0 and -(-packs // fewer) <= packs_of_a_shard
+        if few_packs and bytes_of(fewer) <= shard_bytes:
+            return fewer
     shards = shard_multiple
-    while shards < packs and -(-packs // shards) * (total_bytes / max(packs, 1)) > shard_bytes:
+    while shards < packs and bytes_of(shards) > shard_bytes:
         shards += shard_multiple
     return shards
 

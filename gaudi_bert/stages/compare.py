@@ -18,9 +18,9 @@ from gaudi_bert.packing.algorithms import depth_of, pack_histogram
 from gaudi_bert.packing.heuristics import shuffled_lengths
 from gaudi_bert.packing.histogram import Histogram, checked_lengths, histogram_of
 from gaudi_bert.packing.peers import PEERS, ListedLengths
-from gaudi_bert.records.tables.sources import read_column_lengths
+from gaudi_bert.records.tables.sources import TOKENS_COLUMN, is_table, read_column_lengths
 from gaudi_bert.reporting import packing_pictures
-from gaudi_bert.stages.estimate import check_picture, histogram_of_source
+from gaudi_bert.stages.estimate import check_picture, histogram_of_source, lengths_of_table
 
 OURS = ("optimal", "nnls", "lpfhp")
 SEED = 12345
@@ -83,18 +83,20 @@ def compare(
     depth: str | int = "max",
     picture: Path | None = None,
     reporter: Reporter,
+    input_column: str | None = None,
 ) -> CompareResult:
     """Pack the same lengths with everybody's packer.
 
     Args:
-        source: a file of lengths (`.npy`, `.txt`, `FILE.parquet[:COLUMN]`), a histogram.json, a shipped histogram's name, or
-            TFRecords.
+        source: a file of lengths (`.npy`, `.txt`, `FILE.parquet[:COLUMN]`), a table of tokens, a histogram.json, a shipped
+            histogram's name, or TFRecords.
+        input_column: of a table, the tokens.
         max_sequence_length: slots of a pack; by default the longest length, or what the records or the histogram say.
         depth: most sequences per pack, or "max".
         picture: also draw it, as .png or .svg.
     """
     check_picture(picture)
-    listed, order = _listed(source, max_sequence_length, reporter)
+    listed, order = _listed(source, max_sequence_length, input_column, reporter)
     most = depth_of(int(depth) if str(depth).isdigit() else depth, listed.slots)
     listed = replace(listed, depth=most)
     bound, rows = _pack_all(listed, reporter)
@@ -111,9 +113,11 @@ def compare(
     return result if picture is None else _draw(result, picture, reporter)
 
 
-def _listed(source: str, max_sequence_length: int | None, reporter: Reporter) -> tuple[ListedLengths, str]:
+def _listed(
+    source: str, max_sequence_length: int | None, input_column: str | None, reporter: Reporter
+) -> tuple[ListedLengths, str]:
     """The sequences one by one, and whether their order is that of the source."""
-    read = _read_lengths(source, max_sequence_length)
+    read = _read_lengths(source, max_sequence_length, input_column)
     if read is None:
         histogram = histogram_of_source(source, reporter, max_sequence_length)
         shuffled = shuffled_lengths(histogram.counts, SEED)
@@ -177,20 +181,23 @@ def _draw(result: CompareResult, picture: Path, reporter: Reporter) -> CompareRe
     return replace(result, picture=str(picture))
 
 
-def _read_lengths(source: str, max_sequence_length: int | None) -> tuple[AnyArray, int] | None:
-    """The lengths in a file, in order, and the slots of a pack; None where `source` is not a file of lengths.
+def _read_lengths(source: str, max_sequence_length: int | None, column: str | None) -> tuple[AnyArray, int] | None:
+    """The lengths in a file or of a table, in order, and the slots of a pack; None where `source` holds none one by one.
 
     Args:
-        source: `.npy`, text with one length a line (`.txt`, `.lengths`), or `FILE.parquet[:COLUMN]`.
+        source: `.npy`, text with one length a line (`.txt`, `.lengths`), `FILE.parquet[:COLUMN]`, or a table.
     """
-    table = PARQUET.fullmatch(source)
-    path = Path(table["path"] if table else source)
-    if not table and path.suffix not in LENGTH_FILES:
+    parquet = PARQUET.fullmatch(source)
+    path = Path(parquet["path"] if parquet else source)
+    is_one_file = bool(parquet) and (path.is_file() or not is_table(source))
+    if not is_one_file and path.suffix not in LENGTH_FILES and not is_table(source):
         return None
-    if not path.is_file():
+    if (is_one_file or path.suffix in LENGTH_FILES) and not path.is_file():
         raise InputError(f"{path}: no such file; give a file of lengths, a histogram.json, or TFRecords")
-    if table:
-        values = read_column_lengths(path, table["column"])
+    if parquet and is_one_file:
+        values = read_column_lengths(path, parquet["column"] or column)
+    elif is_table(source):
+        values = lengths_of_table(source, column or TOKENS_COLUMN)
     else:
         values = _read_npy(path) if path.suffix == ".npy" else _read_text(path)
     if not values.size:

@@ -31,8 +31,10 @@ from gaudi_bert.packing.estimate import (
     unpadding_speed_up,
 )
 from gaudi_bert.packing.exact.bounds import prove_bound
-from gaudi_bert.packing.histogram import Histogram, rescaled
+from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
 from gaudi_bert.packing.result import estimate_limit
+from gaudi_bert.records.tables.rows import table_lengths
+from gaudi_bert.records.tables.sources import TOKENS_COLUMN, is_table, table_files
 from gaudi_bert.reporting import packing_pictures
 from gaudi_bert.stages.data.histogram import histogram as count_records
 from gaudi_bert.stages.data.histogram import read_histograms
@@ -92,12 +94,16 @@ def estimate(
     algorithms: Sequence[str],
     picture: Path | None = None,
     reporter: Reporter,
+    max_sequence_length: int | None = None,
+    input_column: str = TOKENS_COLUMN,
 ) -> _EstimateResult:
     """Pack a histogram in many ways and compare.
 
     Args:
-        source: a histogram.json, the name of one that ships with the package (`wikipedia-512`), or unpacked records
-            (folder, file or glob), which are counted first.
+        source: a histogram.json, the name of one that ships with the package (`wikipedia-512`), a table of tokens, or
+            unpacked records (folder, file or glob), which are counted first.
+        max_sequence_length: slots of a pack; by default what the source says, of a table its longest row.
+        input_column: of a table, the tokens.
         depths: numbers from 1, or "max".
         algorithms: names as in `ESTIMATE_ALGORITHMS`.
         picture: also draw, as .png or .svg, efficiency over depth; and next to it, with `-histogram`, `-mixture` and
@@ -106,7 +112,7 @@ def estimate(
     requested = [parse_depth(depth) for depth in depths]
     names = [_known_algorithm(name.strip()) for name in algorithms]
     check_picture(picture)
-    histogram = histogram_of_source(source, reporter)
+    histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
     rows = _compare(histogram, requested, names, reporter)
     factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
     result = _EstimateResult(
@@ -220,8 +226,14 @@ def _draw(histogram: Histogram, result: _EstimateResult, depth: str | int, pictu
 _FOLDER = Path(__file__).resolve().parents[1] / "histograms"
 
 
-def histogram_of_source(source: str | Path, reporter: Reporter, max_sequence_length: int | None = None) -> Histogram:
-    """How many sequences of each length a histogram, a shipped one's name or records have, in packs of so many slots."""
+def histogram_of_source(
+    source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
+) -> Histogram:
+    """How many sequences of each length a histogram, a shipped one's name, a table or records have, in packs of so many
+    slots (of a table, by default its longest row)."""
+    if is_table(source):
+        lengths = lengths_of_table(source, input_column)
+        return histogram_of(lengths, max_sequence_length or int(lengths.max(initial=1)))
     shipped = _find_shipped_histogram(source)
     if shipped is not None or Path(source).suffix == ".json":
         with local_copy(shipped or Path(source)) as path:
@@ -232,6 +244,12 @@ def histogram_of_source(source: str | Path, reporter: Reporter, max_sequence_len
             count_records(source, counted, shard=None, reporter=reporter)
             histogram = read_histograms([counted]).histogram
     return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
+
+
+def lengths_of_table(source: str | Path, input_column: str) -> IntArray:
+    """Tokens of each row of a table, int64 [rows], in its order."""
+    with local_copy(source) as table:
+        return table_lengths(table_files(table).files, input_column).astype(np.int64)
 
 
 def shipped_histograms() -> dict[str, Path]:

@@ -178,7 +178,8 @@ def check_numbers(packed: Path, metadata: Metadata | TableMetadata) -> None:
             f"{packed / METADATA_NAME}: shard {_first_out_of_order(table.given_names)} is out of order; {metadata.remedy}"
         )
     for number, shards in enumerate(table.group_sizes.tolist()):
-        if shards % metadata.shard_multiple:
+        fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
+        if shards % metadata.shard_multiple and not fewer:
             raise FailedError(
                 f"{packed / METADATA_NAME}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
                 f" {shards} shards; {metadata.remedy}"

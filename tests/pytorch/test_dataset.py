@@ -239,7 +239,7 @@ def test_what_pack_makes_of_a_table_is_read(tmp_path: Path) -> None:
         settings.model_copy(update={"index_only": True}),
         reporter=Reporter(quiet=True),
     )
-    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; pack the table"):
+    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; give the table"):
         PackedDataset(tmp_path / "index")
     seen = []
     for row in PackedDataset(tmp_path / "packed"):

@@ -273,7 +273,8 @@ def _footer(path: Path) -> _Footer:
     names = schema.names
     if _TOKENLESS.issubset(names) and "input_ids" not in names:
         raise InputError(
-            f"{path}: is an index, which holds no tokens; pack the table again without --index-only to read packs"
+            f"{path}: is an index, which holds no tokens; give the table that it was made of, too: table=..., or pack again "
+            "without --index-only"
         )
     for name in _NEEDED:
         if name not in names:

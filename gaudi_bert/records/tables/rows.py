@@ -15,11 +15,20 @@ import numpy as np
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.tables.arrow import require_pyarrow
-from gaudi_bert.records.tables.parts import TablePart, read_parts
-from gaudi_bert.records.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns
+from gaudi_bert.common.files import regular
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
+from gaudi_bert.records.tables.sources import (
+    MASK_COLUMN,
+    TOKENS_COLUMN,
+    TableColumns,
+    check_same_columns,
+    columns_of,
+    is_list,
+)
 
 _LARGEST_LENGTH = 2**31 - 1
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
 
 
 class ListValues(NamedTuple):
@@ -98,13 +107,26 @@ def read_rows(
     )
 
 
+def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
+    """Tokens of each row of a table, int32 [rows], in its order; `tokens` is what `input_ids` is called there."""
+    mask = {MASK_COLUMN} & set(table_schema(files[0]).names)
+    columns = columns_of(files[0], [*mask], tokens).tokens_only()
+    check_same_columns(files, columns)
+    lengths = [np.zeros(0, np.int32)]
+    for file in files:
+        for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):
+            lengths.append(read_rows([PartShare(part, 0)], columns, keep_values=False).lengths)
+    return np.concatenate(lengths)
+
+
 def _part_tables(shares: Sequence[PartShare], columns: TableColumns, threads: bool) -> Iterable[tuple[PartShare, Any]]:
     of_files: dict[Path, list[PartShare]] = {}
     for share in shares:
         of_files.setdefault(share.part.path, []).append(share)
     for of_file in of_files.values():
         parts = [share.part for share in of_file]
-        yield from zip(of_file, read_parts(parts, columns.names, columns.schema, threads), strict=True)
+        tables = read_parts(parts, columns.stored_names, columns.schema, threads)
+        yield from zip(of_file, (table.rename_columns(columns.names) for table in tables), strict=True)
 
 
 def _chosen(share: PartShare, table: Any) -> tuple[IntArray, Any]:
@@ -183,6 +205,17 @@ def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValue
     if pyarrow.types.is_boolean(values.type):
         values = values.cast(pyarrow.uint8())
     return ListValues(values.to_numpy(), offsets)
+
+
+def read_lists(path: Path) -> dict[str, ListValues]:
+    """All columns of lists of a Parquet file, whole."""
+    require_pyarrow()
+    from pyarrow import parquet
+
+    with explained_arrow_errors(path):
+        table = validated(path, parquet.read_table(regular(path)))
+    lists = [field.name for field in table.schema if is_list(field.type)]
+    return {name: list_values(path, 0, name, table.column(name)) for name in lists}
 
 
 # --- rows that stay together go to one group of parts: that in which their value first occurs

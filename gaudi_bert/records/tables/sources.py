@@ -149,21 +149,32 @@ class TableColumns:
         schema: the pyarrow schema of all columns of the table.
         aligned: lists along the tokens; `input_ids` is the first.
         scalars: one value per row.
+        tokens: what `input_ids` is called in the table.
     """
 
     schema: Any
     aligned: Mapping[str, Any]
     scalars: Mapping[str, Any]
+    tokens: str = TOKENS_COLUMN
 
     @property
     def names(self) -> list[str]:
         """All of them."""
         return [*self.aligned, *self.scalars]
 
+    @property
+    def stored_names(self) -> list[str]:
+        """As the table calls them, in the same order."""
+        return [self.stored(name) for name in self.names]
+
+    def stored(self, name: str) -> str:
+        """What the table calls a column."""
+        return self.tokens if name == TOKENS_COLUMN else name
+
     def tokens_only(self, *others: str) -> TableColumns:
         """`input_ids`, the mask if there is one, and `others`: what tells the lengths."""
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
-        return TableColumns(self.schema, aligned, {name: self.scalars[name] for name in others})
+        return TableColumns(self.schema, aligned, {name: self.scalars[name] for name in others}, self.tokens)
 
 
 def is_list(kind: Any) -> bool:
@@ -177,26 +188,32 @@ def same_type(one: Any, other: Any) -> bool:
     return bool(one.value_type == other.value_type if is_list(one) and is_list(other) else one == other)
 
 
-def columns_of(path: Path, chosen: Sequence[str] | None = None) -> TableColumns:
+def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
     """The columns of a table, as its first file has them.
 
     Args:
         path: the first file.
         chosen: the columns to pack; all when None.
+        tokens: what `input_ids` is called there.
     """
     schema = table_schema(path)
     names = list(schema.names)
-    if TOKENS_COLUMN not in names:
-        raise InputError(f"{path}: has no column {TOKENS_COLUMN} (it has {', '.join(names)}); tokenise the text first")
+    if tokens not in names:
+        raise InputError(
+            f"{path}: has no column {tokens} (it has {', '.join(names)}); name the token ids with --input-column, or make "
+            "some of text with `gaudi-bert tokenize`"
+        )
     for name in chosen or ():
         if name not in names:
             raise InputError(f"{path}: has no column {name}; it has {', '.join(names)}")
-    packed = [name for name in names if chosen is None or name in chosen or name == TOKENS_COLUMN]
+    packed = [name for name in names if chosen is None or name in chosen or name == tokens]
+    if tokens != TOKENS_COLUMN and TOKENS_COLUMN in packed:
+        raise InputError(f"{path}: has a column {TOKENS_COLUMN} beside {tokens}; {_leave_out(TOKENS_COLUMN)}")
     if len(set(packed)) < len(packed):
         raise InputError(f"{path}: has two columns of one name among {', '.join(packed)}; rename one")
     aligned, scalars = {}, {}
-    for name in sorted(packed, key=lambda name: name != TOKENS_COLUMN):
-        kind = schema.field(name).type
+    for stored in sorted(packed, key=lambda name: name != tokens):
+        kind, name = schema.field(stored).type, TOKENS_COLUMN if stored == tokens else stored
         if name in _ADDED_COLUMNS:
             raise InputError(f"{path}: column {name} has a name that packing writes itself; {_leave_out(name)}")
         if is_list(kind):
@@ -207,7 +224,7 @@ def columns_of(path: Path, chosen: Sequence[str] | None = None) -> TableColumns:
             raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
         else:
             scalars[name] = kind
-    return TableColumns(schema, aligned, scalars)
+    return TableColumns(schema, aligned, scalars, tokens)
 
 
 def _value_type(path: Path, name: str, kind: Any) -> Any:
@@ -254,7 +271,7 @@ def check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
     """Every file must have the columns of the first, with their types."""
     for path in files[1:]:
         schema = table_schema(path)
-        for name in columns.names:
+        for name in columns.stored_names:
             if name not in schema.names:
                 raise InputError(f"{path}: has no column {name}, which {files[0].name} has; give all files the same columns")
             kind, first = schema.field(name).type, columns.schema.field(name).type

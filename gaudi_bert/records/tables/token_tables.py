@@ -31,7 +31,7 @@ from gaudi_bert.records.schema import MAX_SEGMENT_ID, MAX_SEQUENCE_LENGTH, MAX_T
 from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.parts import TablePart, list_parts, read_parts, table_schema
 from gaudi_bert.records.tables.rows import ListValues, list_values, refuse_rows, refuse_unequal
-from gaudi_bert.records.tables.sources import is_list
+from gaudi_bert.records.tables.sources import TOKENS_COLUMN, is_list
 from gaudi_bert.records.unpacked_encoder import SequenceArrays
 
 _MASK_COLUMNS = ("attention_mask", "input_mask")
@@ -72,17 +72,22 @@ class _TableSizes:
     kept: Mapping[Path, Sequence[KeptBatch]]
 
 
-def measure_tables(files: Sequence[Path]) -> _TableSizes:
-    """Read `files` once for the sizes that their examples need (`max_predictions` is at least 1)."""
+def measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) -> _TableSizes:
+    """Read `files` once for the sizes that their examples need (`max_predictions` is at least 1).
+
+    Args:
+        files: the tables.
+        tokens_column: what `input_ids` is called there.
+    """
     rows = tokens = longest = most_masked = 0
     ignored: set[str] = set()
     kept: dict[Path, list[KeptBatch]] = {}
     room = _MOST_KEPT_BYTES
     for path in files:
-        used, unused = _columns(path)
+        used, unused = _columns(path, tokens_column)
         ignored |= set(unused)
         of_file: list[KeptBatch] = []
-        for part, sequences in _checked_batches(path, used):
+        for part, sequences in _checked_batches(path, used, tokens_column):
             rows += sequences.lengths.size
             tokens += int(sequences.lengths.sum())
             longest = max(longest, int(sequences.lengths.max()))
@@ -102,6 +107,7 @@ def read_sequences(
     max_sequence_length: int | None = None,
     max_predictions: int | None = None,
     kept: Sequence[KeptBatch] | None = None,
+    tokens_column: str = TOKENS_COLUMN,
 ) -> Iterator[SequenceArrays]:
     """The sequences of one table, in order, a batch of rows at a time.
 
@@ -109,19 +115,24 @@ def read_sequences(
         path: the table.
         max_sequence_length, max_predictions: what a row may hold; None for the limits of the contract.
         kept: what measuring has kept of it, so that it need not be read again; None where that is nothing.
+        tokens_column: what `input_ids` is called in it.
     """
-    for part, sequences in _checked_batches(path, _columns(path)[0]) if kept is None else kept:
+    if kept is None:
+        batches = _checked_batches(path, _columns(path, tokens_column)[0], tokens_column)
+    for part, sequences in batches if kept is None else kept:
         cut = "raise --max-sequence-length, or cut the sequences before"
         _refuse_more(part, sequences.lengths, 1, max_sequence_length, "tokens", cut)
         _refuse_more(part, sequences.masked, 0, max_predictions, "masked positions", "raise --max-predictions")
         yield sequences
 
 
-def _checked_batches(path: Path, used: Sequence[str]) -> Iterator[KeptBatch]:
+def _checked_batches(path: Path, used: Sequence[str], tokens_column: str) -> Iterator[KeptBatch]:
     """Batches of rows with these columns, each found to be sequences."""
-    parts = list_parts(path, used, _ROWS_PER_BATCH, _BYTES_PER_BATCH)
+    stored = [tokens_column if name == TOKENS_COLUMN else name for name in used]
+    parts = list_parts(path, stored, _ROWS_PER_BATCH, _BYTES_PER_BATCH)
     predicted = visible = 0
-    for part, table in zip(parts, read_parts(parts, used, table_schema(path), threads=False), strict=True):
+    tables = read_parts(parts, stored, table_schema(path), threads=False)
+    for part, table in zip(parts, (table.rename_columns(list(used)) for table in tables), strict=True):
         for start in range(0, part.rows, _ROWS_PER_BATCH):
             rows = table.slice(start, _ROWS_PER_BATCH)
             batch = part._replace(first_row=part.first_row + start, rows=rows.num_rows)
@@ -134,19 +145,22 @@ def _checked_batches(path: Path, used: Sequence[str]) -> Iterator[KeptBatch]:
             yield batch, sequences
 
 
-def _columns(path: Path) -> tuple[list[str], list[str]]:
-    """The columns of a table that are read, and those that are not."""
+def _columns(path: Path, tokens_column: str) -> tuple[list[str], list[str]]:
+    """The columns of a table that are read, by our names, and those that are not."""
     schema = table_schema(path)
     names = list(schema.names)
-    if "input_ids" not in names:
-        raise InputError(f"{path}: has no column input_ids (it has {', '.join(names)}); tokenise the text first")
-    known = ("input_ids", "labels", *_MASK_COLUMNS, *_SEGMENT_COLUMNS, *_LABEL_COLUMNS, *_MASKED_COLUMNS)
+    if tokens_column not in names:
+        raise InputError(
+            f"{path}: has no column {tokens_column} (it has {', '.join(names)}); name the token ids with --input-column"
+        )
+    known = (tokens_column, "labels", *_MASK_COLUMNS, *_SEGMENT_COLUMNS, *_LABEL_COLUMNS, *_MASKED_COLUMNS)
     used = [name for name in names if name in known]
     if "masked_lm_positions" in used and "masked_lm_ids" not in used and "labels" not in used:
         raise InputError(f"{path}: has a column masked_lm_positions, but no column masked_lm_ids; add it, or leave both out")
     for name in used:
         _check_type(path, name, schema.field(name).type)
-    return used, [name for name in names if name not in known]
+    ours = [TOKENS_COLUMN if name == tokens_column else name for name in used]
+    return ours, [name for name in names if name not in known]
 
 
 def _check_type(path: Path, name: str, kind: Any) -> None:

@@ -19,7 +19,7 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.tables.arrow import require_pyarrow
-from gaudi_bert.records.tables.sources import file_identity, table_files
+from gaudi_bert.records.tables.sources import TOKENS_COLUMN, file_identity, table_files
 from gaudi_bert.records.tables.token_tables import KeptBatch, measure_tables, read_sequences
 from gaudi_bert.records.unpacked_encoder import UnpackedEncoder
 from gaudi_bert.stages.grouped_output import GroupedOutput
@@ -35,6 +35,7 @@ def import_tables(
     shard: tuple[int, int] | None = None,
     reporter: Reporter,
     overwrite: bool = False,
+    input_column: str = TOKENS_COLUMN,
 ) -> Made[ImportedSoFar]:
     """Write the sequences of `source` to `out` as unpacked examples.
 
@@ -42,6 +43,7 @@ def import_tables(
         source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or a split of a saved `Dataset`.
         max_sequence_length: L; the longest row when None (what does not fit into memory is read once more to find it).
         max_predictions: P; the most masked positions of a row when None, and 1 where nothing is masked.
+        input_column: what `input_ids` is called.
     """
     require_pyarrow()
     tables = table_files(source)
@@ -52,7 +54,9 @@ def import_tables(
             "--shard needs --max-sequence-length and --max-predictions, so that all shards write the same sizes"
         )
     targets = dict(zip((out / name for name in _record_names(tables.files)), tables.files, strict=True))
-    settings = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
+    settings: dict[str, object] = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
+    if input_column != TOKENS_COLUMN:
+        settings["input_column"] = input_column
     inputs = {path.name: file_identity(path) for path in tables.files}
     signature = Signature("import", settings, inputs)
     output: GroupedOutput[Path, ImportedTable] = GroupedOutput(
@@ -63,10 +67,11 @@ def import_tables(
     number, shards = shard or (0, 1)
     share = list(targets)[number::shards]
     with output.removed_on_bad_input() if shard is None else nullcontext():
-        schema, read_before, ignored_columns = _sizes(tables.files, max_sequence_length, max_predictions)
+        schema, read_before, ignored_columns = _sizes(tables.files, max_sequence_length, max_predictions, input_column)
         with reporter.task("import", sum(targets[target].stat().st_size for target in share), "bytes") as task:
             for target in share:
-                _import_file(targets[target], target, schema, read_before.pop(targets[target], None), output)
+                kept = read_before.pop(targets[target], None)
+                _import_file(targets[target], target, schema, kept, output, input_column)
                 task.advance(targets[target].stat().st_size)
     if ignored_columns:
         reporter.say(f"columns that are not used: {', '.join(ignored_columns)}")
@@ -92,12 +97,12 @@ def _finish(
 
 
 def _sizes(
-    files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None
+    files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None, input_column: str
 ) -> tuple[UnpackedSchema, dict[Path, Sequence[KeptBatch]], tuple[str, ...]]:
     """The sizes of the examples, measured where they are not given; rows that were read for that; columns without use."""
     if max_sequence_length is not None and max_predictions is not None:
         return UnpackedSchema(max_sequence_length, max_predictions), {}, ()
-    measured = measure_tables(files)
+    measured = measure_tables(files, input_column)
     schema = UnpackedSchema(max_sequence_length or measured.max_sequence_length, max_predictions or measured.max_predictions)
     return schema, dict(measured.kept), measured.ignored_columns
 
@@ -117,6 +122,7 @@ def _import_file(
     schema: UnpackedSchema,
     read_before: Sequence[KeptBatch] | None,
     output: GroupedOutput[Path, ImportedTable],
+    input_column: str,
 ) -> None:
     """Convert one table, unless it is done already; the count beside it is written after it."""
     if target.exists() and output.whole([target]):
@@ -124,7 +130,9 @@ def _import_file(
     count = 0
     encoder = UnpackedEncoder(schema)
     with atomic_file(target) as handle:
-        for sequences in read_sequences(table, schema.max_sequence_length, schema.max_predictions, read_before):
+        for sequences in read_sequences(
+            table, schema.max_sequence_length, schema.max_predictions, read_before, input_column
+        ):
             following = 0
             while following < sequences.lengths.size:
                 data, following = encoder.encode(sequences, following)

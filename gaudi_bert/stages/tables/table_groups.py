@@ -55,6 +55,9 @@ from gaudi_bert.records.tables.sources import TableColumns, check_same_columns, 
 from gaudi_bert.records.tables.sources import is_table as holds_tables
 from gaudi_bert.records.tables.write_packs import PackLayout, PackSequences, pack_bytes, table_shard_name, write_table_shard
 
+_PACKS_OF_A_SHARD = 1024
+"""A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
+one file. Readers deal packs to processes, not shards."""
 _INDEX_ROW_BYTES = 32
 """What a row takes in memory where only its length is kept."""
 
@@ -92,7 +95,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     files, left_out = table_files(source)
     if left_out:
         reporter.say(f"{source}: state.json does not name {', '.join(left_out)}; left out, as of an earlier save")
-    columns = columns_of(files[0], settings.columns)
+    columns = columns_of(files[0], settings.columns, settings.input_column)
     check_same_columns(files, columns)
     if not settings.index_only:
         check_storable(files[0], columns)
@@ -103,7 +106,7 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
             f"it has {', '.join(columns.scalars) or 'none'}"
         )
     read = columns.tokens_only(*([together] if together else [])) if settings.index_only else columns
-    parts = [list_parts(file, read.names, settings.group_sequences, settings.group_bytes) for file in files]
+    parts = [list_parts(file, read.stored_names, settings.group_sequences, settings.group_bytes) for file in files]
     file_rows = [sum(part.rows for part in of_file) for of_file in parts]
     if not sum(file_rows):
         raise InputError(f"{source}: the table holds no row; there is nothing to pack")
@@ -354,7 +357,9 @@ def _write_shards(
 ) -> Sequence[Shard]:
     layout = layout_of(table, settings)
     size = packs.packs * pack_bytes(layout) + (0 if settings.index_only or rows.scalars is None else rows.scalars.nbytes)
-    shards = count_shards(packs.packs, size, settings.shard_multiple, settings.shard_bytes)
+    shards = count_shards(
+        packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
+    )
     bounds = shard_bounds(packs.packs, shards, 0)
     scalars = rows.scalars.take(packs.rows) if layout.columns.scalars and not settings.index_only else None
     return map_in_threads(

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json
+from gaudi_bert.common.tensorflow_environment import without_keras
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.stages.tasks.answer_rows import ModelFolder, Precision, Runner
 from gaudi_bert.tasks.rows.types import Row, Sequences
@@ -44,8 +45,8 @@ class TaskFolder(ModelFolder, Protocol):
 def open_model_folder(path: Path) -> ModelFolder:
     """An encoder, whatever head it has."""
     if _is_for_tensorflow(path):
-        from gaudi_bert.stages.tasks.bert_folder import BertFolder
-
+        with without_keras():
+            from gaudi_bert.stages.tasks.bert_folder import BertFolder
         return BertFolder(path)
     from gaudi_bert.stages.tasks.torch_folder import TorchFolder
 
@@ -55,8 +56,8 @@ def open_model_folder(path: Path) -> ModelFolder:
 def open_task_folder(path: Path) -> TaskFolder:
     """A model with the head of a task."""
     if _is_for_tensorflow(path):
-        from gaudi_bert.stages.tasks.bert_folder import BertTaskFolder
-
+        with without_keras():
+            from gaudi_bert.stages.tasks.bert_folder import BertTaskFolder
         return BertTaskFolder(path)
     from gaudi_bert.stages.tasks.torch_folder import TorchTaskFolder
 

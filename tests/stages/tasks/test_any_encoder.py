@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,19 @@ def test_without_one_of_both_softwares(tmp_path: Path, monkeypatch: pytest.Monke
     write_encoder(tmp_path / "m", "roberta")
     done = answered(tmp_path, "embed", "none.npy")
     assert (done.returncode, "m: is a model of type roberta, which needs torch: pip install" in done.stderr) == (2, True)
+
+
+def test_tensorflow_is_loaded_without_keras_which_comes_when_it_is_asked_for() -> None:
+    pytest.importorskip("tensorflow", exc_type=ImportError)
+    program = """
+import sys
+from gaudi_bert.common.tensorflow_environment import without_keras
+with without_keras():
+    import tensorflow as tf
+print("keras.src" in sys.modules)
+with without_keras():
+    pass
+print(tf.keras.layers.Dense(2)(tf.ones([1, 3])).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["False", "(1, 2)"], done.stderr

@@ -1,0 +1,90 @@
+"""Packs by their numbers, for tools that want a map-style data set: a sampler decides the order, `shuffle=True` too.
+
+Pack i is the i-th of the folder, shard after shard. A few shards are open at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.pytorch.rows import Row
+
+_MOST_OPEN = 256
+
+
+class StoredPacks(Protocol):
+    """The shards of a folder, as `records/read/streams.py` has them, and their packs."""
+
+    @property
+    def sizes(self) -> IntArray:
+        """Packs of each, int64."""
+
+    def prepare(self, shard: int) -> Any:
+        """Find out what opening needs."""
+
+    def hold(self, shard: int, prepared: Any) -> None:
+        """Open a shard."""
+
+    def let_go(self, shard: int) -> None:
+        """Close it."""
+
+    def read(self, files: IntArray, records: IntArray) -> Any:
+        """Packs by shard and number, int64 [n] each; the shards are open."""
+
+
+class MappedPacks(Dataset[Row]):
+    """The packs of a folder by their numbers.
+
+    Args:
+        shards: of the folder.
+        rows_of: makes rows of what `shards.read` gives.
+    """
+
+    def __init__(self, shards: StoredPacks, rows_of: Callable[[Any], Sequence[Row]]) -> None:
+        self._shards, self._rows_of = shards, rows_of
+        self._ends = np.cumsum(shards.sizes)
+        self._open: dict[int, None] = {}
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which opens the shards itself."""
+        return MappedPacks, (self._shards, self._rows_of)
+
+    def __len__(self) -> int:
+        """All packs, whatever the number of processes: a sampler deals them."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, number: int) -> Row:
+        """One pack; a negative number counts from the end."""
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
+        """Several packs at once, which is how a `DataLoader` asks for a batch."""
+        wanted = np.asarray(numbers, np.int64)
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        if wanted.size and not 0 <= wanted.min() <= wanted.max() < len(self):
+            raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
+        shards = np.searchsorted(self._ends, wanted, side="right")
+        records = wanted - (self._ends - self._shards.sizes)[shards]
+        self._hold(np.unique(shards).tolist())
+        return list(self._rows_of(self._shards.read(shards, records)))
+
+    def _hold(self, wanted: list[int]) -> None:
+        """Open these shards, and close those that were used longest ago."""
+        if self._process != os.getpid():  # forked: what is open belongs to the parent
+            self._process, self._open = os.getpid(), {}
+        for shard in wanted:
+            if shard in self._open:
+                del self._open[shard]
+            else:
+                self._shards.hold(shard, self._shards.prepare(shard))
+            self._open[shard] = None
+        for shard in list(self._open)[: max(0, len(self._open) - max(_MOST_OPEN, len(wanted)))]:
+            del self._open[shard]
+            self._shards.let_go(shard)
