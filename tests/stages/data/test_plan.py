@@ -277,3 +277,13 @@ def test_a_histogram_is_read_alike_line_by_line_and_as_a_whole(many: list[Path],
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(InputError, match="was changed while it was read"):
         _ = listed.files[0].counts
+
+
+def test_the_shard_that_ends_last_finishes_where_it_is_told(many: list[Path], tmp_path: Path) -> None:
+    whole = plan(many, tmp_path / "whole" / "plan.json", MANY, reporter=QUIET).content
+    out = tmp_path / "shards" / "plan.json"
+    first = plan_shard(many, out, MANY, (1, 2), last_finishes=True, reporter=QUIET)
+    assert not out.exists()
+    last = plan_shard(many, out, MANY, (0, 2), last_finishes=True, reporter=QUIET)
+    assert (first.groups, last.content) == (64, whole)
+    assert files_of(tmp_path / "shards") == files_of(tmp_path / "whole")
