@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from measuring import show
 
-from gaudi_bert.artefacts.packed import mixing_batch_packs
+from gaudi_bert.artefacts.verification import mixing_batch_packs
 from gaudi_bert.common.arrays import IntArray, permutation, random_words
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings

@@ -71,8 +71,10 @@ def make_hole(path: Path, size: int) -> None:
 
 def make_groups(folder: Path) -> dict[str, Any]:
     """Manifests, and what they name, for all groups of a plan."""
-    from gaudi_bert.artefacts.packed import GroupManifest, InputFile, Shard, manifest_path, of_counts
+    from gaudi_bert.artefacts.packed import GroupManifest, of_counts
     from gaudi_bert.artefacts.plan import WritablePlan
+    from gaudi_bert.artefacts.references import InputFile, manifest_path
+    from gaudi_bert.artefacts.shards import Shard
     from gaudi_bert.records.assign import shard_bounds
     from gaudi_bert.records.wire.shard_index import index_bytes, index_path
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gaudi_bert.artefacts.base import Artefact, Count, Figures, Positive
-from gaudi_bert.artefacts.packed import VocabularyInfo
+from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME
 
 REMEDY = "prepare the examples again"

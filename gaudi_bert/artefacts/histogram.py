@@ -16,7 +16,8 @@ import numpy as np
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, ValidationError, model_validator
 
 from gaudi_bert.artefacts.base import Artefact, Count, Length
-from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo, of_counts
+from gaudi_bert.artefacts.packed import of_counts
+from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import open_file

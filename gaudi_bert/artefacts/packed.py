@@ -1,4 +1,4 @@
-"""The files of a packed folder: metadata.json, a manifest per group, verification.json; of TFRecords and of tables.
+"""The files of a packed folder: metadata.json and a manifest per group; of TFRecords and of tables.
 
 metadata.json is written last, so a folder that has it is whole; the trainer takes every size from it. It holds totals, and
 arrays for each group (up to format_version 1, an entry for each shard). A manifest is written after the shards of its group.
@@ -11,10 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,155 +21,11 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share, check_version
-from gaudi_bert.artefacts.completion import first_difference
+from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, InputTable, VocabularyInfo
+from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.figures import PackingFigures
-from gaudi_bert.common.files import read_file
-
-METADATA_NAME = "metadata.json"
-VERIFICATION_NAME = "verification.json"
-
-
-def manifest_path(folder: Path, group: int) -> Path:
-    """Where the manifest of `group` lies in a packed folder."""
-    return folder / f"group-{group:05d}.json"
-
-
-class InputFile(Artefact):
-    """An input file: its name relative to RECORDS, size and CRC-32C of the file as it lies on the disk."""
-
-    name: str
-    bytes: Count
-    crc32c: Crc32c
-
-
-class InputTable(InputFile):
-    """A table file and its number of rows; rows are numbered through all files in the order of their names."""
-
-    rows: Count
-
-
-class Shard(Artefact):
-    """A packed file: its name in the folder, its packs, size and CRC-32C (None where the predecessor did not record it)."""
-
-    name: str
-    packs: Count
-    bytes: Count
-    crc32c: Crc32c | None = None
-
-
-class GroupShards(Artefact):
-    """The shards of a group in their order, and what its manifest is known by.
-
-    Attributes:
-        packs, bytes: of each shard.
-        manifest_crc32c: of the manifest's bytes, which say the CRC of every shard.
-    """
-
-    packs: tuple[Count, ...] = Field(min_length=1)
-    bytes: tuple[Count, ...]
-    manifest_crc32c: Crc32c
-
-    @model_validator(mode="after")
-    def _of_the_same_shards(self) -> GroupShards:
-        if len(self.packs) != len(self.bytes):
-            raise ValueError(f"packs of {len(self.packs)} shards, bytes of {len(self.bytes)}")
-        return self
-
-
-@dataclass(frozen=True)
-class ShardTable:
-    """The shards of a packed folder as arrays, which hold 640,000 of them in few megabytes.
-
-    Attributes:
-        packs, bytes: of each shard, int64 [shards].
-        group_firsts: the number of the first shard of each group, int64 [groups].
-        ending: of the files, with its dot; "" where `given_names` are all that is known.
-        given_names: of folders whose files are not named by group and shard (the predecessor's).
-    """
-
-    packs: IntArray
-    bytes: IntArray
-    group_firsts: IntArray
-    ending: str
-    given_names: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.packs)
-
-    def place(self, shard: int) -> tuple[int, int]:
-        """The group of a shard, and its number in this group."""
-        group = int(np.searchsorted(self.group_firsts, shard, side="right")) - 1
-        return group, shard - int(self.group_firsts[group])
-
-    def name(self, shard: int) -> str:
-        """Its file in the folder."""
-        if self.given_names:
-            return self.given_names[shard]
-        group, number = self.place(shard)
-        return f"packed-{group:05d}-{number:05d}{self.ending}"
-
-    def packs_before(self, shard: int) -> int:
-        """Packs of the earlier shards of its group."""
-        _, number = self.place(shard)
-        return int(self.packs[shard - number : shard].sum())
-
-    @cached_property
-    def group_sizes(self) -> IntArray:
-        """Shards of each group, int64 [groups]."""
-        return np.diff(self.group_firsts, append=len(self))
-
-    def number(self, name: str) -> int | None:
-        """The shard with this file; None where there is none."""
-        if self.given_names:
-            return self._given_numbers.get(name)
-        match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
-        if match is None or int(match[1]) >= len(self.group_firsts) or int(match[2]) >= self.group_sizes[int(match[1])]:
-            return None
-        number = int(self.group_firsts[int(match[1])]) + int(match[2])
-        return number if self.name(number) == name else None
-
-    @cached_property
-    def _given_numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.given_names)}
-
-    @classmethod
-    def of_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
-        """Of shards that are listed group by group."""
-        sizes = np.array([len(group.packs) for group in groups], np.int64)
-        packs, size = (
-            np.fromiter(itertools.chain.from_iterable(getattr(group, key) for group in groups), np.int64, int(sizes.sum()))
-            for key in ("packs", "bytes")
-        )
-        return cls(packs, size, np.cumsum(sizes) - sizes, ending)
-
-    @classmethod
-    def of(cls, shards: Sequence[Shard]) -> ShardTable:
-        """Of shards that are listed one by one."""
-        names = tuple(shard.name for shard in shards)
-        packs, sizes = (np.array([getattr(shard, key) for shard in shards], np.int64) for key in ("packs", "bytes"))
-        firsts = np.array([number for number, name in enumerate(names) if re.fullmatch(r"packed-\d{5,}-00000\.\w+", name)])
-        table = cls(packs, sizes, firsts.astype(np.int64), Path(names[0]).suffix if names else "")
-        is_numbered = len(firsts) > 0 and all(table.name(number) == name for number, name in enumerate(names))
-        return table if is_numbered else replace(table, given_names=names, group_firsts=np.zeros(1, np.int64), ending="")
-
-
-class VocabularyInfo(Artefact):
-    """The vocabulary: its number of tokens, and the SHA-256 of the file in hexadecimal."""
-
-    size: Positive
-    sha256: str
-
-    @classmethod
-    def of(cls, path: Path) -> VocabularyInfo:
-        """Of a vocab.txt: one token per line, and only a newline ends it."""
-        try:
-            data = read_file(path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
-        # Tokens may hold other characters that Unicode counts as line breaks.
-        return cls(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())
 
 
 class _PackedTotals(Artefact):
@@ -358,118 +211,6 @@ def of_counts(counts: Sequence[int]) -> dict[str, Any]:
     return {"sequences": sum(counts), "tokens": tokens, "counts": tuple(counts)}
 
 
-class _Verified(Figures):
-    """verification.json: the result of `verify`. It lies in the verified folder, and only where the proof succeeded."""
-
-    file_name = VERIFICATION_NAME
-    remedy = "remove it and verify again"
-    only_read: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def read_of(cls, path: Path, metadata: Any) -> Self:
-        """The verification of a folder with this metadata, which a false one does not go with."""
-        stored = cls.read(path)
-        kept = {key: getattr(stored, key) for key in cls.only_read}
-        difference = first_difference(stored.as_json(), cls.of(metadata, **kept).as_json(), "by metadata.json")
-        if difference is not None:
-            raise InputError(f"{cls.path_in(path)}: {difference}; {cls.remedy}")
-        return stored
-
-    @classmethod
-    def of(cls, *args: Any, **only_read: Any) -> Self:
-        """The verification of a folder with this metadata; `only_read` are the keys that only reading the data tells."""
-        raise NotImplementedError
-
-
-class Verification(_Verified):
-    """The verification of packed TFRecords.
-
-    Attributes:
-        fingerprint: of all sequences, whatever their order: 16 hexadecimal digits.
-        balanced: whether the shards of each group differ by at most one pack.
-        dropped_packs: packs of an epoch that 1 .. 32 workers cannot share evenly; our readers continue, others drop them.
-        mixing: standard deviation of sequences per batch over that of independent draws; None for too few packs.
-    """
-
-    sequences: Count
-    tokens: Count
-    packs: Count
-    shards: Count
-    input_files: Count
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{16}$")
-    balanced: bool
-    most_dropped_packs: Count
-    dropped_packs: dict[str, Count]
-    mixing: float | None
-    fairly_mixed: bool
-    mixing_batch_packs: Positive
-
-    only_read = ("fingerprint", "mixing")
-
-    @classmethod
-    def of(cls, metadata: Metadata, fingerprint: str, mixing: float | None) -> Self:
-        """The verification of a folder with this metadata; only reading its data tells the fingerprint and the mixing."""
-        table = metadata.shard_table
-        dropped, batch = dropped_packs(metadata.packs), mixing_batch_packs(table.packs)
-        batches = int((table.packs // batch).sum())
-        mixing = mixing if tells_mixing(batch, batches) else None
-        return cls(
-            sequences=metadata.sequences,
-            tokens=metadata.tokens,
-            packs=metadata.packs,
-            shards=len(table),
-            input_files=metadata.packed_files,
-            fingerprint=fingerprint,
-            balanced=is_balanced(table),
-            most_dropped_packs=max(dropped.values()),
-            dropped_packs={str(workers): count for workers, count in dropped.items()},
-            mixing=mixing,
-            fairly_mixed=is_fair(mixing, batches),
-            mixing_batch_packs=batch,
-        )
-
-
-# How even the shards are, and whether any batch is a fair sample of the data: the number of sequences in a batch of b packs
-# varies as if the packs were drawn independently, whose standard deviation is that of one pack times the square root of b.
-# A folder with one strategy per file (as the predecessor wrote) varies many times more.
-
-_FAIR_RATIO = 1.2
-_FEWEST_BATCHES = 20
-_MOST_WORKERS = 32
-
-
-def mixing_batch_packs(packs: IntArray) -> int:
-    """The largest batch, a power of two up to 256, of which the median shard holds at least four; int64 [shards]."""
-    median = int(np.sort(packs)[len(packs) // 2]) if len(packs) else 0
-    return int(2 ** min(8, max(0, int(math.log2(max(1, median // 4))))))
-
-
-def tells_mixing(batch_packs: int, batches: int) -> bool:
-    """Whether so many batches can tell how well they are mixed."""
-    return batch_packs >= 2 and batches >= _FEWEST_BATCHES
-
-
-def is_fair(ratio: float | None, batches: int) -> bool:
-    """Whether a ratio of deviations is at most 1.2, or within four standard errors of 1 where there are few batches."""
-    return ratio is None or ratio <= max(_FAIR_RATIO, 1 + 4 / math.sqrt(2 * max(1, batches)))
-
-
-def is_balanced(table: ShardTable) -> bool:
-    """Whether the shards of each group hold equal packs, to within one."""
-    if not len(table):
-        return True
-    most, least = (function.reduceat(table.packs, table.group_firsts) for function in (np.maximum, np.minimum))
-    return bool((most - least <= 1).all())
-
-
-def dropped_packs(packs: int) -> dict[int, int]:
-    """Packs of an epoch that do not go round, by number of workers W = 1 .. 32, when rank r takes pack i with i mod W = r.
-
-    Our trainer counts on into the next epoch and drops none of them; a reader that ends with the epoch drops them.
-    """
-    return {workers: packs % workers for workers in range(1, _MOST_WORKERS + 1)}
-
-
 # --- packed tables
 
 
@@ -597,29 +338,6 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         """All but the long lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": self.group_count, "shards": len(self.shard_table)}
-
-
-class TableVerification(_Verified):
-    """The verification of packed tables."""
-
-    format: Literal["table"]
-    rows: Count
-    sequences: Count
-    tokens: Count
-    packs: Count
-    shards: Count
-    groups: Count
-    columns: tuple[str, ...]
-    index_only: bool
-    too_long: TooLongRows
-
-    @classmethod
-    def of(cls, metadata: TableMetadata) -> Self:
-        """The verification of a folder with this metadata: all of it follows."""
-        copied = ("format", "rows", "sequences", "tokens", "packs", "index_only", "too_long")
-        columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
-        counts: dict[str, Any] = {"groups": metadata.group_count, "shards": len(metadata.shard_table)}
-        return cls(**{key: getattr(metadata, key) for key in copied}, **counts, columns=columns)
 
 
 class _Kind(Figures):

@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share, check_version
-from gaudi_bert.artefacts.packed import InputFile, VocabularyInfo
+from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.figures import PackingFigures

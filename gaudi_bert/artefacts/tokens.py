@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gaudi_bert.artefacts.base import Artefact, Count, Figures, Length
-from gaudi_bert.artefacts.packed import TooLongRows, VocabularyInfo
+from gaudi_bert.artefacts.packed import TooLongRows
+from gaudi_bert.artefacts.references import VocabularyInfo
 
 _REMEDY = "tokenise the texts again with --overwrite"
 

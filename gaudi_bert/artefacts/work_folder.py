@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gaudi_bert.artefacts.packed import METADATA_NAME, VERIFICATION_NAME, manifest_path
+from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, manifest_path
 from gaudi_bert.artefacts.store.location import place_below
 from gaudi_bert.config.pipeline import PipelineSettings
 

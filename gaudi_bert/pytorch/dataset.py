@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gaudi_bert.artefacts.packed import METADATA_NAME
+from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.indexed import IndexedTable

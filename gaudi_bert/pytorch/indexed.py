@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import METADATA_NAME, TableMetadata
+from gaudi_bert.artefacts.packed import TableMetadata
+from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import tells_mixing
+from gaudi_bert.artefacts.verification import tells_mixing
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.records.fingerprint import CLASSES, PackSizes, ScannedPacks, add_hashes, hash_unpacked, scan_packed
 from gaudi_bert.records.read.scan import PIECE_BYTES, RecordScan, UnpackedFormat

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT
-from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, Shard, ShardTable
+from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.plan import Plan
+from gaudi_bert.artefacts.references import METADATA_NAME
+from gaudi_bert.artefacts.shards import Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.figures import PackingFigures

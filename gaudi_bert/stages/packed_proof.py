@@ -24,17 +24,9 @@ import numpy as np
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
-from gaudi_bert.artefacts.packed import (
-    METADATA_NAME,
-    VERIFICATION_NAME,
-    InputFile,
-    Metadata,
-    Shard,
-    TableMetadata,
-    TableVerification,
-    Verification,
-    manifest_path,
-)
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, InputFile, manifest_path
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
     files_in,
@@ -45,6 +37,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
     remove,
     shown,
 )
+from gaudi_bert.artefacts.verification import TableVerification, Verification
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TableVerification, Verification
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.plan import PlanTotals
+from gaudi_bert.artefacts.verification import TableVerification, Verification
 
 Content = TypeVar("Content")
 

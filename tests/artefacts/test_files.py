@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata, Verification, manifest_path
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata
 from gaudi_bert.artefacts.plan import Plan, WritablePlan
+from gaudi_bert.artefacts.references import manifest_path
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.stages.data.verify import verify
 from tests.builders.packing_case import PackingCase, make_case

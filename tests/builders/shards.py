@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import GroupManifest, Shard, TableGroupManifest, manifest_path
+from gaudi_bert.artefacts.packed import GroupManifest, TableGroupManifest
+from gaudi_bert.artefacts.references import manifest_path
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.wire.crc32c import crc32c
 from gaudi_bert.records.wire.framing import FRAME_BYTES, read_records

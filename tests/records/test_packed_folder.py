@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.packed import Metadata, Shard
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.packed_folder import read_metadata, write_predecessor_metadata
 from gaudi_bert.records.schema import PackedSchema

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, TableMetadata
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, read_json, regular

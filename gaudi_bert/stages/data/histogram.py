@@ -21,7 +21,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile, ListedFile, ListedHistogram, list_histogram
-from gaudi_bert.artefacts.packed import VocabularyInfo
+from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
 from gaudi_bert.artefacts.store.objects import Objects

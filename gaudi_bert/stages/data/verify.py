@@ -22,22 +22,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from gaudi_bert.artefacts.completion import read_signature, settings_path
-from gaudi_bert.artefacts.packed import (
-    METADATA_NAME,
-    GroupManifest,
-    InputFile,
-    Metadata,
-    PackedSums,
-    Shard,
-    ShardTable,
-    Verification,
-    VocabularyInfo,
-    manifest_path,
-    mixing_batch_packs,
-    of_counts,
-)
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
+from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.shards import Shard, ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.verification import Verification, mixing_batch_packs
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file

@@ -19,18 +19,10 @@ import numpy as np
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.packed import (
-    METADATA_NAME,
-    GroupManifest,
-    InputFile,
-    Metadata,
-    PackedSums,
-    Shard,
-    VocabularyInfo,
-    manifest_path,
-    of_counts,
-)
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
+from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release

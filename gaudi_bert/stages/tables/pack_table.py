@@ -14,7 +14,8 @@ from pathlib import Path
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.packed import METADATA_NAME, TableGroupManifest, TableMetadata, manifest_path
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
+from gaudi_bert.artefacts.references import METADATA_NAME, manifest_path
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, release
 from gaudi_bert.common.errors import FailedError, InputError

@@ -19,15 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import (
-    InputTable,
-    PackedSums,
-    Shard,
-    TableGroupManifest,
-    TableMetadata,
-    TooLongRows,
-    of_counts,
-)
+from gaudi_bert.artefacts.packed import PackedSums, TableGroupManifest, TableMetadata, TooLongRows, of_counts
+from gaudi_bert.artefacts.references import InputTable
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.packed import TooLongRows, VocabularyInfo
+from gaudi_bert.artefacts.packed import TooLongRows
+from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown
 from gaudi_bert.artefacts.tokens import TextInput, TokenisedPart, TokenisedTexts, tokens_path

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, VocabularyInfo
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo
 from gaudi_bert.artefacts.store.copies import fetch_below, local_copies, mirrored_bucket
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored

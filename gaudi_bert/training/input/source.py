@@ -20,7 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.packed import METADATA_NAME, Metadata, ShardTable
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.references import METADATA_NAME
+from gaudi_bert.artefacts.shards import ShardTable
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file

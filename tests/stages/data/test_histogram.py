@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.artefacts.packed import VocabularyInfo
+from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.stages.data.histogram import histogram, read_histograms

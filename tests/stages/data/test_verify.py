@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gaudi_bert.artefacts.packed import GroupShards, ShardTable, dropped_packs, is_balanced, is_fair, mixing_batch_packs
+from gaudi_bert.artefacts.shards import GroupShards, ShardTable
+from gaudi_bert.artefacts.verification import dropped_packs, is_balanced, is_fair, mixing_batch_packs
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.records.file_contents import Mixing

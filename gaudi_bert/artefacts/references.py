@@ -1,0 +1,52 @@
+"""What several artefacts refer to: the files of a packed folder by their names, input files, the vocabulary.
+
+Apart from `packed.py`, which needs numpy: `run` starts without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Positive
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import read_file
+
+METADATA_NAME = "metadata.json"
+VERIFICATION_NAME = "verification.json"
+
+
+def manifest_path(folder: Path, group: int) -> Path:
+    """Where the manifest of `group` lies in a packed folder."""
+    return folder / f"group-{group:05d}.json"
+
+
+class InputFile(Artefact):
+    """An input file: its name relative to RECORDS, size and CRC-32C of the file as it lies on the disk."""
+
+    name: str
+    bytes: Count
+    crc32c: Crc32c
+
+
+class InputTable(InputFile):
+    """A table file and its number of rows; rows are numbered through all files in the order of their names."""
+
+    rows: Count
+
+
+class VocabularyInfo(Artefact):
+    """The vocabulary: its number of tokens, and the SHA-256 of the file in hexadecimal."""
+
+    size: Positive
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> VocabularyInfo:
+        """Of a vocab.txt: one token per line, and only a newline ends it."""
+        try:
+            data = read_file(path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}; check the path") from error
+        # Tokens may hold other characters that Unicode counts as line breaks.
+        return cls(size=len(data.removesuffix(b"\n").split(b"\n")), sha256=hashlib.sha256(data).hexdigest())

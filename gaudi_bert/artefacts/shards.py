@@ -1,0 +1,121 @@
+"""The shards of a packed folder: one by one as manifests list them, by group as metadata.json does, and as arrays."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from gaudi_bert.artefacts.base import Artefact, Count, Crc32c
+from gaudi_bert.common.arrays import IntArray
+
+
+class Shard(Artefact):
+    """A packed file: its name in the folder, its packs, size and CRC-32C (None where the predecessor did not record it)."""
+
+    name: str
+    packs: Count
+    bytes: Count
+    crc32c: Crc32c | None = None
+
+
+class GroupShards(Artefact):
+    """The shards of a group in their order, and what its manifest is known by.
+
+    Attributes:
+        packs, bytes: of each shard.
+        manifest_crc32c: of the manifest's bytes, which say the CRC of every shard.
+    """
+
+    packs: tuple[Count, ...] = Field(min_length=1)
+    bytes: tuple[Count, ...]
+    manifest_crc32c: Crc32c
+
+    @model_validator(mode="after")
+    def _of_the_same_shards(self) -> GroupShards:
+        if len(self.packs) != len(self.bytes):
+            raise ValueError(f"packs of {len(self.packs)} shards, bytes of {len(self.bytes)}")
+        return self
+
+
+@dataclass(frozen=True)
+class ShardTable:
+    """The shards of a packed folder as arrays, which hold 640,000 of them in few megabytes.
+
+    Attributes:
+        packs, bytes: of each shard, int64 [shards].
+        group_firsts: the number of the first shard of each group, int64 [groups].
+        ending: of the files, with its dot; "" where `given_names` are all that is known.
+        given_names: of folders whose files are not named by group and shard (the predecessor's).
+    """
+
+    packs: IntArray
+    bytes: IntArray
+    group_firsts: IntArray
+    ending: str
+    given_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.packs)
+
+    def place(self, shard: int) -> tuple[int, int]:
+        """The group of a shard, and its number in this group."""
+        group = int(np.searchsorted(self.group_firsts, shard, side="right")) - 1
+        return group, shard - int(self.group_firsts[group])
+
+    def name(self, shard: int) -> str:
+        """Its file in the folder."""
+        if self.given_names:
+            return self.given_names[shard]
+        group, number = self.place(shard)
+        return f"packed-{group:05d}-{number:05d}{self.ending}"
+
+    def packs_before(self, shard: int) -> int:
+        """Packs of the earlier shards of its group."""
+        _, number = self.place(shard)
+        return int(self.packs[shard - number : shard].sum())
+
+    @cached_property
+    def group_sizes(self) -> IntArray:
+        """Shards of each group, int64 [groups]."""
+        return np.diff(self.group_firsts, append=len(self))
+
+    def number(self, name: str) -> int | None:
+        """The shard with this file; None where there is none."""
+        if self.given_names:
+            return self._given_numbers.get(name)
+        match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})(\.\w+)", name, re.ASCII)
+        if match is None or int(match[1]) >= len(self.group_firsts) or int(match[2]) >= self.group_sizes[int(match[1])]:
+            return None
+        number = int(self.group_firsts[int(match[1])]) + int(match[2])
+        return number if self.name(number) == name else None
+
+    @cached_property
+    def _given_numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.given_names)}
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[GroupShards], ending: str) -> ShardTable:
+        """Of shards that are listed group by group."""
+        sizes = np.array([len(group.packs) for group in groups], np.int64)
+        packs, size = (
+            np.fromiter(itertools.chain.from_iterable(getattr(group, key) for group in groups), np.int64, int(sizes.sum()))
+            for key in ("packs", "bytes")
+        )
+        return cls(packs, size, np.cumsum(sizes) - sizes, ending)
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> ShardTable:
+        """Of shards that are listed one by one."""
+        names = tuple(shard.name for shard in shards)
+        packs, sizes = (np.array([getattr(shard, key) for shard in shards], np.int64) for key in ("packs", "bytes"))
+        firsts = np.array([number for number, name in enumerate(names) if re.fullmatch(r"packed-\d{5,}-00000\.\w+", name)])
+        table = cls(packs, sizes, firsts.astype(np.int64), Path(names[0]).suffix if names else "")
+        is_numbered = len(firsts) > 0 and all(table.name(number) == name for number, name in enumerate(names))
+        return table if is_numbered else replace(table, given_names=names, group_firsts=np.zeros(1, np.int64), ending="")
