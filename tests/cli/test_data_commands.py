@@ -72,7 +72,12 @@ GOOD = {"input_ids": [1, 2]}
 @pytest.mark.parametrize(
     ("name", "content", "options", "reason"),
     [
-        ("t.parquet", {"tokens": [[1]]}, PACK, "t.parquet: has no column input_ids (it has tokens); tokenise"),
+        (
+            "t.parquet",
+            {"tokens": [[1]]},
+            PACK,
+            "t.parquet: has no column input_ids (it has tokens); name the token ids with --input-column",
+        ),
         ("t.parquet", {"input_ids": [[1], []]}, PACK, "t.parquet: row 1: has no token; leave empty rows out"),
         ("t.parquet", {"input_ids": [[1], None]}, PACK, "t.parquet: row 1: input_ids is null; fill it"),
         ("t.parquet", {"input_ids": [[1], [2, None]]}, PACK, "t.parquet: row 1: input_ids holds a null; fill it"),
