@@ -121,7 +121,7 @@ def checked(seen: Watched, codes: tuple[int, ...] = (0,)) -> Watched:
 def stages(folder: Path, records: Path) -> Iterator[tuple[str, Watched]]:
     """Each stage of the data, and what it took."""
     histogram, plan, packed = folder / "histogram.json", folder / "plan.json", folder / "packed"
-    commands = {
+    commands: dict[str, list[str | Path]] = {
         "histogram": ["histogram", records, "--out", histogram],
         "plan": ["plan", histogram, "--out", plan],
         "write": ["write", records, "--plan", plan, "--out", packed],

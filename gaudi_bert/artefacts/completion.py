@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -173,10 +173,10 @@ def _other_settings(stored: Any, requested: Any) -> str | None:
     kind, *inner = keys or ("settings", "value")
     before, now = ("nothing" if value is _ABSENT else _short(value).strip('"') for value in values)
     if kind == "inputs":
-        return f"from other input ({'.'.join(inner)}: {before} there, {now} now)"
+        return f"from other input ({_joined(inner)}: {before} there, {now} now)"
     if kind == "stage":
         return f"by `{before}`, and you asked for `{now}`"
-    name = f"--{inner[0].replace('_', '-')} " if len(inner) == 1 and inner[0] in OPTIONS else f"{'.'.join(inner)} = "
+    name = f"--{inner[0].replace('_', '-')} " if len(inner) == 1 and inner[0] in OPTIONS else f"{_joined(inner)} = "
     return f"with {name}{before}; you asked for {name}{now}"
 
 
@@ -187,7 +187,12 @@ def first_difference(stored: Any, right: Any, wanted: str) -> str | None:
         return None
     keys, *values = found
     before, now = ("absent" if value is _ABSENT else _short(value) for value in values)
-    return f"{'.'.join(keys) or 'value'}: {before} there, {now} {wanted}"
+    return f"{_joined(keys) or 'value'}: {before} there, {now} {wanted}"
+
+
+def _joined(keys: Sequence[str]) -> str:
+    """A path as messages have it: `shards[2].bytes`."""
+    return "".join(key if key.startswith("[") else f".{key}" for key in keys).removeprefix(".")
 
 
 _ABSENT = object()
@@ -198,7 +203,7 @@ def _first_difference(stored: Any, right: Any) -> tuple[tuple[str, ...], Any, An
     if isinstance(stored, dict) and isinstance(right, dict):
         pairs = [(str(key), stored.get(key, _ABSENT), right.get(key, _ABSENT)) for key in {**stored, **right}]
     elif isinstance(stored, list) and isinstance(right, list) and len(stored) == len(right):
-        pairs = [(str(number), *values) for number, values in enumerate(zip(stored, right, strict=True))]
+        pairs = [(f"[{number}]", *values) for number, values in enumerate(zip(stored, right, strict=True))]
     else:
         return None if stored == right else ((), stored, right)
     for key, one, other in pairs:

@@ -60,7 +60,7 @@ def test_what_is_not_ours_is_never_taken_over(tmp_path: Path) -> None:
     ("stored", "requested", "message"),
     [
         ({"a": 1}, {"a": 1, "b": 2}, "b = nothing; you asked for b = 2"),
-        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b.1 = 2; you asked for a.b.1 = 3"),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "a.b[1] = 2; you asked for a.b[1] = 3"),
         ({"a": [1]}, {"a": [1, 2]}, "a = [1]; you asked for a = [1, 2]"),
     ],
 )
