@@ -90,7 +90,7 @@ def test_the_figures_agree_from_stage_to_stage(finished: Path) -> None:
     metadata = json.loads((work / "packed" / "train" / "metadata.json").read_text())
     sequences = examples["splits"]["train"]["sequences"]
     assert sum(histogram["counts"]) == sequences == metadata["sequences"]
-    assert sum(group["packs"] for group in plan["groups"]) == metadata["packs"]
+    assert sum(sum(part["packs"]) for part in plan["parts"]) == metadata["packs"]
     assert metadata["packs"] * 37 - metadata["padding_tokens"] == metadata["tokens"]
     assert metadata["lower_bound"] <= metadata["packs"]
     assert (metadata["max_sequence_length"], metadata["depth"]) == (37, 5)

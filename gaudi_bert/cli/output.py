@@ -235,4 +235,4 @@ STAGES: dict[str, _Describe] = {
     "report": describe_report,
 }
 # The same where one part of a stage was done.
-PARTS: dict[str, _Describe] = {**STAGES, "write": describe_groups}
+PARTS: dict[str, _Describe] = {**STAGES, "plan": describe_groups, "write": describe_groups}

@@ -24,7 +24,7 @@ LENGTHS = [
     "np.array([np.inf])", "np.array([True])", "np.array(['3'])", "np.array([3, None])", "np.array([2**32 + 3])",
     "np.array([2**64 - 1], np.uint64)", "np.array([3 + 0j])", "np.array(['2020'], 'M8[Y]')", "np.array([3], 'm8[s]')",
     "np.zeros(2, [('a', int)])", "np.ma.array([3, 4], mask=[0, 1])", "np.ma.array([3, 4], mask=True)",
-    "np.array([3, 4], object)[:0]", "range(0)", "iter([])", "(x for x in [3, 'x'])", "{3, 'x'}", "memoryview(b'')",
+    "np.array([3, 4], object)[:0]", "range(0)", "(x for x in [3, 'x'])", "{3, 'x'}",
     "bytearray(b'')", "Ellipsis", "int", "slice(3)", "np.array([b'3'])", "np.array([3, 2**70], object)",
     "np.array([[3], [4]], object)", "[np.float64(3)]", "[np.bool_(True)]", "[np.int64(-3)]",
 ]  # fmt: skip

@@ -121,7 +121,7 @@ def test_all_pods_of_the_cpu_overlay_fit_a_node_of_two_cores(built: dict[str, li
             asked = [container["resources"]["requests"] for container in containers(item["spec"]["template"]["spec"])]
             cores += pods * max(amount(one["cpu"]) for one in asked)
             memory += pods * max(amount(one["memory"]) for one in asked)
-    assert cores <= 1.5
+    assert round(cores, 6) <= 1.5
     assert memory <= 6 * 2**30
 
 

@@ -18,6 +18,9 @@ import pytest
 
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
+from gaudi_bert.config.sections import TrainingSettings
+from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.read.global_order import GlobalOrder
 from gaudi_bert.runners import launch
 from gaudi_bert.runners.launch import (
     LARGEST_VALUE_BYTES,
@@ -159,8 +162,12 @@ def test_a_damaged_record_of_one_process_ends_both_with_its_name(pipeline: Path,
     shutil.copytree(pipeline.parent, tmp_path / "copy")
     folder = tmp_path / "copy" / "work" / "two"
     shutil.rmtree(folder / "train", ignore_errors=True)
-    for shard in (1, 3):  # rank 1's
-        file = folder / "packed" / "train" / f"packed-00000-{shard:05d}.tfrecord"
+    packed = folder / "packed" / "train"
+    sizes = read_metadata(packed).shard_table.packs
+    own, others = (set(GlobalOrder(sizes, TrainingSettings().seed).visits(0, 0, rank, 2).shards.tolist()) for rank in (1, 0))
+    assert own - others, "rank 1 reads no shard of its own"
+    for shard in own - others:
+        file = packed / f"packed-00000-{shard:05d}.tfrecord"
         content = bytearray(file.read_bytes())
         content[60] ^= 1
         file.write_bytes(content)

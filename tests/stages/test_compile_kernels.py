@@ -13,5 +13,5 @@ def test_the_kernels_that_read_records() -> None:
 
 
 def test_an_unknown_part() -> None:
-    with pytest.raises(InputError, match="'record' is not a part of the kernels; known: all, records, packing"):
+    with pytest.raises(InputError, match="'record' is not a part of the kernels; known: all, demo, records, packing, nnls"):
         compile_kernels("record")

@@ -72,23 +72,25 @@ def _fetch_what_export_looks_for(run: Path) -> None:
     fetch(run.parent / "examples" / "vocab.txt")
 
 
-def leave_tokenizer(data: Path, run: Path, lower_case: bool, positions: int) -> None:
+def leave_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, store: StoreSettings | None) -> None:
     """Copy the vocabulary of packed data into the folder of a run, where it is found near the data and is the right one.
 
     So a run's folder is what `finetune --model` takes. Looked into are the folder of the data, those above it, and the
     `examples/` in these.
     """
-    metadata = Metadata.read(data) if (data / METADATA_NAME).is_file() else None
-    known = None if metadata is None else metadata.vocabulary
-    if known is None:
-        return
-    above = (data, *data.resolve().parents[:3])
-    for file in (folder / place / "vocab.txt" for folder in above for place in (".", "examples")):
-        if file.is_file() and VocabularyInfo.of(file) == known:
-            write_text(run / "vocab.txt", read_text(file))
-            content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
-            write_json(run / "tokenizer_config.json", content)
+    with mirrored_bucket(data, store) as packed:
+        fetch(packed / METADATA_NAME)
+        known = Metadata.read(packed).vocabulary if (packed / METADATA_NAME).is_file() else None
+        if known is None:
             return
+        above = (packed, *packed.resolve().parents[:3])
+        for file in (folder / place / "vocab.txt" for folder in above for place in (".", "examples")):
+            fetch(file)
+            if file.is_file() and VocabularyInfo.of(file) == known:
+                write_text(run / "vocab.txt", read_text(file))
+                content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
+                write_json(run / "tokenizer_config.json", content)
+                return
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
 from gaudi_bert.artefacts.training import EvaluationFigures, LossFigures, TrainingResult
 from gaudi_bert.artefacts.work_folder import TRAINING_NAME
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.models import name_of_sizes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import ModelSettings, TrainingSettings
@@ -104,7 +104,7 @@ def train(
             run,
             communicator,
             reporter,
-            lambda session: _train(job, folder, session, reporter),
+            lambda session: _train(job, data, folder, session, reporter),
             resume=resume,
             overwrite=overwrite,
         )
@@ -174,8 +174,9 @@ def _describe_job(job: _TrainingJob, dry_run: bool) -> list[str]:
     vocabulary = f"vocabulary {config.vocab_size:,}"
     if source.vocabulary_size is None:
         vocabulary += " (the data does not record its own)"
+    layers = count_of(config.num_hidden_layers, "layer")
     lines = [
-        f"{name_of_sizes(chosen) or 'a BERT'}: {config.num_hidden_layers} layers, hidden size {config.hidden_size}, "
+        f"{name_of_sizes(chosen) or 'a BERT'}: {layers}, hidden size {config.hidden_size}, "
         f"{parameters / 1e6:,.1f} million parameters; {asked}",
         f"{shown(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
         f"{settings.optimizer}, learning rate {settings.learning_rate:g}"
@@ -198,9 +199,10 @@ def _signature(job: _TrainingJob) -> Signature:
     return Signature("train", {"model": job.config.to_json(), "training": section}, inputs)
 
 
-def _train(job: _TrainingJob, folder: Path, session: Session, reporter: Reporter) -> TrainingResult:
+def _train(job: _TrainingJob, data: Path, folder: Path, session: Session, reporter: Reporter) -> TrainingResult:
     if session.communicator.is_first:
-        leave_tokenizer(job.source.path, folder, job.settings.prepare.lower_case, job.config.max_position_embeddings)
+        all_settings, positions = job.settings, job.config.max_position_embeddings
+        leave_tokenizer(data, folder, all_settings.prepare.lower_case, positions, all_settings.store)
     run, settings = _set_up(job, folder, session, reporter), job.plan.settings
     model = cast(BertForPretraining, run.model)
     measures = settings.measure_speedup and job.source.is_packed

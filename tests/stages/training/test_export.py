@@ -57,7 +57,7 @@ def expected(run: Path, packs) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("kind", ["huggingface", "google"])
 def test_there_and_back_again_to_the_bit(run, tmp_path, kind) -> None:
     result = export(run, tmp_path / "out", kind=kind, reporter=QUIET)
-    assert result.vocabulary.endswith("examples/vocab.txt")
+    assert result.vocabulary.endswith("train/vocab.txt")
     assert "vocab.txt" in result.files
     ours, theirs = read_weights(run), read_weights(tmp_path / "out")
     assert (theirs.kind, theirs.config) == (kind, ours.config)
