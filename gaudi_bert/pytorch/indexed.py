@@ -17,9 +17,10 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.records.read.streams import ShardFiles
 from gaudi_bert.records.tables.parts import list_parts, read_parts
 from gaudi_bert.records.tables.rows import ListValues, list_values, read_lists
-from gaudi_bert.records.tables.sources import check_same_columns, columns_of, table_files
+from gaudi_bert.records.tables.sources import check_same_columns, columns_of, file_identity, table_files
 from gaudi_bert.records.tables.write_packs import pad_value
 
 Pack = dict[str, AnyArray]
@@ -42,55 +43,39 @@ class _Rows(NamedTuple):
     scalars: Any
 
 
-class IndexedTable:
+class IndexedTable(ShardFiles[None]):
     """The packs of an index, as the shards of a `StreamReader`; nothing is opened or closed.
 
     Args:
         folder: that `pack --index-only` wrote.
         table: what it was made of.
+        is_known: another process has found out that it is the one.
 
     Raises:
         InputError: the folder holds no index, or `table` is not the one.
     """
 
-    threads = 1
-
-    def __init__(self, folder: Path, table: Path) -> None:
+    def __init__(self, folder: Path, table: Path, is_known: bool = False) -> None:
         self.folder, self.table = folder, table
         stored = read_json(folder / METADATA_NAME) if (folder / METADATA_NAME).is_file() else {}
         if not (isinstance(stored, dict) and stored.get("index_only")):
             raise InputError(f"{folder}: is no index; leave table= out, or pack with --index-only")
         metadata = TableMetadata.read(folder)
-        self.shard_multiple, self.identity = metadata.shard_multiple, f"{folder.name}:{metadata.packs}:{metadata.tokens}"
+        self.shard_multiple, self.identity = metadata.shard_multiple, metadata.identity()
         self._length = metadata.max_sequence_length
         table_of_shards = metadata.shard_table
         names = [table_of_shards.name(number) for number in range(len(table_of_shards))]
         self._shards = [_read_index(folder / name) for name in names]
         self.sizes = np.array([len(shard.offsets) - 1 for shard in self._shards], np.int64)
-        self._rows = _open_table(folder, table, metadata)
+        self._rows = _open_table(folder, table, metadata, is_known)
         self._firsts = np.array([rows.first for rows in self._rows], np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which reads the table itself."""
-        return IndexedTable, (self.folder, self.table)
+        return IndexedTable, (self.folder, self.table, True)
 
     def prepare(self, shard: int) -> None:
-        """Nothing is to be done."""
-
-    def hold(self, shard: int, prepared: None) -> None:
-        """Nothing is opened."""
-
-    def let_go(self, shard: int) -> None:
-        """Nothing is closed."""
-
-    def forget(self, shard: int) -> None:
-        """Nothing was prepared."""
-
-    def expect(self, shard: int, first: int, last: int) -> None:
-        """All is in memory, or mapped."""
-
-    def leave(self, shard: int, first: int, last: int) -> None:
-        """All stays."""
+        """Nothing is to be done: all is in memory, or mapped."""
 
     def read(self, files: IntArray, records: IntArray) -> list[Pack]:
         """Packs by shard and number, int64 [n] each."""
@@ -132,13 +117,13 @@ def _read_index(path: Path) -> _Index:
     return _Index(indices.offsets.astype(np.int64), indices.values, starts, lists["seq_lens"].values)
 
 
-def _open_table(folder: Path, table: Path, metadata: TableMetadata) -> list[_Rows]:
+def _open_table(folder: Path, table: Path, metadata: TableMetadata, is_known: bool) -> list[_Rows]:
     """The rows of the table of an index, part by part."""
     files = table_files(table).files
-    known = {file.name: (file.bytes, file.rows) for file in metadata.inputs}
+    known = {file.name: {"bytes": file.bytes, "crc32c": file.crc32c} for file in metadata.inputs}
     for file in files:
-        size = file.stat().st_size
-        if file.name not in known or known[file.name][0] != size:
+        # Other tokens of the same lengths would be packs without an error, so size and name are not enough.
+        if file.name not in known or not (is_known or file_identity(file) == known[file.name]):
             raise InputError(
                 f"{file}: is not of the table that {folder} indexes (it holds {', '.join(known)}); give that one"
             )

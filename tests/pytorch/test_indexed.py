@@ -23,14 +23,14 @@ from tests.builders.reporters import QUIET  # noqa: E402
 L = 32
 
 
-def write_table(folder: Path) -> Path:
-    """Two files of Parquet and one of Arrow, whose tokens have another name."""
-    folder.mkdir()
+def write_table(folder: Path, added: int = 0) -> Path:
+    """Two files of Parquet and one of Arrow, whose tokens have another name; `added` to every token."""
+    folder.mkdir(parents=True)
     random = np.random.default_rng(1)
     tokens = [random.integers(1, 99, size) for size in random.integers(1, 50, 230)]
     for name, rows in (("a.parquet", range(90)), ("b.parquet", range(90, 140)), ("c.arrow", range(140, 230))):
         columns = {
-            "tokens": [tokens[row] for row in rows],
+            "tokens": [tokens[row] + added for row in rows],
             "labels": [tokens[row] + 1 for row in rows],
             "score": [row / 8 for row in rows],
             "name": [f"row {row}" for row in rows],
@@ -118,6 +118,12 @@ def test_refused(folders, tmp_path: Path) -> None:
     table, packed, index = folders
     with pytest.raises(InputError, match="packed: is no index; leave table= out"):
         PackedDataset(packed, table=table)
+    changed = write_table(tmp_path / "same", added=0)
+    identical((changed / "c.arrow").read_bytes(), (table / "c.arrow").read_bytes())
+    (write_table(tmp_path / "others", added=1) / "c.arrow").rename(changed / "c.arrow")
+    assert (changed / "c.arrow").stat().st_size == (table / "c.arrow").stat().st_size
+    with pytest.raises(InputError, match=r"c\.arrow: is not of the table that .*index indexes"):
+        PackedDataset(index, table=changed)
     other = write_table(tmp_path / "table")
     (other / "a.parquet").unlink()
     with pytest.raises(InputError, match=r"table: 2 files, .*index indexes 3: a\.parquet, b\.parquet, c\.arrow; give all"):

@@ -25,6 +25,7 @@ from gaudi_bert.common.compiled import borrowing_kernel
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.records.read.arrays import decode_columns
+from gaudi_bert.records.read.streams import ShardFiles
 from gaudi_bert.records.schema import MAX_RECORD_BYTES, PackedSchema, RecordError, UnpackedSchema, check_features
 from gaudi_bert.records.wire.crc32c import crc32c_at, crc_of_word, mask_crc
 from gaudi_bert.records.wire.example import decode_example
@@ -67,7 +68,7 @@ class _Prepared:
     content: _Mapped | None
 
 
-class RecordFiles:
+class RecordFiles(ShardFiles["_Prepared"]):
     """Files of records with the same features, the shards of a `StreamReader`.
 
     Args:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,17 +33,18 @@ _FIRST_ROWS = 256
 _NEVER = np.iinfo(np.int64).max
 
 
-class ShardFiles(Protocol[Prepared]):
-    """The shards of a data set, which are opened one by one.
+class ShardFiles(Generic[Prepared]):
+    """The shards of a data set, which are opened one by one. A kind of shards overrides what it has to do.
 
     Attributes:
         threads: how many shards are prepared at once.
     """
 
-    threads: int
+    threads: int = 1
 
     def prepare(self, shard: int) -> Prepared:
         """Do beforehand, in any thread, what takes long about opening a shard; it holds no file open."""
+        raise NotImplementedError
 
     def hold(self, shard: int, prepared: Prepared) -> None:
         """Open a shard that was prepared."""

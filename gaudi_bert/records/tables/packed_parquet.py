@@ -28,6 +28,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import ShardPaths, check_shards, read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
 from gaudi_bert.records.read.random_access import RecordFiles
+from gaudi_bert.records.read.streams import ShardFiles
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.records.tables.sources import is_list
@@ -149,7 +150,7 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
     return TableFiles(paths), 1
 
 
-class TableFiles:
+class TableFiles(ShardFiles["_Footer"]):
     """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
 
     Of each file that is held one row group is in memory; none stays open.
@@ -158,8 +159,6 @@ class TableFiles:
         paths: the files.
         sizes: the rows of each, int64; None where nothing but their footers says it.
     """
-
-    threads = 1
 
     def __init__(self, paths: Sequence[Path], sizes: IntArray | None = None) -> None:
         self.paths = tuple(paths)
@@ -198,15 +197,6 @@ class TableFiles:
         """Read a file no more."""
         del self._footers[file]
         self._groups.pop(file, None)
-
-    def forget(self, file: int) -> None:
-        """A file that was prepared is not read after all."""
-
-    def expect(self, file: int, first: int, last: int) -> None:
-        """Rows that are read soon; they are read when they are needed."""
-
-    def leave(self, file: int, first: int, last: int) -> None:
-        """Rows that are not read again; the next row group takes their place."""
 
     def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
         """Rows by file and number, int64 [n] each; the files are held."""

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.packed_folder import open_shards, read_metadata
 from gaudi_bert.records.read.global_order import GlobalOrder, numbers_of_rank
-from gaudi_bert.records.read.streams import StreamReader
+from gaudi_bert.records.read.streams import ShardFiles, StreamReader
 from tests.builders.many_shards import mapped_files, open_files, write_many_shards
 from tests.builders.packing_case import make_case
 from tests.builders.properties import examples
 from tests.oracles.global_order import dealt_epoch
 
 
-class CountedShards:
+class CountedShards(ShardFiles[int]):
     """Shards without content, which note what is open, and which records are expected and left."""
 
     threads = 2
