@@ -100,11 +100,11 @@ class Engine:
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = output_buffer(self.schema)
         self.record_sizes = np.zeros(self.assignment.packs, np.uint32)
-        self.raw = [np.fromfile(file.path, np.uint8) for file in self.files]
-        rows = empty_index(self.buffer, max(file.sequences for file in self.files)).rows
+        self.raw = [np.fromfile(path, np.uint8) for path in self.files]
+        rows = empty_index(self.buffer, max(file.sequences for file in self.files.values())).rows
         self.indexes = [
             IndexedSequences(raw, np.empty(file.sequences, np.int64), rows[: file.sequences])
-            for raw, file in zip(self.raw, self.files, strict=True)
+            for raw, file in zip(self.raw, self.files.values(), strict=True)
         ]
         self.scan_in_memory()
 
@@ -113,10 +113,10 @@ class Engine:
         from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, scan_buffer
 
         buffer = scan_buffer()
-        for file in self.files:
+        for path in self.files:
             indexed = UnpackedFormat.for_pieces(self.unpacked_schema, buffer)
             counts = np.zeros(LENGTH + 1, np.int64)
-            for _ in RecordScan(file.path, indexed, buffer).pieces():
+            for _ in RecordScan(path, indexed, buffer).pieces():
                 counts += np.bincount(indexed.index.lengths[: indexed.rows], minlength=LENGTH + 1)
 
     def scan_in_memory(self) -> None:
@@ -160,7 +160,7 @@ def passes(folder: Path, rounds: int) -> None:
     """Each pass per core, against the predecessor's, CPU time per record."""
     records, planned = prepared(folder)
     engine = Engine(records, planned)
-    sequences, megabytes = FILES * SEQUENCES_PER_FILE, sum(file.bytes for file in engine.files) / 1e6
+    sequences, megabytes = FILES * SEQUENCES_PER_FILE, sum(file.bytes for file in engine.files.values()) / 1e6
     predecessor = Predecessor(records, folder, engine.some_packs(PREDECESSOR_PACKS))
     ours: dict[str, Callable[[], None]] = {
         "histogram: scan with both CRCs, bytes in memory": engine.scan_in_memory,

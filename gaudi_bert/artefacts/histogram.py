@@ -25,7 +25,46 @@ from gaudi_bert.common.files import open_file
 MAX_TOKENS = 2**62
 
 
-def _rows(value: Any) -> IntArray:
+Place = tuple[Path, int, int]
+"""Path, offset and size of the line of a file in histogram.json."""
+
+
+@dataclass(frozen=True)
+class FileCounts:
+    """The counts of a file; of many files they are large, so those in lines of their own are read again when asked for.
+
+    Attributes:
+        place: where they lie; None where `kept` holds them.
+    """
+
+    name: str = ""
+    kept: IntArray | None = None
+    place: Place | None = None
+
+    @property
+    def rows(self) -> IntArray:
+        """int64 [pairs, 3], in order: length, masked positions, and how many sequences have both."""
+        return _numbers(self._stored()) if self.kept is None else self.kept
+
+    @property
+    def text(self) -> str:
+        """The same as JSON."""
+        return self._stored().decode() if self.kept is None else json.dumps(self.kept.tolist())
+
+    def _stored(self) -> bytes:
+        path, offset, size = self.place or (Path(), 0, 0)
+        with open_file(path) as handle:
+            handle.seek(offset)
+            line = handle.read(size)
+        head, _, rows = line.rstrip(b",\n").rpartition(_COUNTS)
+        if len(line) != size or json.loads(head + b"}").get("name") != self.name:
+            raise InputError(f"{path}: was changed while it was read; run the same command again")
+        return rows.removesuffix(b"}")
+
+
+def _counts(value: Any) -> FileCounts:
+    if isinstance(value, FileCounts):
+        return value
     try:
         rows = np.asarray(value if len(value) else np.zeros((0, 3), np.int64))
     except (TypeError, ValueError, OverflowError):
@@ -33,11 +72,7 @@ def _rows(value: Any) -> IntArray:
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
         raise ValueError("must be rows of whole numbers: [length, masked positions, sequences]")
     ordered: IntArray = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
-    return ordered
-
-
-CountRows = Annotated[IntArray, PlainValidator(_rows), PlainSerializer(lambda rows: rows.tolist())]
-"""int64 [pairs, 3], in order: length, masked positions, and how many sequences have both."""
+    return FileCounts(kept=ordered)
 
 
 class CountedFile(InputFile):
@@ -47,13 +82,21 @@ class CountedFile(InputFile):
 
     sequences: Count
     tokens: Count
-    counts: CountRows
+    counts: Annotated[FileCounts, PlainValidator(_counts), PlainSerializer(lambda counts: counts.rows.tolist())]
+
+    @property
+    def digested(self) -> str:
+        """All this as JSON, by which a plan knows it."""
+        return (
+            f'{{"bytes": {self.bytes}, "crc32c": {self.crc32c}, "name": {json.dumps(self.name)}, '
+            f'"rows": {self.counts.text}, "sequences": {self.sequences}, "tokens": {self.tokens}}}'
+        )
 
     @model_validator(mode="after")
     def _adds_up(self) -> CountedFile:
-        if (self.counts < 0).any():
+        if (self.counts.rows < 0).any():
             raise ValueError(f"{_short(self.name)} has a negative count; lengths, masked positions and sequences are from 0")
-        rows = self.counts.tolist()  # Python's whole numbers cannot overflow
+        rows = self.counts.rows.tolist()  # Python's whole numbers cannot overflow
         sequences, tokens = sum(row[2] for row in rows), sum(row[0] * row[2] for row in rows)
         if (sequences, tokens) != (self.sequences, self.tokens):
             raise ValueError(
@@ -107,7 +150,7 @@ class HistogramFile(Artefact):
             if one == other:
                 raise ValueError(f"{_short(one)} is counted twice")
         for file in files:
-            lengths, masked, sequences = file.counts.T
+            lengths, masked, sequences = file.counts.rows.T
             for what, values, least in (("length", lengths, 1), ("masked count", masked, 0)):
                 outside = (values < least) | (values > length)
                 if outside.any():
@@ -134,58 +177,7 @@ class HistogramFile(Artefact):
         }
 
 
-# --- what is known of each file, and where its counts lie
-
-Place = tuple[Path, int, int]
-
-
-@dataclass(frozen=True)
-class ListedFile:
-    """One input file of a histogram.
-
-    Attributes:
-        place: path, offset and size of its line in histogram.json; None where `rows` are its counts.
-    """
-
-    name: str
-    bytes: int
-    crc32c: int
-    sequences: int
-    tokens: int
-    place: Place | None = None
-    rows: IntArray | None = None
-
-    @property
-    def counts(self) -> IntArray:
-        """As `CountRows`, read anew."""
-        return _numbers(_stored_rows(self)) if self.rows is None else self.rows
-
-    @property
-    def identity(self) -> str:
-        """All this as JSON, by which a plan knows it."""
-        rows = _stored_rows(self).decode() if self.rows is None else json.dumps(self.rows.tolist())
-        return (
-            f'{{"bytes": {self.bytes}, "crc32c": {self.crc32c}, "name": {json.dumps(self.name)}, "rows": {rows}, '
-            f'"sequences": {self.sequences}, "tokens": {self.tokens}}}'
-        )
-
-    @classmethod
-    def of(cls, file: CountedFile, place: Place | None = None) -> ListedFile:
-        """Of a file that was read."""
-        rows = file.counts if place is None else None
-        return cls(file.name, file.bytes, file.crc32c, file.sequences, file.tokens, place, rows)
-
-
-def _stored_rows(file: ListedFile) -> bytes:
-    """The counts of a file as histogram.json has them."""
-    path, offset, size = file.place or (Path(), 0, 0)
-    with open_file(path) as handle:
-        handle.seek(offset)
-        line = handle.read(size)
-    head, _, rows = line.rstrip(b",\n").rpartition(_COUNTS)
-    if len(line) != size or json.loads(head + b"}").get("name") != file.name:
-        raise InputError(f"{path}: was changed while it was read; run the same command again")
-    return rows.removesuffix(b"}")
+# --- read without the counts of the files
 
 
 @dataclass(frozen=True)
@@ -202,7 +194,7 @@ class ListedHistogram:
     vocabulary: VocabularyInfo | None
     counts: IntArray
     max_masked: IntArray | None
-    files: tuple[ListedFile, ...] | None
+    files: tuple[CountedFile, ...] | None
 
 
 def list_histogram(path: Path | str) -> ListedHistogram:
@@ -211,12 +203,11 @@ def list_histogram(path: Path | str) -> ListedHistogram:
     if listed is not None:
         return listed
     content = HistogramFile.read(path)
-    files = None if content.files is None else tuple(map(ListedFile.of, content.files))
-    most = None if files is None else _MostMasked(content.max_sequence_length)
-    for file in files or ():
+    most = None if content.files is None else _MostMasked(content.max_sequence_length)
+    for file in content.files or ():
         if most is not None:
-            most.add(file.counts)
-    return _listed(content, most, files)
+            most.add(file.counts.rows)
+    return _listed(content, most, content.files)
 
 
 _COUNTS = b', "counts": '
@@ -240,8 +231,9 @@ def _list_lines(path: Path) -> ListedHistogram | None:
                 if line.startswith(b" ]"):
                     break
                 file = _file_of(line)
-                most.add(file.counts)
-                files.append(ListedFile.of(file, (path, position, len(line))))
+                most.add(file.counts.rows)
+                counts = FileCounts(file.name, place=(path, position, len(line)))
+                files.append(file.model_copy(update={"counts": counts}))
                 position += len(line)
             ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]
     except (OSError, ValueError, ValidationError):
@@ -268,7 +260,7 @@ class _MostMasked:
         np.maximum.at(self.max_masked, lengths - 1, masked)
 
 
-def _listed(content: HistogramFile, most: _MostMasked | None, files: tuple[ListedFile, ...] | None) -> ListedHistogram:
+def _listed(content: HistogramFile, most: _MostMasked | None, files: tuple[CountedFile, ...] | None) -> ListedHistogram:
     return ListedHistogram(
         content.max_sequence_length,
         content.max_predictions,
@@ -287,7 +279,7 @@ def _file_of(line: bytes) -> CountedFile:
         raise ValueError("other JSON")
     numbers = _numbers(rows)
     file = CountedFile.model_validate({**json.loads(head + b"}"), "counts": numbers})
-    if not np.array_equal(file.counts, numbers):
+    if not np.array_equal(file.counts.rows, numbers):
         raise ValueError("not in order")
     return file
 

@@ -34,13 +34,6 @@ Strategy = Annotated[tuple[Length, ...], Field(min_length=1)]
 """The lengths of the sequences of a pack, in order."""
 
 
-class PlannedFile(InputFile):
-    """An input file, as the histogram describes it."""
-
-    bytes: Positive
-    sequences: Count
-
-
 class SmallerBudget(Artefact):
     """With so many masked slots per pack, there would be so many packs."""
 
@@ -152,7 +145,7 @@ class PlanPart(Artefact):
     masked_slots: Length | None
     masked_slots_needed: Count | None
     smaller_masked_slots: tuple[SmallerBudget, ...]
-    files: tuple[PlannedFile, ...]
+    files: tuple[InputFile, ...]
     groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1, max_length=GROUPS_OF_A_PART)]
 
 
@@ -170,10 +163,9 @@ def part_path(plan: Path, part: int) -> Path:
     return plan.with_name(f"{plan.stem}-{part:05d}.json")
 
 
-def files_sha256(files: Iterable[Any]) -> str:
-    """What names and sizes of files are known by, in whatever order: whoever lists them need not read them."""
-    listed = sorted([file.name, file.bytes] for file in files)
-    return hashlib.sha256(json.dumps(listed).encode("utf-8")).hexdigest()
+def files_sha256(sizes: Iterable[tuple[str, int]]) -> str:
+    """What names and bytes of files are known by, in whatever order: whoever lists them need not read them."""
+    return hashlib.sha256(json.dumps(sorted(sizes)).encode("utf-8")).hexdigest()
 
 
 class Plan(Artefact):
@@ -203,7 +195,7 @@ class Plan(Artefact):
     totals: PlanTotals
     files_sha256: Sha256 | None = None
     parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)] | None = None
-    files: tuple[PlannedFile, ...] | None = None
+    files: tuple[InputFile, ...] | None = None
     groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1)] | None = None
 
     _place: Path = PrivateAttr(default=Path())
@@ -253,7 +245,7 @@ class Plan(Artefact):
             return self.groups[number]
         return self._part(number // GROUPS_OF_A_PART).groups[number % GROUPS_OF_A_PART]
 
-    def group_files(self, number: int) -> tuple[PlannedFile, ...]:
+    def group_files(self, number: int) -> tuple[InputFile, ...]:
         """The files of a group."""
         files = self._files_by_name
         if self.parts is not None:
@@ -261,14 +253,14 @@ class Plan(Artefact):
         return tuple(files[name] for name in self.group(number).files)
 
     @cached_property
-    def _files_by_name(self) -> dict[str, PlannedFile]:
+    def _files_by_name(self) -> dict[str, InputFile]:
         return {file.name: file for file in self.files or ()}
 
     def each_group(self) -> Iterator[PlannedGroup]:
         """All groups, part by part."""
         return (self.group(number) for number in range(self.group_count))
 
-    def each_file(self) -> Iterator[PlannedFile]:
+    def each_file(self) -> Iterator[InputFile]:
         """All files, part by part."""
         if self.parts is None:
             yield from self.files or ()
@@ -389,7 +381,7 @@ class WritablePlan(Plan):
         return self
 
 
-def _check_files(groups: Sequence[PlannedGroup], files: Sequence[PlannedFile], first: int) -> None:
+def _check_files(groups: Sequence[PlannedGroup], files: Sequence[InputFile], first: int) -> None:
     """The groups, numbered from `first`, hold each file once, and as many sequences as their files."""
     if sorted(name for group in groups for name in group.files) != sorted(file.name for file in files):
         raise ValueError("the groups do not hold every file once")

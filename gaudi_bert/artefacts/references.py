@@ -22,11 +22,23 @@ def manifest_path(folder: Path, group: int) -> Path:
 
 
 class InputFile(Artefact):
-    """An input file: its name relative to RECORDS, size and CRC-32C of the file as it lies on the disk."""
+    """An input file, as histogram, plan, manifests and metadata know it; where it lies is no part of it.
+
+    Attributes:
+        name: relative to RECORDS.
+        bytes, crc32c: of the file as it lies on the disk.
+        sequences: as the histogram counted them; 0, and left out, in manifests and metadata.
+    """
 
     name: str
     bytes: Count
     crc32c: Crc32c
+    sequences: Count = 0
+
+    @property
+    def identity(self) -> dict[str, int]:
+        """What it is known by beside its name, wherever it lies."""
+        return self.model_dump(include={"bytes", "crc32c"})
 
 
 class InputTable(InputFile):

@@ -20,7 +20,7 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.read.streams import ShardFiles
 from gaudi_bert.records.tables.parts import list_parts, read_parts
 from gaudi_bert.records.tables.rows import ListValues, list_values, read_lists
-from gaudi_bert.records.tables.sources import check_same_columns, columns_of, file_identity, table_files
+from gaudi_bert.records.tables.sources import check_same_columns, columns_of, input_file, table_files
 from gaudi_bert.records.tables.write_packs import pad_value
 
 Pack = dict[str, AnyArray]
@@ -120,10 +120,10 @@ def _read_index(path: Path) -> _Index:
 def _open_table(folder: Path, table: Path, metadata: TableMetadata, is_known: bool) -> list[_Rows]:
     """The rows of the table of an index, part by part."""
     files = table_files(table).files
-    known = {file.name: {"bytes": file.bytes, "crc32c": file.crc32c} for file in metadata.inputs}
+    known = {file.name: file.identity for file in metadata.inputs}
     for file in files:
         # Other tokens of the same lengths would be packs without an error, so size and name are not enough.
-        if file.name not in known or not (is_known or file_identity(file) == known[file.name]):
+        if file.name not in known or not (is_known or input_file(file).identity == known[file.name]):
             raise InputError(
                 f"{file}: is not of the table that {folder} indexes (it holds {', '.join(known)}); give that one"
             )

@@ -13,7 +13,7 @@ import fnmatch
 import glob
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +25,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors
 
 
-@dataclass(frozen=True)
-class RecordFile:
-    """An input file: its name relative to RECORDS, where it is now, and its size in bytes.
-
-    Attributes:
-        crc32c, sequences: as the plan has them; 0 before the file is looked up there.
-    """
-
-    name: str
-    path: Path
-    bytes: int
-    crc32c: int = 0
-    sequences: int = 0
-
-
-def list_record_files(records: str | Path) -> list[RecordFile]:
-    """The files of RECORDS, sorted by name.
+def list_record_files(records: str | Path) -> dict[Path, int]:
+    """The files of RECORDS, sorted by name, and their bytes.
 
     Args:
         records: a folder, a file, or a glob pattern.
@@ -56,18 +41,18 @@ def list_record_files(records: str | Path) -> list[RecordFile]:
         else:
             paths = [path for path in map(Path, glob.glob(os.fspath(records))) if not _is_left_out(path)]
             missing = "no such folder or file, and no file matches it as a pattern; check the path"
-        files = [RecordFile(path.name, path, _file_bytes(path)) for path in sorted(paths, key=lambda path: path.name)]
-    if not files:
+        sizes = {path: _file_bytes(path) for path in sorted(paths, key=lambda path: path.name)}
+    if not sizes:
         raise InputError(f"{records}: {missing}")
-    for file, following in itertools.pairwise(files):
-        if file.name == following.name:
-            raise InputError(f"{following.path}: has the same name as {file.path}; rename one, files are known by name")
-    for file in files:
-        if not file.name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in file.name):
-            raise InputError(f"{file.path}: its name is not UTF-8, and files are known by name; rename it")
-        if file.bytes == 0:
-            raise InputError(f"{file.path}: the file is empty; remove it, or make it again")
-    return files
+    for path, following in itertools.pairwise(sizes):
+        if path.name == following.name:
+            raise InputError(f"{following}: has the same name as {path}; rename one, files are known by name")
+    for path, size in sizes.items():
+        if not path.name.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path.name):
+            raise InputError(f"{path}: its name is not UTF-8, and files are known by name; rename it")
+        if size == 0:
+            raise InputError(f"{path}: the file is empty; remove it, or make it again")
+    return sizes
 
 
 def records_folder(records: str | Path) -> Path:
@@ -109,27 +94,26 @@ class RecordInputs:
     Attributes:
         shown: RECORDS, as messages name them.
         folder: where the files lie, or where their copies go.
-        files: sorted by name; those of a store are there within a batch of `read_ahead`.
+        sizes: the bytes of each file, sorted by name; those of a store are there within a batch of `read_ahead`.
         vocabulary: the vocab.txt beside their folder, on this machine; None without one.
     """
 
     shown: str
     folder: Path
-    files: tuple[RecordFile, ...]
+    sizes: Mapping[Path, int]
     vocabulary: Path | None
 
     @property
     def paths(self) -> list[Path]:
         """Of the files."""
-        return [file.path for file in self.files]
+        return list(self.sizes)
 
 
 @contextmanager
 def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator[RecordInputs]:
     """The files of RECORDS: a folder, a file or a glob; or the same as a URL."""
     if not in_store(records):
-        files = tuple(list_record_files(records))
-        yield RecordInputs(str(records), records_folder(records), files, find_vocabulary(records))
+        yield RecordInputs(str(records), records_folder(records), list_record_files(records), find_vocabulary(records))
         return
     objects = objects or Objects()
     url, pattern = _folder_and_pattern(url_of(records), objects)
@@ -138,13 +122,13 @@ def open_inputs(records: str | Path, objects: Objects | None = None) -> Iterator
     is_bucket = parent.endswith(":/")
     with mirrored(Path(url if is_bucket else parent), objects.settings) as root:
         folder = root if is_bucket else root / Path(url).name
-        files = tuple(_stored_files(folder, pattern))
-        if not files:
+        sizes = dict(_stored_files(folder, pattern))
+        if not sizes:
             raise InputError(f"{url_of(records)}: no record files there, or no such bucket; check the URL")
         vocabulary = root / "vocab.txt"
         if not is_bucket:
             fetch(vocabulary)
-        yield RecordInputs(shown_place(records), folder, files, vocabulary if vocabulary.exists() else None)
+        yield RecordInputs(shown_place(records), folder, sizes, vocabulary if vocabulary.exists() else None)
 
 
 def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
@@ -156,10 +140,10 @@ def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
     return url, "*"
 
 
-def _stored_files(folder: Path, pattern: str) -> Iterator[RecordFile]:
+def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     """The record objects in a mirrored folder; the same rules as for files."""
     for name, info in files_in(folder).items():
         if fnmatch.fnmatchcase(name, pattern) and not name.endswith(".json"):
             if info.bytes == 0:
                 raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
-            yield RecordFile(name, folder / name, info.bytes)
+            yield folder / name, info.bytes

@@ -155,7 +155,7 @@ def check_crc32c(packed: Path, stored: Sequence[Shard], present: Sequence[Shard]
 
 def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str) -> None:
     """The input files are those that were packed; otherwise the first that is new, missing or changed is named."""
-    known, now = ({file.name: (file.bytes, file.crc32c) for file in files} for files in (packed_files, present))
+    known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, present))
     for name in [*now, *known]:
         if now.get(name) != known.get(name):
             gone = "was packed but is missing now" if name not in now else "has changed since it was packed"

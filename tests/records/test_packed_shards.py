@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.assign import Assignment
-from gaudi_bert.records.files import RecordFile
 from gaudi_bert.records.packed_shards import EncodeStatus, PackEncoder, largest_record
 from gaudi_bert.records.read.group import buffer_bytes, read_group
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
@@ -31,8 +31,8 @@ def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> Index
         rng.shuffle(order)
         data += frame(example(sequence, order))
     path.write_bytes(data)
-    file = RecordFile("part", path, len(data), crc32c(data), len(sequences))
-    return read_group([file], schema, np.zeros(buffer_bytes([file]), np.uint8), 1, lambda _count: None)
+    file = InputFile(name="part", bytes=len(data), crc32c=crc32c(data), sequences=len(sequences))
+    return read_group({path: file}, schema, np.zeros(buffer_bytes([path]), np.uint8), 1, lambda _count: None)
 
 
 def singles(count: int) -> Assignment:

@@ -13,7 +13,7 @@ is r, and what does not fill a batch on every rank is left out (it is another re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,11 @@ from typing import NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.plan import WritablePlan
+from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.common.arrays import AnyArray, IntArray, permutation, random_words
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.assign import Assignment, assign_sequences
-from gaudi_bert.records.files import RecordFile, list_record_files
+from gaudi_bert.records.files import list_record_files
 from gaudi_bert.records.read.arrays import dense_packs
 from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
 from gaudi_bert.records.read.group import buffer_bytes, match_files, planned_files, read_group
@@ -35,9 +36,9 @@ from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 
 @dataclass(frozen=True)
 class OnTheFlyGroup:
-    """A group of the plan: its files, and pairs (lengths of a pack, how many such packs)."""
+    """A group of the plan: its files by where they are, and pairs (lengths of a pack, how many such packs)."""
 
-    files: tuple[RecordFile, ...]
+    files: Mapping[Path, InputFile]
     strategies: tuple[tuple[tuple[int, ...], int], ...]
 
     @property
@@ -49,9 +50,9 @@ class OnTheFlyGroup:
 def planned_groups(records: str | Path, plan: Path) -> tuple[WritablePlan, list[OnTheFlyGroup]]:
     """A plan, and its groups with their files."""
     content = WritablePlan.read(plan)
-    files = match_files(records, list_record_files(records), content)
+    paths = match_files(records, list_record_files(records), content)
     groups = [
-        OnTheFlyGroup(tuple(planned_files(files, content, number)), group.strategies)
+        OnTheFlyGroup(planned_files(paths, content, number), group.strategies)
         for number, group in enumerate(content.each_group())
     ]
     return content, groups

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import AnyArray
@@ -120,13 +121,13 @@ def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
     return files
 
 
-def file_identity(path: Path) -> dict[str, int]:
-    """`bytes` and `crc32c` of a file, by which an input is known wherever it lies."""
+def input_file(path: Path) -> InputFile:
+    """A file by its name, bytes and CRC-32C."""
     checksum = size = 0
     with explained_os_errors(path, "read"), open_file(path) as handle:
         while piece := handle.read(_PIECE_BYTES):
             checksum, size = crc32c(piece, checksum), size + len(piece)
-    return {"bytes": size, "crc32c": checksum}
+    return InputFile(name=path.name, bytes=size, crc32c=checksum)
 
 
 # --- the columns of a table that is packed

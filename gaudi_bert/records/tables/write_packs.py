@@ -25,7 +25,7 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.records.schema import NOT_PREDICTED
 from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.rows import GroupRows
-from gaudi_bert.records.tables.sources import LABELS_COLUMN, TableColumns, file_identity, is_list
+from gaudi_bert.records.tables.sources import LABELS_COLUMN, TableColumns, input_file, is_list
 from gaudi_bert.records.wire.memory import address_of, as_word, copy_bytes
 
 _SLOTS_PER_ROW_GROUP = 2**21
@@ -111,7 +111,7 @@ def write_table_shard(
                 columns |= _token_columns(layout, rows, packs, start, end)
                 columns |= _scalar_columns(layout, scalars, packs, start, end)
             writer.write_batch(pyarrow.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
-    return Shard(name=path.name, packs=last - first, **file_identity(path))
+    return Shard(name=path.name, packs=last - first, **input_file(path).identity)
 
 
 def _encodings(layout: PackLayout) -> dict[str, Any]:

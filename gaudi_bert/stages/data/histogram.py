@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile, ListedFile, ListedHistogram, list_histogram
+from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, ListedHistogram, list_histogram
 from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
@@ -30,7 +30,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.histogram import Histogram, merge_histograms
-from gaudi_bert.records.files import RecordFile, open_inputs
+from gaudi_bert.records.files import open_inputs
 from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, map_files, unpacked_schema, worker_count
 from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.wire.framing import NO_RECORD
@@ -56,38 +56,41 @@ def histogram(
         vocabulary: a vocab.txt; by default `vocab.txt` beside the folder of RECORDS, if there is one.
     """
     with open_inputs(records, Objects(store)) as inputs, mirrored(out.parent, store) as folder:
-        files = list(inputs.files)
+        sizes = inputs.sizes
         if shard is not None:
-            files = files[shard[0] :: shard[1]]
-            if not files:
+            sizes = {path: sizes[path] for path in inputs.paths[shard[0] :: shard[1]]}
+            if not sizes:
                 raise InputError(f"{records}: shard {shard[0]}/{shard[1]} has no files, there are fewer than {shard[1]}")
         vocabulary = vocabulary if vocabulary is not None else inputs.vocabulary
         info = None if vocabulary is None else VocabularyInfo.of(vocabulary)
         signature = Signature(
             "histogram",
             {"shard": None if shard is None else list(shard)},
-            {"files": {file.name: file.bytes for file in files}, "vocabulary": None if info is None else info.as_json()},
+            {
+                "files": {path.name: size for path, size in sizes.items()},
+                "vocabulary": None if info is None else info.as_json(),
+            },
         )
         path = folder / out.name
         if begin_artefact(path, path, signature, overwrite):
             reporter.say(f"{shown_place(out)}: already there, nothing to do")
             return Made(HistogramFile.read(path), skipped=True)
-        content = _count(files, info, reporter, workers)
+        content = _count(sizes, info, reporter, workers)
         content.write(path)
         return Made(content)
 
 
 def _count(
-    files: list[RecordFile], vocabulary: VocabularyInfo | None, reporter: Reporter, workers: int | None
+    sizes: Mapping[Path, int], vocabulary: VocabularyInfo | None, reporter: Reporter, workers: int | None
 ) -> HistogramFile:
     """Read all files; from a store, each is fetched shortly before."""
-    ahead = worker_count(workers, len(files))
+    files, ahead = list(sizes), worker_count(workers, len(sizes))
     with (
-        reporter.task("histogram", sum(file.bytes for file in files), "bytes") as task,
-        read_ahead([[file.path] for file in files], ahead) as batches,
+        reporter.task("histogram", sum(sizes.values()), "bytes") as task,
+        read_ahead([[file] for file in files], ahead) as batches,
         batches.batch(0),  # the first file is there until the end: its first record says what all are held to
     ):
-        schema = _common_schema(files, reporter)
+        schema = _common_schema(files[0], reporter)
 
         def count(number: int, buffer: ByteArray) -> CountedFile:
             with batches.batch(number) if number else nullcontext():
@@ -97,19 +100,19 @@ def _count(
     return _content(schema, counted, vocabulary)
 
 
-def _common_schema(files: list[RecordFile], reporter: Reporter) -> UnpackedSchema:
+def _common_schema(first: Path, reporter: Reporter) -> UnpackedSchema:
     """The sizes of the first record; every other record is then held to them."""
-    schema, others = unpacked_schema(files[0].path)
+    schema, others = unpacked_schema(first)
     if others:
         names = ", ".join(f"`{name}`" for name in others)
-        reporter.say(f"{files[0].path}: also has {names}, which packed records do not carry")
+        reporter.say(f"{first}: also has {names}, which packed records do not carry")
     return schema
 
 
-def _count_file(file: RecordFile, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None]) -> CountedFile:
+def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress: Callable[[int], None]) -> CountedFile:
     """The entry of one file in histogram.json."""
     records = UnpackedFormat.for_pieces(schema, buffer)
-    scan = RecordScan(file.path, records, buffer, progress=progress)
+    scan = RecordScan(path, records, buffer, progress=progress)
     totals: dict[int, int] = {}
     pending: list[Int32Array] = []
     for _ in scan.pieces():
@@ -119,15 +122,15 @@ def _count_file(file: RecordFile, schema: UnpackedSchema, buffer: ByteArray, pro
             _merge(totals, pending)
     _merge(totals, pending)
     if records.records == 0:
-        raise InputError(f"{file.path}: {NO_RECORD}")
+        raise InputError(f"{path}: {NO_RECORD}")
     counts = [(*divmod(key, schema.max_predictions + 1), count) for key, count in sorted(totals.items())]
     return CountedFile(
-        name=file.name,
+        name=path.name,
         bytes=scan.file_bytes,
         crc32c=scan.file_crc32c,
         sequences=records.records,
         tokens=sum(length * count for length, _, count in counts),
-        counts=np.array(counts, np.int64),
+        counts=FileCounts(kept=np.array(counts, np.int64)),
     )
 
 
@@ -143,7 +146,7 @@ def _merge(totals: dict[int, int], pending: list[Int32Array]) -> None:
 def _content(schema: UnpackedSchema, files: list[CountedFile], vocabulary: VocabularyInfo | None) -> HistogramFile:
     counts = np.zeros(schema.max_sequence_length + 1, np.int64)
     for file in files:
-        lengths, _, sequences = file.counts.T
+        lengths, _, sequences = file.counts.rows.T
         np.add.at(counts, lengths, sequences)
     return HistogramFile(
         max_sequence_length=schema.max_sequence_length,
@@ -172,7 +175,7 @@ class CountedRecords:
 
     histogram: Histogram
     max_predictions: int | None
-    files: tuple[ListedFile, ...] | None
+    files: tuple[CountedFile, ...] | None
     vocabulary: VocabularyInfo | None
 
     @cached_property
@@ -183,7 +186,7 @@ class CountedRecords:
         if self.files is None:
             digest.update(b"null")
         for number, file in enumerate(self.files or ()):
-            digest.update(f"{', ' if number else '['}{file.identity}".encode())
+            digest.update(f"{', ' if number else '['}{file.digested}".encode())
         others = {
             "max_predictions": self.max_predictions,
             "max_sequence_length": self.histogram.max_sequence_length,
@@ -211,7 +214,7 @@ def histogram_shard(
     """The part (K, N) that machine `shard` counts, N no more than there are files; None where none is left for it."""
     number, machines = shard
     with open_inputs(records, Objects(store)) as inputs:
-        parts = min(machines, len(inputs.files))
+        parts = min(machines, len(inputs.sizes))
     return (number, parts) if number < parts else None
 
 
@@ -240,7 +243,7 @@ def _merge_records(parts: Sequence[CountedRecords], sources: Sequence[str]) -> C
     return CountedRecords(merged, first.max_predictions, files, first.vocabulary)
 
 
-def _in_order(files: Sequence[ListedFile]) -> tuple[ListedFile, ...]:
+def _in_order(files: Sequence[CountedFile]) -> tuple[CountedFile, ...]:
     ordered = sorted(files, key=lambda file: file.name)
     for one, other in itertools.pairwise(ordered):
         if one.name == other.name:

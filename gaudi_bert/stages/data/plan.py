@@ -18,12 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gaudi_bert.artefacts.completion import Signature
-from gaudi_bert.artefacts.histogram import ListedFile
+from gaudi_bert.artefacts.histogram import CountedFile
 from gaudi_bert.artefacts.plan import (
     GROUPS_OF_A_PART,
     ListedPart,
     Plan,
-    PlannedFile,
     PlannedGroup,
     PlanPart,
     PlanTotals,
@@ -155,7 +154,7 @@ class _Planning:
     """What is planned: `groups` of files, one group without files where only counts are known."""
 
     records: CountedRecords
-    groups: Sequence[Sequence[ListedFile]]
+    groups: Sequence[Sequence[CountedFile]]
     settings: PackingSettings
     signature_sha256: str
     workers: int | None
@@ -170,7 +169,7 @@ class _Planning:
         """The smallest budget for which there is any packing at all; 0 where it is not known."""
         return least_masked_slots(self.records.histogram) or 0
 
-    def groups_of(self, part: int) -> Sequence[Sequence[ListedFile]]:
+    def groups_of(self, part: int) -> Sequence[Sequence[CountedFile]]:
         """The groups of a part."""
         return self.groups[part * GROUPS_OF_A_PART : (part + 1) * GROUPS_OF_A_PART]
 
@@ -190,11 +189,7 @@ class _Planning:
             masked_slots=max(packing.masked_slots or 0 for packing in packings) or None,
             masked_slots_needed=max(needed, default=None),
             smaller_masked_slots=tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items()),
-            files=tuple(
-                PlannedFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c, sequences=file.sequences)
-                for files in groups
-                for file in files
-            ),
+            files=tuple(file for files in groups for file in files),
             groups=tuple(
                 PlannedGroup(
                     files=tuple(file.name for file in files),
@@ -209,12 +204,12 @@ class _Planning:
             ),
         )
 
-    def _pack(self, groups: Sequence[Sequence[ListedFile]], task: Task) -> list[Packing]:
+    def _pack(self, groups: Sequence[Sequence[CountedFile]], task: Task) -> list[Packing]:
         """Pack each group; several at once where there are cores (the kernels run outside Python's lock)."""
         whole, settings = self.records.histogram, self.settings
 
-        def pack(files: Sequence[ListedFile]) -> Packing:
-            counts = (file.counts for file in files)
+        def pack(files: Sequence[CountedFile]) -> Packing:
+            counts = (file.counts.rows for file in files)
             packing = pack_histogram(
                 group_histogram(counts, whole.max_sequence_length) if files else whole,
                 settings.algorithm,
@@ -237,7 +232,7 @@ class _Planning:
 def _planning(records: CountedRecords, settings: PackingSettings, output: _PlanOutput, workers: int | None) -> _Planning:
     """Form the groups of files; one group without files where only counts are known."""
     limits = settings.group_sequences, settings.group_bytes
-    groups: list[list[ListedFile]] = [[]]
+    groups: list[list[CountedFile]] = [[]]
     if records.files is not None:
         for file in too_large_files(records.files, *limits):
             output.reporter.say(
@@ -326,7 +321,7 @@ def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
         vocabulary=records.vocabulary,
         writable=records.files is not None,
         totals=PlanTotals(**{**totals, **masked_totals}),
-        files_sha256=files_sha256(records.files or ()),
+        files_sha256=files_sha256((file.name, file.bytes) for file in records.files or ()),
         parts=tuple(parts.listed),
     )
     output.write_final(content)

@@ -34,7 +34,7 @@ from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.records.file_contents import Mixing, SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
-from gaudi_bert.records.files import RecordFile, RecordInputs, open_inputs
+from gaudi_bert.records.files import RecordInputs, open_inputs
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.read.scan import map_files, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
@@ -68,9 +68,10 @@ def verify(
         proof.check_shards(folder, metadata)
         if not (folder / METADATA_NAME).exists():  # the predecessor's: we write nothing into it
             return Made(_compare(inputs, folder, metadata, reporter, workers).verification(metadata, reporter))
-        sizes = {file.path: file.bytes for file in inputs.files}
         prove = partial(_prove, inputs, folder, metadata, reporter, workers)
-        return proof.verify_folder(folder, metadata, sizes, Verification, prove, reporter=reporter, overwrite=overwrite)
+        return proof.verify_folder(
+            folder, metadata, inputs.sizes, Verification, prove, reporter=reporter, overwrite=overwrite
+        )
 
 
 class _Groups:
@@ -233,7 +234,7 @@ def _compare(
     mixing = Mixing(mixing_batch_packs(table.packs))
 
     def take_input(number: int, sums: SequenceSums) -> InputFile:
-        name = inputs.files[number].name
+        name = paths[number].name
         unpacked.add(sums)
         if groups is not None:
             groups.sequences_of_inputs[name] = sums.sequences
@@ -245,19 +246,19 @@ def _compare(
         if groups is not None:
             groups.take(number, sums)
 
-    shards = _ShardPaths(packed, table)
-    with reporter.task("verify", sum(file.bytes for file in inputs.files) + int(table.bytes.sum()), "bytes") as task:
+    paths, shards = inputs.paths, _ShardPaths(packed, table)
+    with reporter.task("verify", sum(inputs.sizes.values()) + int(table.bytes.sum()), "bytes") as task:
         read = partial(unpacked_pieces, schema=schema, progress=task.advance)
-        present = _read_files([(path,) for path in inputs.paths], read, take_input, workers)
+        present = _read_files([(path,) for path in paths], read, take_input, workers)
         read = partial(packed_pieces, schema=packed_schema, progress=task.advance)
         try:
             _read_files(shards, read, take_shard, workers)
         except InputError as error:
             raise FailedError(str(error)) from error
     if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
-        paths = [path for (path,) in shards]
-        with read_ahead([inputs.paths]) as one, one.batch(0), read_ahead([paths]) as other, other.batch(0):
-            difference = _describe_difference(inputs.files, schema, paths, metadata, unpacked, repacked, workers)
+        packs = [path for (path,) in shards]
+        with read_ahead([paths]) as one, one.batch(0), read_ahead([packs]) as other, other.batch(0):
+            difference = _describe_difference(paths, schema, packs, metadata, unpacked, repacked, workers)
         raise FailedError(f"{packed}: {difference}")
     return _Contents(tuple(present), repacked, mixing)
 
@@ -307,7 +308,7 @@ _NAMED = 3
 
 
 def _describe_difference(
-    files: Sequence[RecordFile],
+    files: Sequence[Path],
     schema: UnpackedSchema,
     shards: Sequence[Path],
     metadata: Metadata,
@@ -317,7 +318,7 @@ def _describe_difference(
 ) -> str:
     """One line: how many sequences of the records are missing, how many are too many, and the first of them."""
     classes, all_of_them = _classes_to_search(unpacked.sums, repacked.sums)
-    expected = _collect(files, lambda file, buffer: unpacked_pieces(file.path, schema, buffer), classes, workers)
+    expected = _collect(files, lambda path, buffer: unpacked_pieces(path, schema, buffer), classes, workers)
     shards = [path for path, size in zip(shards, metadata.shard_table.bytes.tolist(), strict=True) if size]
     packed_schema = PackedSchema.of(metadata)
     stored = _collect(shards, lambda path, buffer: packed_pieces(path, packed_schema, buffer), classes, workers)

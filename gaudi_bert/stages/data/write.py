@@ -33,7 +33,7 @@ from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
 from gaudi_bert.records.assign import assign_sequences, shard_bounds
-from gaudi_bert.records.files import RecordFile, open_inputs, records_folder
+from gaudi_bert.records.files import open_inputs, records_folder
 from gaudi_bert.records.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer, shard_name
 from gaudi_bert.records.packed_shards import write_shard as write_packs
 from gaudi_bert.records.read.group import buffer_bytes, group_buffer, match_files, planned_files, read_group
@@ -137,22 +137,22 @@ def _write_groups(
 ) -> int:
     """Write the groups that have no manifest yet; how many that were."""
     with open_inputs(records, Objects(store)) as inputs:
-        files = match_files(inputs.shown, inputs.files, plan)
+        paths = match_files(inputs.shown, inputs.sizes, plan)
         if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
             raise InputError(
                 f"{inputs.vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again"
             )
         pending = output.missing(numbers)
         if pending:
-            _write_pending(output, plan, _GroupFiles(files, plan, pending), workers)
+            _write_pending(output, plan, _GroupFiles(paths, plan, pending), workers)
     return len(pending)
 
 
 class _GroupFiles(Sequence[list[Path]]):
     """Where the files of each of some groups lie; the plan is read for it part by part, when a group's turn comes."""
 
-    def __init__(self, files: Mapping[str, RecordFile], plan: WritablePlan, groups: Sequence[int]) -> None:
-        self._files, self._plan, self.groups = files, plan, groups
+    def __init__(self, paths: Mapping[str, Path], plan: WritablePlan, groups: Sequence[int]) -> None:
+        self._paths, self._plan, self.groups = paths, plan, groups
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -160,11 +160,11 @@ class _GroupFiles(Sequence[list[Path]]):
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, slice):
             return [self[batch] for batch in range(len(self))[which]]
-        return [file.path for file in self.of(self.groups[which])]
+        return list(self.of(self.groups[which]))
 
-    def of(self, group: int) -> list[RecordFile]:
-        """The files of a group."""
-        return planned_files(self._files, self._plan, group)
+    def of(self, group: int) -> dict[Path, InputFile]:
+        """The files of a group, by where they are."""
+        return planned_files(self._paths, self._plan, group)
 
 
 def _write_pending(
@@ -190,7 +190,7 @@ def _write_group(
     out: Path,
     plan: WritablePlan,
     number: int,
-    files: Sequence[RecordFile],
+    files: Mapping[Path, InputFile],
     buffer: ByteArray,
     task: Task,
     workers: int | None,
@@ -203,7 +203,7 @@ def _write_group(
     shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
     bounds = shard_bounds(planned.packs, shards, sum(plan.group_packs[:number]))
     encoder = PackEncoder(schema, group, assignment)
-    share = sum(file.bytes for file in files) / planned.packs / 2
+    share = plan.input_bytes(number) / planned.packs / 2
     cores = worker_count(workers, shards)
     slots = threading.Semaphore(cores)
 
@@ -223,7 +223,7 @@ def _write_group(
         group=number,
         packs=planned.packs,
         **of_counts(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
-        inputs=tuple(InputFile(name=file.name, bytes=file.bytes, crc32c=file.crc32c) for file in files),
+        inputs=tuple(file.model_copy(update={"sequences": 0}) for file in files.values()),
         index_crc32c=index_crc32c,
         shards=tuple(shard for shard, _ in written),
     )

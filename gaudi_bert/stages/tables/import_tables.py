@@ -19,7 +19,7 @@ from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.schema import UnpackedSchema
 from gaudi_bert.records.tables.arrow import require_pyarrow
-from gaudi_bert.records.tables.sources import TOKENS_COLUMN, file_identity, table_files
+from gaudi_bert.records.tables.sources import TOKENS_COLUMN, input_file, table_files
 from gaudi_bert.records.tables.token_tables import KeptBatch, measure_tables, read_sequences
 from gaudi_bert.records.unpacked_encoder import UnpackedEncoder
 from gaudi_bert.stages.grouped_output import GroupedOutput
@@ -57,7 +57,7 @@ def import_tables(
     settings: dict[str, object] = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
     if input_column != TOKENS_COLUMN:
         settings["input_column"] = input_column
-    inputs = {path.name: file_identity(path) for path in tables.files}
+    inputs = {path.name: input_file(path).identity for path in tables.files}
     signature = Signature("import", settings, inputs)
     output: GroupedOutput[Path, ImportedTable] = GroupedOutput(
         out, out / EXAMPLES_NAME, signature, ImportedTable, lambda path: path.with_suffix(".json"), reporter

@@ -24,7 +24,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.tables.arrow import require_pyarrow
-from gaudi_bert.records.tables.sources import file_identity, table_files
+from gaudi_bert.records.tables.sources import input_file, table_files
 from gaudi_bert.stages.grouped_output import PackedOutput
 from gaudi_bert.stages.results import GroupsResult, Made, PackResult
 from gaudi_bert.stages.tables.table_groups import GroupedTable, TableSums, open_table, table_metadata, write_table_group
@@ -106,7 +106,7 @@ def _output(
     files = table_files(source).files
     if folder.resolve() in {file.resolve().parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
-    inputs = {file.name: file_identity(file) for file in files}
+    inputs = {file.name: input_file(file).identity for file in files}
     stored = settings.model_dump(mode="json")
     if "input_column" not in settings.model_fields_set:
         del stored["input_column"]  # so that folders of earlier versions are still found finished

@@ -15,7 +15,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
-from gaudi_bert.artefacts.references import InputFile, manifest_path
+from gaudi_bert.artefacts.references import manifest_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in
@@ -29,7 +29,7 @@ from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import depth_of
 from gaudi_bert.records.tables.compare import StoredPacks, check_scalars, check_tokens, stored_packs
 from gaudi_bert.records.tables.rows import GroupRows, RowSequences, read_rows, value_codes
-from gaudi_bert.records.tables.sources import file_identity, table_files
+from gaudi_bert.records.tables.sources import input_file, table_files
 from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.tables.table_groups import (
@@ -74,8 +74,8 @@ def _prove(
     path = settings_path(packed)
     signature = read_signature(path)
     settings = section_from_mapping(TableSettings, signature.settings, str(path))
-    inputs = {file.name: file_identity(file) for file in table_files(source).files}
-    present = [InputFile(name=name, **identity) for name, identity in inputs.items()]
+    present = [input_file(file) for file in table_files(source).files]
+    inputs = {file.name: file.identity for file in present}
     proof.check_inputs(packed, metadata.inputs, present, metadata.remedy)
     if signature.inputs != inputs:
         raise FailedError(f"{path}: its inputs are not those of metadata.json; {metadata.remedy}")
@@ -119,7 +119,7 @@ def _prove_group(
     present = []
     for name in shards:
         path, before = packed / name, packs
-        identity = file_identity(path)
+        identity = input_file(path).identity
         told = [shard for shard in claimed.shards if shard.name == name]
         proof.check_crc32c(packed, told, [Shard(name=name, packs=0, **identity)], TableMetadata.remedy)
         for stored in stored_packs(path, layout):

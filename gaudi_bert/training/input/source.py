@@ -150,10 +150,11 @@ def _packed(path: Path, metadata: Metadata) -> DataSource:
 
 
 def _unpacked_source(path: Path) -> DataSource:
-    found = list_record_files(path)
-    first = next(read_records(found[0].path), None)
+    sizes = list_record_files(path)
+    files = tuple(sizes)
+    first = next(read_records(files[0]), None)
     if first is None:
-        raise InputError(f"{found[0].path}: holds no records; remove it, or give the right folder")
+        raise InputError(f"{files[0]}: holds no records; remove it, or give the right folder")
     try:
         features = decode_example(first)
         if "next_sentence_positions" in features:
@@ -161,15 +162,15 @@ def _unpacked_source(path: Path) -> DataSource:
         schema = unpacked_schema_of(features)
         check_features(features, schema)
     except RecordError as error:
-        raise InputError(f"{found[0].path}: record 0: {error}") from error
+        raise InputError(f"{files[0]}: record 0: {error}") from error
     vocabulary = find_vocabulary(path)
     return DataSource(
         path=path,
         schema=schema,
-        files=tuple(file.path for file in found),
+        files=files,
         packing_factor=1.0,
         vocabulary_size=sum(1 for _ in open_file(vocabulary)) if vocabulary is not None else None,
-        identity=hashlib.sha256(json.dumps([[file.name, file.bytes] for file in found]).encode("utf-8")).hexdigest(),
+        identity=hashlib.sha256(json.dumps([[file.name, size] for file, size in sizes.items()]).encode("utf-8")).hexdigest(),
     )
 
 

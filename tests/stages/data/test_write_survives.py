@@ -95,11 +95,11 @@ def test_a_file_that_vanishes_midway_is_said(case: PackingCase, tmp_path: Path, 
     usual = group.uncompressed_bytes
     reads: list[str] = []
 
-    def vanish(file: group.RecordFile) -> int:
-        size = usual(file)
-        reads.append(file.name)
-        if len(reads) > 6 and file.path.exists():  # after the sizes of all files, when a group is read
-            file.path.unlink()
+    def vanish(path: Path) -> int:
+        size = usual(path)
+        reads.append(path.name)
+        if len(reads) > 6 and path.exists():  # after the sizes of all files, when a group is read
+            path.unlink()
         return size
 
     monkeypatch.setattr(group, "uncompressed_bytes", vanish)
