@@ -87,10 +87,10 @@ class Engine:
         from gaudi_bert.records.packed_shards import PackEncoder, output_buffer
         from gaudi_bert.records.read.group import buffer_bytes, match_files, planned_files, read_group
         from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
-        from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+        from gaudi_bert.records.schema import PackedSchema
 
         self.plan = WritablePlan.read(planned)
-        self.schema, self.unpacked_schema = PackedSchema.of(self.plan), UnpackedSchema.of(self.plan)
+        self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
         matched = match_files(records, list_record_files(records), self.plan)
         self.files = planned_files(matched, self.plan, 0)
         self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Axis, PackedFeature, UnpackedFeature
+
+if TYPE_CHECKING:
+    from gaudi_bert.artefacts.packed import Metadata
+    from gaudi_bert.artefacts.plan import WritablePlan
 
 MAX_SEQUENCE_LENGTH = 8192
 MAX_TOKEN_ID = 2**21 - 1  # a token id is at most three bytes as a varint
@@ -43,37 +47,12 @@ class FeatureSpec:
         return self.name.encode("ascii")
 
 
-class _UnpackedSizes(Protocol):
-    """What knows the sizes of unpacked records: a plan, the metadata of a packed folder."""
-
-    @property
-    def max_sequence_length(self) -> int: ...
-
-    @property
-    def max_predictions(self) -> int: ...
-
-
-class _PackedSizes(_UnpackedSizes, Protocol):
-    """What knows the sizes of packed records."""
-
-    @property
-    def masked_slots(self) -> int: ...
-
-    @property
-    def depth(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class UnpackedSchema:
     """One sequence, padded to L."""
 
     max_sequence_length: int
     max_predictions: int
-
-    @classmethod
-    def of(cls, sizes: _UnpackedSizes) -> UnpackedSchema:
-        """The schema of the unpacked records that a plan or a packed folder was made from."""
-        return cls(sizes.max_sequence_length, sizes.max_predictions)
 
     def __post_init__(self) -> None:
         _check_range("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH)
@@ -96,9 +75,14 @@ class PackedSchema:
     max_predictions: int
 
     @classmethod
-    def of(cls, sizes: _PackedSizes) -> PackedSchema:
+    def of(cls, sizes: WritablePlan | Metadata) -> PackedSchema:
         """The schema of the packed records that a plan or the metadata of a packed folder describes."""
         return cls(sizes.max_sequence_length, sizes.masked_slots, sizes.depth, sizes.max_predictions)
+
+    @property
+    def unpacked(self) -> UnpackedSchema:
+        """The schema of the sequences before they were packed."""
+        return UnpackedSchema(self.max_sequence_length, self.max_predictions)
 
     def __post_init__(self) -> None:
         _check_range("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH)

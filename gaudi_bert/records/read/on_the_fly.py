@@ -31,7 +31,7 @@ from gaudi_bert.records.read.arrays import dense_packs
 from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
 from gaudi_bert.records.read.group import buffer_bytes, match_files, planned_files, read_group
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
-from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.schema import PackedSchema
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,6 @@ class OnTheFlyPacking:
         """Read a group and deal its sequences to packs, in this epoch's way."""
         planned = self.groups[number]
         buffer = np.empty(buffer_bytes(planned.files), np.uint8)
-        group = read_group(planned.files, UnpackedSchema.of(self.schema), buffer, self.workers, lambda _bytes: None)
+        group = read_group(planned.files, self.schema.unpacked, buffer, self.workers, lambda _bytes: None)
         epoch_seed = int(random_words(1, self.seed, "on-the-fly epoch", epoch)[0])
         return _Loaded(group, assign_sequences(group.lengths, planned.strategies, epoch_seed, number))

@@ -229,7 +229,8 @@ def _compare(
     groups: _Groups | None = None,
 ) -> _Contents:
     """Read both sides; a sequence that is not on both is named. `groups` are told of every shard."""
-    schema, packed_schema = UnpackedSchema.of(metadata), PackedSchema.of(metadata)
+    packed_schema = PackedSchema.of(metadata)
+    schema = packed_schema.unpacked
     unpacked, repacked, table = SequenceSums(), SequenceSums(), metadata.shard_table
     mixing = Mixing(mixing_batch_packs(table.packs))
 

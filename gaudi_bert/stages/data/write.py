@@ -38,7 +38,7 @@ from gaudi_bert.records.packed_shards import WRITERS_PER_CORE, PackEncoder, coun
 from gaudi_bert.records.packed_shards import write_shard as write_packs
 from gaudi_bert.records.read.group import buffer_bytes, group_buffer, match_files, planned_files, read_group
 from gaudi_bert.records.read.scan import map_in_threads, worker_count
-from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
+from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.wire.shard_index import SizeArray, index_path, write_index
 from gaudi_bert.stages.grouped_output import PackedOutput
 from gaudi_bert.stages.results import GroupsResult, Made
@@ -197,9 +197,9 @@ def _write_group(
 ) -> GroupManifest:
     """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
     planned = plan.group(number)
-    group = read_group(files, UnpackedSchema.of(plan), buffer, workers, lambda count: task.advance(count / 2))
-    assignment = assign_sequences(group.lengths, planned.strategies, plan.seed, number)
     schema = PackedSchema.of(plan)
+    group = read_group(files, schema.unpacked, buffer, workers, lambda count: task.advance(count / 2))
+    assignment = assign_sequences(group.lengths, planned.strategies, plan.seed, number)
     shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
     bounds = shard_bounds(planned.packs, shards, sum(plan.group_packs[:number]))
     encoder = PackEncoder(schema, group, assignment)
