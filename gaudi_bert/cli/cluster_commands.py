@@ -37,7 +37,7 @@ def wait(
 
     settings = arguments.pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
-    seconds = wait_for_inputs(folder, for_, timeout, Reporter(), store=settings.store)
+    seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
     output.print_result(waited, json, lambda _: [f"all that {for_} needs is there ({human_seconds(seconds)})"])
 

@@ -182,9 +182,7 @@ def _show_dry_run(
     from gaudi_bert.runners.stage_table import STAGES
 
     previews = [preview_stage(settings, stage) for stage in stages]
-    made = (
-        [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder, settings.store)]
-    )
+    made = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     planned: dict[str, Any] = {
         "stages": list(stages),
         "work": shown_place(folder.root),

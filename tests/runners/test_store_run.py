@@ -123,7 +123,7 @@ def test_from_and_to_a_bucket_through_a_bad_server(
     assert {"report.html", "train/training.json", "train/metrics.jsonl"} <= made.keys()
     assert any(name.startswith("train/tensorboard/") for name in made)
     assert list(tmp_path.iterdir()) == [], "scratch is left"
-    assert missing_inputs(run.folder, "report", settings.store) == []
+    assert missing_inputs(run.folder, "report") == []
 
 
 @pytest.mark.slow
