@@ -58,7 +58,7 @@ def made(root: Path) -> dict[str, bytes]:
 
 
 def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, done: dict[str, Any]) -> None:
-    learnt = done["finetune"].finetuning
+    learnt = done["finetune"].content
     assert learnt == FineTuning.read(folder / "whole" / "tiny" / "finetune" / "metrics.json")
     assert learnt.evaluated_rows == done["predict"].rows == 19
     assert 0 < learnt.baseline["accuracy"] < 1
@@ -87,8 +87,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(folder: Path, done: di
 @pytest.mark.slow
 def test_two_processes_learn_as_one_does(folder: Path, done: dict[str, Any]) -> None:
     pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
-    one = done["finetune"].finetuning
-    two = run(folder, pipeline(folder, resources={"workers": 2}), "finetune", work="two")["finetune"].finetuning
+    one = done["finetune"].content
+    two = run(folder, pipeline(folder, resources={"workers": 2}), "finetune", work="two")["finetune"].content
     assert two.evaluated_rows == one.evaluated_rows == 19
     assert two.packs == one.packs
     assert two.baseline == one.baseline
@@ -133,7 +133,7 @@ def test_names_of_labels_lie_beside_the_pipeline_file(folder: Path) -> None:
     (folder / "pipelines" / "names.txt").write_text("animal\nnone\n")
     task = {"name": "classification", "too_long": "truncate", "labels": "names.txt"}
     done = run(folder, pipeline(folder, task=task, finetune={"epochs": 1}), "finetune", work="labels")
-    assert done["finetune"].finetuning.labels == ("animal", "none")
+    assert done["finetune"].content.labels == ("animal", "none")
 
 
 def test_built_in_rows_are_made_once_and_those_of_another_python_are_refused(tmp_path: Path) -> None:

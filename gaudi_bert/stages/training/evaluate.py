@@ -18,8 +18,8 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.training.inputs import local_weights, open_data
-from gaudi_bert.stages.training.model_results import EvaluateResult
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
 from gaudi_bert.training.device import open_device
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -39,7 +39,7 @@ def evaluate(
     unpacked: str | Path | None = None,
     out: Path | None = None,
     store: StoreSettings | None = None,
-) -> EvaluateResult:
+) -> Made[EvaluationResult]:
     """Evaluate a checkpoint.
 
     The newest checkpoint of a run's folder is taken. Data may be packed or not; with `unpacked`, the same sequences
@@ -61,7 +61,9 @@ def evaluate(
         )
 
 
-def _evaluate_here(checkpoint: Path, sources: list[DataSource], out: Path | None, reporter: Reporter) -> EvaluateResult:
+def _evaluate_here(
+    checkpoint: Path, sources: list[DataSource], out: Path | None, reporter: Reporter
+) -> Made[EvaluationResult]:
     file = find_checkpoint(checkpoint)
     communicator = connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
@@ -74,11 +76,11 @@ def _evaluate_here(checkpoint: Path, sources: list[DataSource], out: Path | None
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{shown(out)}: already evaluated, nothing to do")
-            return EvaluateResult(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
+            return Made(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
         result = _evaluate(stored, settings, sources, watched, reporter)
         if out is not None and watched.is_first:
             result.write(out)
-    return EvaluateResult(result)
+    return Made(result)
 
 
 def _read(file: Path) -> Checkpoint:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, TrainingResult
 from gaudi_bert.training.run_plan import RunPlan
 
 if TYPE_CHECKING:  # it stands beside what loads TensorFlow
@@ -14,16 +13,8 @@ if TYPE_CHECKING:  # it stands beside what loads TensorFlow
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """How a run ended; `skipped` where it was finished already."""
-
-    training: TrainingResult
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
-class TrainDryRun:
-    """What a run would be."""
+class DryRun:
+    """What training or fine-tuning would be."""
 
     plan: RunPlan
 
@@ -39,29 +30,6 @@ class FineTuneInput:
     evaluation_data: Path | None
     model: Path
     vocabulary: Path | None = None
-
-
-@dataclass(frozen=True)
-class FineTuneResult:
-    """How good the model is; `skipped` where it was finished already."""
-
-    finetuning: FineTuning
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
-class FineTuneDryRun:
-    """What fine-tuning would be."""
-
-    plan: RunPlan
-
-
-@dataclass(frozen=True)
-class EvaluateResult:
-    """What an evaluation found; `skipped` where it was made already."""
-
-    evaluation: EvaluationResult
-    skipped: bool = False
 
 
 @dataclass(frozen=True)

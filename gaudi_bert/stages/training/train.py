@@ -24,8 +24,9 @@ from gaudi_bert.config.sections import ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, parameter_specs
+from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.training.inputs import leave_tokenizer, local_weights, open_data, open_on_the_fly
-from gaudi_bert.stages.training.model_results import TrainDryRun, TrainResult
+from gaudi_bert.stages.training.model_results import DryRun
 from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
@@ -56,7 +57,7 @@ def train(
     overwrite: bool = False,
     dry_run: bool = False,
     on_the_fly: Path | None = None,
-) -> TrainResult | TrainDryRun:
+) -> Made[TrainingResult] | DryRun:
     """Train a model.
 
     Args:
@@ -88,7 +89,7 @@ def train(
         for line in _describe_job(job, dry_run):
             reporter.say(line)
         if dry_run:
-            return TrainDryRun(job.plan)
+            return DryRun(job.plan)
         if initial is not None and communicator.is_first:
             job = replace(job, initial=weights.enter_context(local_weights(initial, store)))
         run = RunFolder(
@@ -100,7 +101,7 @@ def train(
             settings=settings,
             section=settings.training,
         )
-        result, skipped = carry_out(
+        return carry_out(
             run,
             communicator,
             reporter,
@@ -108,7 +109,6 @@ def train(
             resume=resume,
             overwrite=overwrite,
         )
-    return TrainResult(result, skipped)
 
 
 @dataclass(frozen=True)
