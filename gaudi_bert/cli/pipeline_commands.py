@@ -64,15 +64,12 @@ def _run_docker(request: _Request) -> None:
 
 
 def _print_summaries(summaries: object, request: _Request) -> None:
-    if request.shard is None:
-        output.print_shared_result(summaries, request.json, lambda value: _describe_stages(value, output.STAGES))
-    else:  # this process has done a part of its own
-        output.print_result(summaries, request.json, lambda value: _describe_stages(value, output.PARTS))
+    # With --shard, each process of a launcher has done a part of its own.
+    show = output.print_shared_result if request.shard is None else output.print_result
+    show(summaries, request.json, _describe_stages)
 
 
-def _describe_stages(
-    summaries: Mapping[str, Any], describe: Mapping[str, Callable[[Mapping[str, Any]], list[str]]]
-) -> list[str]:
+def _describe_stages(summaries: Mapping[str, Any]) -> list[str]:
     """A few lines per stage, and per split where a stage has two: what it made, and whether it had anything to do."""
     from gaudi_bert.artefacts.work_folder import SPLITS
 
@@ -81,7 +78,7 @@ def _describe_stages(
         splits = summary if summary and summary.keys() <= set(SPLITS) else {"": summary}
         for split, figures in splits.items():
             title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in describe[stage](figures)]
+            lines += [f"{title}: {line}" for line in output.STAGES[stage](figures)]
     return lines
 
 
@@ -143,7 +140,7 @@ def run(
     requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     names = select_stages(requested)
     check_stages(settings, names)
-    part = arguments.parse_shard(shard)
+    part = arguments.parse_shard(shard, finish)
     _check_launch(on, names, part)
     if dry_run:
         _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)

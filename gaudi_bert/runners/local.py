@@ -46,8 +46,6 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, StageResult]:
 
 
 def _check_sharing(run: LocalRun, stages: Sequence[str]) -> None:
-    if run.shard is not None and run.finish:
-        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
     if run.shard is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
         raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
