@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,55 +17,38 @@ from gaudi_bert.common.progress import Reporter
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What `run` was asked to do."""
-
-    settings: PipelineSettings
-    stages: Sequence[str]
-    pipeline: Path
-    work: Path
-    shard: tuple[int, int] | None
-    finish: bool
-    workers: int | None
-    overwrite: bool
-    json: bool
-
-
-def _run_local(request: _Request) -> None:
-    from gaudi_bert.runners.local import run_stages
     from gaudi_bert.runners.stage_calls import LocalRun
 
-    local = LocalRun(
-        request.settings,
-        request.work,
-        request.pipeline.parent,
-        Reporter(quiet=request.shard is None and not is_first_process()),
-        overwrite=request.overwrite,
-        shard=request.shard,
-        finish=request.finish,
-        workers=request.workers,
-    )
-    _print_summaries(run_stages(local, request.stages), request)
+
+def _run_local(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+    from gaudi_bert.runners.local import run_stages
+
+    return run_stages(run, stages)
 
 
-def _run_docker(request: _Request) -> None:
+def _run_docker(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.docker.run import run_on_docker
 
-    flags = ["--overwrite"] if request.overwrite else []
-    flags += ["--finish"] if request.finish else []
-    flags += ["--shard", "/".join(map(str, request.shard))] if request.shard is not None else []
-    flags += ["--workers", str(request.workers)] if request.workers is not None else []
-    summaries = run_on_docker(request.settings, request.stages, request.pipeline, request.work, Reporter(), flags=flags)
-    _print_summaries(summaries, request)
+    flags = ["--overwrite"] if run.overwrite else []
+    flags += ["--finish"] if run.finish else []
+    flags += ["--shard", "/".join(map(str, run.shard))] if run.shard is not None else []
+    flags += ["--workers", str(run.workers)] if run.workers is not None else []
+    return run_on_docker(run.settings, stages, pipeline, run.work, run.reporter, flags=flags)
 
 
-def _print_summaries(summaries: object, request: _Request) -> None:
-    # With --shard, each process of a launcher has done a part of its own.
-    show = output.print_shared_result if request.shard is None else output.print_result
-    show(summaries, request.json, _describe_stages)
+def _run_kubernetes(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+    from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
+
+    if run.overwrite:
+        raise InputError(
+            "--overwrite: not on a cluster, where pods would remove one another's files; "
+            "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
+        )
+    if run.shard is not None or run.finish or run.workers is not None:
+        raise InputError(
+            "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
+        )
+    return run_on_kubernetes(run.settings, stages, run.reporter)
 
 
 def _describe_stages(summaries: Mapping[str, Any]) -> list[str]:
@@ -82,32 +64,16 @@ def _describe_stages(summaries: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _run_kubernetes(request: _Request) -> None:
-    from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-
-    if request.overwrite:
-        raise InputError(
-            "--overwrite: not on a cluster, where pods would remove one another's files; "
-            "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
-        )
-    if request.shard is not None or request.finish or request.workers is not None:
-        raise InputError(
-            "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
-        )
-    result = run_on_kubernetes(request.settings, request.stages, Reporter())
-    output.print_result(result, request.json, _describe_steps)
-
-
 def _describe_steps(steps: Mapping[str, str]) -> list[str]:
     words = {"done": "done", "skipped": "was complete already, nothing to do"}
     return [f"{step}: {words[state]}" for step, state in steps.items()]
 
 
-# Where a pipeline runs, by name.
-_RUNNERS: dict[str, Callable[[_Request], None]] = {
-    "local": _run_local,
-    "docker": _run_docker,
-    "kubernetes": _run_kubernetes,
+# Where a pipeline runs, by name; and what its result is described by.
+_RUNNERS = {
+    "local": (_run_local, _describe_stages),
+    "docker": (_run_docker, _describe_stages),
+    "kubernetes": (_run_kubernetes, _describe_steps),
 }
 # What all processes of a launcher do together.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
@@ -132,6 +98,7 @@ def run(
 ) -> None:
     """Run the stages of a pipeline file; finished stages are skipped."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
+    from gaudi_bert.runners.stage_calls import LocalRun
     from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
     if on not in _RUNNERS:
@@ -147,7 +114,12 @@ def run(
     elif render is not None:
         _render(settings, names, render, json)
     else:
-        _RUNNERS[on](_Request(settings, names, pipeline, work, part, finish, workers, overwrite, json))
+        runner, describe = _RUNNERS[on]
+        reporter = Reporter(quiet=part is None and not is_first_process())
+        request = LocalRun(settings, work, pipeline.parent, reporter, overwrite, part, finish, workers)
+        # With --shard, each process of a launcher does a part of its own.
+        show = output.print_shared_result if part is None else output.print_result
+        show(runner(request, names, pipeline), json, describe)
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:

@@ -35,7 +35,7 @@ StageResult = object
 
 @dataclass(frozen=True)
 class LocalRun:
-    """One run of a pipeline in this process.
+    """One run of a pipeline, as it was requested; and each of its stages in this process.
 
     Relative paths in the pipeline file start at `pipeline_folder`. `shard` is (K, N): part K of N of a stage that many
     machines share; `finish` puts together what all shards wrote. `workers` are processes or threads; None for one per core.

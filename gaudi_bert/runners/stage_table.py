@@ -175,6 +175,7 @@ _ROWS = (
         lambda folder: [folder.report],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),
+        reads=(),
         is_part_of=lambda settings: True,
     ),
 )

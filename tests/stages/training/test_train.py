@@ -255,7 +255,7 @@ def test_packed_and_unpacked_figures_are_those_of_the_end_of_training(held_out, 
     assert to_json(again) == {**to_json(result), "skipped": True}
     packed_alone = evaluate(held_out, whole_run, out=out, reporter=QUIET)
     assert "unpacked" not in to_json(packed_alone)
-    found = result.evaluation
+    found = result.content
     assert found.update == 20
     assert found.largest_difference < 1e-5
     for name, value in TrainingResult.read(whole_run / "training.json").evaluation.as_json().items():
