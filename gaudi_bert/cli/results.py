@@ -72,7 +72,9 @@ def _(result: DryRun) -> dict[str, Any]:
 
 @to_json.register
 def _(result: GraphResult) -> dict[str, Any]:
-    return {**_fields(result, "report"), "fit": result.report.is_fit, **_fields(result.report)}
+    sizes = {**result.sizes._asdict(), "vocabulary": result.vocabulary}
+    shown = {**_fields(result, "report", "vocabulary"), "sizes": sizes}
+    return {**shown, "fit": result.report.is_fit, **_fields(result.report)}
 
 
 def _fields(result: Any, *others: str) -> dict[str, Any]:

@@ -9,17 +9,17 @@ its time to start begins anew. So it goes with what is suspended while it runs, 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, StreamDroppedError
 from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
 from gaudi_bert.runners.kubernetes.problems import (
-    Answer,
     Problem,
     ReadLog,
     claim_problem,
@@ -40,6 +40,8 @@ Json = dict[str, Any]
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
+# Enough for what the ranks and mpirun write after one has failed.
+_LOG_END_LINES = 1000
 # Of Kueue: the label that names the owner of a Workload, and the kinds, the newest version of the API first.
 _OWNER_LABEL = "kueue.x-k8s.io/job-uid"
 _WORKLOADS = ("Workload", "OlderWorkload")
@@ -68,16 +70,17 @@ def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
 
 
 def log_reader(cluster: Cluster) -> ReadLog:
-    """How the end of a container's log is read, for the error of a rank that failed: once for each pod."""
-    logs: dict[str, str] = {}
+    """How the end of a container's log is read, for the error of a rank that failed; empty where it cannot be read."""
 
-    def read(pod: Answer, container: str) -> str:
-        name = pod["metadata"]["name"]
-        if name not in logs:
-            logs[name] = cluster.log_end(name, container)
-        return logs[name]
+    @functools.cache
+    def log_end(name: str, container: str) -> str:
+        try:
+            lines = list(cluster.log_lines(name, container, follow=False, last=_LOG_END_LINES))
+        except (ClusterError, StreamDroppedError):
+            return ""
+        return "\n".join(line.partition(" ")[2] for line in lines)
 
-    return read
+    return lambda pod, container: log_end(pod["metadata"]["name"], container)
 
 
 def follow(

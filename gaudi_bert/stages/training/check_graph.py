@@ -14,7 +14,7 @@ from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.model.inputs import BatchSizes
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.stages.training.model_results import GraphResult, GraphSizes
+from gaudi_bert.stages.training.model_results import GraphResult
 from gaudi_bert.stages.training.train import model_config
 from gaudi_bert.training.graph import CardFit, GraphProblem, report_on_step
 from gaudi_bert.training.run_plan import plan_run
@@ -57,7 +57,8 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
     return GraphResult(
         pipeline=settings.name,
         sizes_from=data.origin,
-        sizes=GraphSizes(**sizes._asdict(), vocabulary=config.vocab_size),
+        sizes=sizes,
+        vocabulary=config.vocab_size,
         precision=settings.training.precision,
         accumulation_steps=steps,
         report=report,
@@ -92,7 +93,7 @@ def describe_graph(result: GraphResult) -> list[str]:
     sizes, report = result.sizes, result.report
     lines = [
         f"{result.pipeline}: micro-batches of {sizes.packs} packs x {sizes.positions} positions, "
-        f"{sizes.masked_slots} masked slots, depth {sizes.depth}, vocabulary {sizes.vocabulary:,} "
+        f"{sizes.masked_slots} masked slots, depth {sizes.depth}, vocabulary {result.vocabulary:,} "
         f"(from {result.sizes_from})",
         f"matrix products: {report.flops_per_micro_batch / 1e9:,.1f} GFLOP per micro-batch, "
         f"{report.flops_per_update / 1e9:,.1f} GFLOP per update ({result.accumulation_steps:,} micro-batches per card)",

@@ -5,7 +5,6 @@ The data may be packed or not; given both, the figures must be the same, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -51,20 +50,14 @@ def evaluate(
     with (
         local_weights(checkpoint, store) as weights,
         mirrored(Path(out or "").parent, store) as folder,
-        ExitStack() as sources,
+        ExitStack() as stack,
     ):
-        return _evaluate_here(
-            weights,
-            [sources.enter_context(open_data(each, store)) for each in (data, unpacked) if each is not None],
-            None if out is None else folder / Path(out).name,
-            reporter,
-        )
+        sources = [stack.enter_context(open_data(each, store)) for each in (data, unpacked) if each is not None]
+        return _evaluate_once(find_checkpoint(weights), sources, out and folder / Path(out).name, reporter)
 
 
-def _evaluate_here(
-    checkpoint: Path, sources: list[DataSource], out: Path | None, reporter: Reporter
-) -> Made[EvaluationResult]:
-    file = find_checkpoint(checkpoint)
+def _evaluate_once(file: Path, sources: list[DataSource], out: Path | None, reporter: Reporter) -> Made[EvaluationResult]:
+    """Evaluate a checkpoint, unless `out` holds its figures on these data already."""
     communicator = connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = _read(file)
@@ -98,10 +91,15 @@ def _evaluate(
     reporter: Reporter,
 ) -> EvaluationResult:
     """The figures of a checkpoint on one source, or on two that must agree."""
-    measure = _measure_with(stored, settings, communicator)
+    config = BertConfig.from_json(stored.settings["model"])
+    model = BertForPretraining(config, seed=0)  # in float32, whatever it was trained in
+    model.load_values(stored.variables)
     evaluations = []
     for source in sources:
-        evaluations.append(measure(source))
+        check_fits(source, config)
+        packs = settings.micro_batch_packs
+        evaluator = PretrainingEvaluator(model, source, communicator, loss=settings.loss, batch_packs=packs)
+        evaluations.append(evaluator.run())
         reporter.say(f"evaluate: {shown(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None
     if len(evaluations) > 1:
@@ -115,24 +113,6 @@ def _evaluate(
         unpacked=unpacked,
         largest_difference=difference,
     )
-
-
-def _measure_with(
-    stored: Checkpoint, settings: TrainingSettings, communicator: Communicator
-) -> Callable[[DataSource], PretrainingEvaluation]:
-    """The function that evaluates the stored model on data; in float32, whatever it was trained in."""
-    config = BertConfig.from_json(stored.settings["model"])
-    model = BertForPretraining(config, seed=0)
-    model.load_values(stored.variables)
-
-    def measure(source: DataSource) -> PretrainingEvaluation:
-        check_fits(source, config)
-        evaluator = PretrainingEvaluator(
-            model, source, communicator, loss=settings.loss, batch_packs=settings.micro_batch_packs
-        )
-        return evaluator.run()
-
-    return measure
 
 
 def _compare(one: PretrainingEvaluation, other: PretrainingEvaluation, what: str) -> float:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gaudi_bert.training.run_plan import RunPlan
 
-if TYPE_CHECKING:  # it stands beside what loads TensorFlow
+if TYPE_CHECKING:  # they stand beside what loads TensorFlow
+    from gaudi_bert.model.inputs import BatchSizes
     from gaudi_bert.training.graph import GraphReport
 
 
@@ -95,23 +96,13 @@ class ExportResult:
 
 
 @dataclass(frozen=True)
-class GraphSizes:
-    """The sizes of a micro-batch, and of the model's vocabulary."""
-
-    packs: int
-    positions: int
-    masked_slots: int
-    depth: int
-    vocabulary: int
-
-
-@dataclass(frozen=True)
 class GraphResult:
     """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` says where its sizes are from."""
 
     pipeline: str
     sizes_from: str
-    sizes: GraphSizes
+    sizes: BatchSizes
+    vocabulary: int
     precision: str
     accumulation_steps: int
     report: GraphReport
