@@ -149,10 +149,13 @@ def test_a_tag_is_the_text_that_was_given(tag: str) -> None:
 
 
 def test_only_texts_are_kept_as_they_are_written() -> None:
-    settings = load_pipeline(None, ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "training.epsilon=1.0e-6"])
+    settings = load_pipeline(
+        None,
+        ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "resources.data.cpu=0.5", "training.epsilon=1.0e-6"],
+    )
     assert settings.packing.depth == 4
     assert settings.images.tag is None
-    assert settings.kubernetes.scratch == "2"
+    assert (settings.kubernetes.scratch, settings.resources.data.cpu) == ("2", "0.5")
     assert settings.training.epsilon == 1e-6
 
 
@@ -218,9 +221,3 @@ def test_what_is_free_is_no_part_of_a_run() -> None:
     both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
-
-
-def test_two_workers_are_no_job() -> None:
-    with pytest.raises(InputError, match=r"is one worker, but resources.workers is 2; set kubernetes.training to mpijob"):
-        load_pipeline(None, ["kubernetes.training=job", "resources.workers=2"])
-    assert load_pipeline(None, ["kubernetes.training=job", "resources.workers=1"]).resources.workers == 1

@@ -157,7 +157,7 @@ def _show_dry_run(
         "work": shown_place(folder.root),
         "made": made,
         "missing": [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent),
-        "outlook": [stage.as_json() for stage in previews],
+        "outlook": previews,
         "settings": settings.model_dump(mode="json"),
     }
     lines = _dry_run_lines(planned, on)

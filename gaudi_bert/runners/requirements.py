@@ -6,7 +6,7 @@ import glob
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -45,10 +45,6 @@ class _StagePreview:
     cpu: str
     memory: str
     cards: int
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return asdict(self)
 
     def __str__(self) -> str:
         count = f"{self.containers} x " if self.containers > 1 else ""

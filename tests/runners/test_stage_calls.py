@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
 from gaudi_bert.stages.tasks.task_rows import make_built_in_rows
 from tests.builders.bert_folder import write_bert
-from tests.builders.reporters import QUIET, StopAfter
+from tests.builders.reporters import QUIET
 from tests.builders.task_files import write_rows
 
 LEARN = {"max_sequence_length": 61, "depth": 5, "epochs": 2, "batch_sequences": 12, "learning_rate": 1e-3}
@@ -52,11 +52,6 @@ def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "wor
     return run_stages(LocalRun(settings, folder / work, folder / "pipelines", reporter, **options), stages)
 
 
-def made(root: Path) -> dict[str, bytes]:
-    names = ("finetune/config.json", "finetune/model.safetensors", "finetune/metrics.json", "predict/predictions.jsonl")
-    return {name: (root / "tiny" / name).read_bytes() for name in names}
-
-
 def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, done: dict[str, Any]) -> None:
     learnt = done["finetune"].content
     assert learnt == FineTuning.read(folder / "whole" / "tiny" / "finetune" / "metrics.json")
@@ -74,14 +69,6 @@ def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, do
     assert again["predict"].skipped
     with pytest.raises(InputError, match=r"finetune\.epochs = 2; you asked for finetune\.epochs = 3"):
         run(folder, pipeline(folder, finetune={"epochs": 3}), "finetune", work="whole")
-
-
-def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(folder: Path, done: dict[str, Any]) -> None:
-    with pytest.raises(StoppedError):
-        run(folder, pipeline(folder), "finetune", "predict", reporter=StopAfter(4))
-    assert not (folder / "work" / "tiny" / "finetune" / "metrics.json").exists()
-    run(folder, pipeline(folder), "finetune", "predict")
-    assert made(folder / "work") == made(folder / "whole")
 
 
 @pytest.mark.slow

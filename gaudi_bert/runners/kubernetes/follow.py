@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError
@@ -90,19 +90,18 @@ def follow(
     start_seconds: float,
     *,
     shows_logs: bool = True,
-    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return when `item` is complete; it may fail with a `PodsDisruptedError`, after which it can be submitted again.
 
     Its pods may wait `start_seconds` for a node, a volume or an image.
     """
-    progress = StepProgress(item, reporter, clock)
+    progress = StepProgress(item, reporter)
     logs = LogFollower(cluster, reporter, progress)
     read_log = log_reader(cluster)
-    limit = _StartLimit(start_seconds, reporter, clock)
+    limit = _StartLimit(start_seconds, reporter)
     try:
         while True:
-            round_started = clock()
+            round_started = time.monotonic()
             current = _read(cluster, item)
             pods = pods_of(cluster, current)
             if shows_logs:
@@ -125,7 +124,7 @@ def follow(
                     _give_up(cluster, current, pods, problem, limit.waited)
                 progress.show(current, pods)
             cluster.wait_for_change(current, WATCH_SECONDS)
-            if clock() - round_started < SHORTEST_ROUND_SECONDS:
+            if time.monotonic() - round_started < SHORTEST_ROUND_SECONDS:
                 time.sleep(SHORTEST_ROUND_SECONDS)
     finally:
         logs.finish(0)
@@ -134,15 +133,15 @@ def follow(
 class _StartLimit:
     """How long pods that cannot start are waited for; each new problem is reported once."""
 
-    def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float]) -> None:
-        self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
+    def __init__(self, start_seconds: float, reporter: Reporter) -> None:
+        self._start_seconds, self._reporter = start_seconds, reporter
         self._waiting_since: float | None = None
         self._last_problem: str | None = None
 
     @property
     def waited(self) -> float:
         """Seconds since pods began to wait."""
-        return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+        return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
 
     def begin_anew(self) -> None:
         """Forget what was waited for so far."""
@@ -157,7 +156,7 @@ class _StartLimit:
         if problem.started:
             self.pods_run()
         elif self._waiting_since is None:
-            self._waiting_since = self._clock()
+            self._waiting_since = time.monotonic()
         if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
             return True
         if problem.without_names != self._last_problem and not problem.only_slow:

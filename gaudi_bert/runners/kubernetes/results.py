@@ -17,7 +17,6 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import atomic_file
@@ -43,10 +42,6 @@ class _OpenedResults:
 
     report: Path
     tensorboard: Path | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {"report": str(self.report), "tensorboard": None if self.tensorboard is None else str(self.tensorboard)}
 
 
 def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> _OpenedResults:
