@@ -19,6 +19,7 @@ Records = Annotated[str, typer.Argument(help="Unpacked TFRecords: a folder, a fi
 RecordsOrTable = Annotated[
     str, typer.Argument(help="Unpacked TFRecords or a table: a folder, a file or a glob.", show_default=False)
 ]
+Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what was made with other settings.")]
 Shard = Annotated[

@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # `--help` needs neither
     from gaudi_bert.config.pipeline import PipelineSettings
     from gaudi_bert.runners.kubernetes.client import Cluster
 
-Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
-
 k8s = typer.Typer(
     cls=help.Commands,
     name="k8s",
@@ -29,7 +27,7 @@ k8s = typer.Typer(
 
 
 def wait(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     for_: Annotated[str, typer.Option("--for", help="The stage that is to start, or write-finish.", show_default=False)],
     work: arguments.Work = Path("work"),
     timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
@@ -54,7 +52,7 @@ def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[
 
 
 @k8s.command(cls=help.Command)
-def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
+def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
     """Show the state of each step, and what is wrong with it."""
     from gaudi_bert.runners.kubernetes import manage
 
@@ -74,7 +72,7 @@ def _describe_status(steps: Mapping[str, Any]) -> list[str]:
 
 @k8s.command(cls=help.Command)
 def logs(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
     set_: arguments.Set = None,
 ) -> None:
@@ -87,7 +85,7 @@ def logs(
 
 @k8s.command(cls=help.Command)
 def delete(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     data: Annotated[
         bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
     ] = False,
@@ -103,7 +101,7 @@ def delete(
 
 @k8s.command("open", cls=help.Command)
 def open_(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     out: Annotated[
         Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
     ] = None,

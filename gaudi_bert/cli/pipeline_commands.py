@@ -80,7 +80,7 @@ _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 
 def run(
-    pipeline: Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)],
+    pipeline: arguments.Pipeline,
     stages: Annotated[
         str | None, typer.Option(help="Which stages, e.g. plan,write.", show_default="all stages of the pipeline")
     ] = None,

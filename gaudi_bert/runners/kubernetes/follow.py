@@ -12,11 +12,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, StreamDroppedError
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
 from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
 from gaudi_bert.runners.kubernetes.problems import (
@@ -34,8 +33,6 @@ from gaudi_bert.runners.kubernetes.problems import (
     pod_problem,
     worst_problem,
 )
-
-Json = dict[str, Any]
 
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
