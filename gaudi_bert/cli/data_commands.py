@@ -91,7 +91,6 @@ def tokenize(
 
 
 def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
-    """What the texts became, and what of them is lost."""
     if "missing_parts" in result:
         return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} left to other shards"]
     rows, too_long = count_of(result["rows"], "row"), result["too_long"]
@@ -365,7 +364,6 @@ def _describe_packed_table(result: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_long_rows(result: Mapping[str, Any]) -> str:
-    """What was done with rows that were too long."""
     effect = result["too_long"]
     if not effect["rows"]:
         return "no row was too long: none is cut, split or dropped"

@@ -147,6 +147,8 @@ def _show_dry_run(
     verbose: bool,
     json: bool,
 ) -> None:
+    import yaml
+
     from gaudi_bert.runners.requirements import missing_paths, preview_stage
     from gaudi_bert.runners.stage_table import STAGES
 
@@ -167,7 +169,11 @@ def _show_dry_run(
         lines += [f"images: {', '.join(dict.fromkeys(stage.image for stage in previews))}"]
     changed = ", ".join(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
     lines += [f"settings that are not the defaults: {changed or 'none'}"]
-    lines += _every_setting(planned["settings"]) if verbose else ["every setting: --verbose"]
+    if verbose:
+        text = yaml.safe_dump(planned["settings"], sort_keys=False, default_flow_style=None)
+        lines += ["", *text.splitlines()]
+    else:
+        lines.append("every setting: --verbose")
     output.print_shared_result(planned, json, lambda _: lines)
 
 
@@ -189,12 +195,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name} = {value}"
-
-
-def _every_setting(settings: Mapping[str, Any]) -> list[str]:
-    import yaml
-
-    return ["", *yaml.safe_dump(settings, sort_keys=False, default_flow_style=None).splitlines()]
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:

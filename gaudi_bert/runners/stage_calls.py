@@ -56,7 +56,6 @@ class LocalRun:
         return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
 
     def _common(self) -> dict[str, Any]:
-        """The arguments that most stages take."""
         return {"reporter": self.reporter, "overwrite": self.overwrite, "store": self.settings.store}
 
     def _file(self, key: str, text: str) -> Path:

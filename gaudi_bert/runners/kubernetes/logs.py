@@ -161,8 +161,6 @@ class _Advice:
 
 
 class _Followed:
-    """One log that is being followed."""
-
     def __init__(self) -> None:
         self.advice = _Advice()
         self.thread: threading.Thread | None = None

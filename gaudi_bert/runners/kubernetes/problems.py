@@ -201,7 +201,6 @@ def _exit_problem(where: str, pod: Json, status: Json, ended: Json, read_log: Re
 
 
 def _eviction(pod: Json) -> Problem | None:
-    """A pod that the cluster took away."""
     status = pod.get("status", {})
     remedy = "run it again: it goes on where it stopped"
     if status.get("reason") in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):

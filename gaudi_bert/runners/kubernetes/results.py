@@ -153,7 +153,6 @@ def received_files(lines: Iterable[str]) -> dict[PurePosixPath, bytes]:
 
 
 def _archive(folder: Path, files: Iterable[Path]) -> bytes:
-    """Those of `files` that are there, as a compressed archive."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for path in filter(Path.is_file, files):

@@ -68,7 +68,6 @@ def export(
         kind: one of `FORMATS`.
         vocabulary: its vocab.txt; None to take the one that lies where ours, or theirs, lies.
         rows: `savedmodel`: rows of a batch, fixed.
-        reporter: where progress goes.
         overwrite: replace what is in `out`.
     """
     if kind not in FORMATS:

@@ -65,7 +65,6 @@ def train(
         data: a packed folder, or unpacked records.
         evaluation_data: held-out data, packed or not; None for none.
         out: the folder of the run.
-        reporter: where progress goes.
         resume: continue also where the run in `out` has fewer updates. (A run of the same settings continues in any case.)
         overwrite: remove the run in `out`, whatever it is, and start anew.
         dry_run: say what the run would be, write nothing.
@@ -218,7 +217,6 @@ def _train(job: _TrainingJob, data: Path, folder: Path, session: Session, report
 
 
 def _set_up(job: _TrainingJob, folder: Path, session: Session, reporter: Reporter) -> TrainingRun:
-    """Make the model and all that works on it."""
     source, settings, communicator = job.source, job.plan.settings, session.communicator
     events = open_events(folder / "mlperf.log", job.settings.mlperf, communicator.is_first)
     if isinstance(events, MlperfLog):
