@@ -91,6 +91,7 @@ def test_two_training_containers_work_in_a_bucket(
         (tmp_path / "tiny.yaml").write_text(f'{TINY}store: {{endpoint_url: "{server.endpoint}"}}\n')
         done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/work", *workers)
         assert done.returncode == 0, done.stderr
+        assert "(2 containers)" in done.stderr
         metrics = objects.read("s3://bucket/work/tiny/train/metrics.jsonl")
     local = gaudi_bert(on_disk, "run", "tiny.yaml", *workers, "--overwrite")
     assert local.returncode == 0, local.stderr
