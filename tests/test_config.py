@@ -12,8 +12,14 @@ from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.models import MODELS, model_overrides, name_of_sizes
-from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping, settings_page
-from gaudi_bert.config.sections import FineTuneSettings, ModelSettings, TrainingSettings
+from gaudi_bert.config.pipeline import (
+    PipelineSettings,
+    load_pipeline,
+    pipeline_from_mapping,
+    section_from_options,
+    settings_page,
+)
+from gaudi_bert.config.sections import FineTuneSettings, ModelSettings, PrepareSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings, parse_bytes
 
 
@@ -116,6 +122,12 @@ def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.write_text("")
     assert load_pipeline(file) == PipelineSettings()
+
+
+def test_options_that_name_keys_are_taken_and_those_that_were_not_given_keep_the_default() -> None:
+    options = {"evaluation_fraction": 0.0, "whole_word_masking": False, "vocab": None, "out": "elsewhere", "json": True}
+    settings = section_from_options(PrepareSettings, options)
+    assert settings.model_dump(exclude_unset=True) == {"evaluation_fraction": 0.0, "whole_word_masking": False}
 
 
 def test_settings_survive_yaml() -> None:
