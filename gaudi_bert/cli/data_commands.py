@@ -1,4 +1,7 @@
-"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect."""
+"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect.
+
+An option that sets a key has the key's name, so a command's `locals()`, taken first, are what `section_from_options` reads.
+"""
 
 from __future__ import annotations
 

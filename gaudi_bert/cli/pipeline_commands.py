@@ -116,7 +116,8 @@ def run(
     else:
         runner, describe = _RUNNERS[on]
         reporter = Reporter(quiet=part is None and not is_first_process())
-        request = LocalRun(settings, work, pipeline.parent, reporter, overwrite, part, finish, workers)
+        options: dict[str, Any] = {"overwrite": overwrite, "shard": part, "finish": finish, "workers": workers}
+        request = LocalRun(settings, work, pipeline.parent, reporter, **options)
         # With --shard, each process of a launcher does a part of its own.
         show = output.print_shared_result if part is None else output.print_result
         show(runner(request, names, pipeline), json, describe)
