@@ -144,19 +144,21 @@ def load_pipeline(
 def pipeline_from_mapping(
     mapping: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
 ) -> PipelineSettings:
-    """Validate `mapping`; errors name what the user `typed` for a key, and `source` for all other keys."""
-    try:
-        return PipelineSettings.model_validate(mapping)
-    except ValidationError as error:
-        raise InputError(_first_problem(error, PipelineSettings, source, typed or {})) from error
+    """Validate a whole pipeline, as `section_from_mapping` does it."""
+    return section_from_mapping(PipelineSettings, mapping, source, typed)
 
 
-def section_from_mapping(section: type[Section], values: Mapping[str, Any], source: str) -> Section:
-    """Validate one section alone; keys that are missing have their defaults, `source` names its file in errors."""
+def section_from_mapping(
+    section: type[Section], values: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
+) -> Section:
+    """Validate one section alone; keys that are missing have their defaults.
+
+    Errors name what the user `typed` for a key, and `source` for all other keys.
+    """
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise InputError(_first_problem(error, section, source, {})) from error
+        raise InputError(_first_problem(error, section, source, typed or {})) from error
 
 
 def section_from_options(section: type[Section], options: Mapping[str, Any]) -> Section:
@@ -166,11 +168,8 @@ def section_from_options(section: type[Section], options: Mapping[str, Any]) -> 
     validation, which takes 0.1 s.
     """
     values = {name: options[name] for name in section.model_fields if options.get(name) is not None}
-    try:
-        return section.model_validate(values)
-    except ValidationError as error:
-        typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
-        raise InputError(_first_problem(error, section, "the options", typed)) from error
+    typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
+    return section_from_mapping(section, values, "the options", typed)
 
 
 def _apply_override(mapping: dict[str, Any], override: str) -> None:
