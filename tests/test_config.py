@@ -12,8 +12,14 @@ from pydantic import ValidationError
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.models import MODELS, model_overrides, name_of_sizes
-from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping, settings_page
-from gaudi_bert.config.sections import FineTuneSettings, ModelSettings, TrainingSettings
+from gaudi_bert.config.pipeline import (
+    PipelineSettings,
+    load_pipeline,
+    pipeline_from_mapping,
+    section_from_options,
+    settings_page,
+)
+from gaudi_bert.config.sections import FineTuneSettings, ModelSettings, PrepareSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings, parse_bytes
 
 
@@ -118,6 +124,12 @@ def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
     assert load_pipeline(file) == PipelineSettings()
 
 
+def test_options_that_name_keys_are_taken_and_those_that_were_not_given_keep_the_default() -> None:
+    options = {"evaluation_fraction": 0.0, "whole_word_masking": False, "vocab": None, "out": "elsewhere", "json": True}
+    settings = section_from_options(PrepareSettings, options)
+    assert settings.model_dump(exclude_unset=True) == {"evaluation_fraction": 0.0, "whole_word_masking": False}
+
+
 def test_settings_survive_yaml() -> None:
     settings = load_pipeline(None, ["packing.depth=max"])
     assert PipelineSettings.model_validate(yaml.safe_load(yaml.safe_dump(settings.model_dump(mode="json")))) == settings
@@ -149,10 +161,13 @@ def test_a_tag_is_the_text_that_was_given(tag: str) -> None:
 
 
 def test_only_texts_are_kept_as_they_are_written() -> None:
-    settings = load_pipeline(None, ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "training.epsilon=1.0e-6"])
+    settings = load_pipeline(
+        None,
+        ["packing.depth=4", "images.tag=null", "kubernetes.scratch=2", "resources.data.cpu=0.5", "training.epsilon=1.0e-6"],
+    )
     assert settings.packing.depth == 4
     assert settings.images.tag is None
-    assert settings.kubernetes.scratch == "2"
+    assert (settings.kubernetes.scratch, settings.resources.data.cpu) == ("2", "0.5")
     assert settings.training.epsilon == 1e-6
 
 
@@ -218,9 +233,3 @@ def test_what_is_free_is_no_part_of_a_run() -> None:
     both |= {"fusion_bytes", "stall_seconds", "watch_port", "metrics_port"}
     assert free_settings(FineTuneSettings) == both
     assert free_settings(TrainingSettings) == both | {"evaluate_every_updates", "evaluate_packs", "measure_speedup"}
-
-
-def test_two_workers_are_no_job() -> None:
-    with pytest.raises(InputError, match=r"is one worker, but resources.workers is 2; set kubernetes.training to mpijob"):
-        load_pipeline(None, ["kubernetes.training=job", "resources.workers=2"])
-    assert load_pipeline(None, ["kubernetes.training=job", "resources.workers=1"]).resources.workers == 1

@@ -138,13 +138,6 @@ def test_elsewhere_are_the_same_bytes_and_other_settings_are_refused_until_told_
     assert metadata["depth"] == 2
 
 
-def test_a_stage_whose_input_is_missing_says_which_stage_makes_it(finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(PIPELINE)
-    done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--stages", "train")
-    assert done.returncode == 2
-    assert "run the stage `write` first" in done.stderr
-
-
 def test_records_that_a_user_has_already_need_no_option_but_the_folder(finished: Path, tmp_path: Path) -> None:
     records = finished / "work" / "tiny" / "examples" / "train"
     packed = gaudi_bert(tmp_path, "pack", str(records), "--out", "packed", "--verify", "--json")

@@ -18,7 +18,7 @@ from gaudi_bert.records.wire.framing import write_record
 from gaudi_bert.runners.stage_table import stages_of
 from gaudi_bert.stages.data.pack import pack
 from gaudi_bert.stages.tasks.finetune import finetune
-from gaudi_bert.stages.training.model_results import FineTuneDryRun, FineTuneInput
+from gaudi_bert.stages.training.model_results import DryRun, FineTuneInput
 from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.optimizers import learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan, plan_run
@@ -259,7 +259,7 @@ def test_published_rows_are_read_and_planned(
     settings = task_recipe(repository, name, *([f"task.labels={tasks / labels}"] if labels is not None else []))
     files = FineTuneInput(tasks / data, tasks / evaluation, minilm)
     done = finetune(settings, files, tmp_path / "out", reporter=QUIET, dry_run=True)
-    assert isinstance(done, FineTuneDryRun)
+    assert isinstance(done, DryRun)
     factor, near = TASK_FACTORS[name]
     agree(done.plan.packing_factor, factor, near)
     agree(done.plan.sequences_per_update, settings.finetune.batch_sequences, 0.13)

@@ -8,6 +8,7 @@ from pathlib import Path
 from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, manifest_path
 from gaudi_bert.artefacts.store.location import place_below
 from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.places import StoreSettings
 
 SPLITS = ("train", "evaluation")
 
@@ -55,6 +56,7 @@ class WorkFolder:
         evaluation_records: the same for the evaluation split.
         has_evaluation: whether there is an evaluation split at all.
         pretrains, finetunes, predicts: which stages the pipeline has.
+        store: how it is reached, where `root` is the URL of an object store.
     """
 
     root: Path
@@ -64,6 +66,7 @@ class WorkFolder:
     pretrains: bool = True
     finetunes: bool = False
     predicts: bool = False
+    store: StoreSettings | None = None
 
     @classmethod
     def of(cls, settings: PipelineSettings, work: Path, pipeline_folder: Path) -> WorkFolder:
@@ -82,6 +85,7 @@ class WorkFolder:
             pretrains=settings.pretrains,
             finetunes=settings.finetunes,
             predicts=settings.predicts,
+            store=settings.store,
         )
 
     @classmethod

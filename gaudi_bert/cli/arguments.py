@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.launch import parse_part
 
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.config.pipeline import PipelineSettings
-    from gaudi_bert.config.sections import PackingSettings, TaskSettings
+    from gaudi_bert.config.sections import TaskSettings
 
 Records = Annotated[str, typer.Argument(help="Unpacked TFRecords: a folder, a file or a glob.", show_default=False)]
 RecordsOrTable = Annotated[
     str, typer.Argument(help="Unpacked TFRecords or a table: a folder, a file or a glob.", show_default=False)
 ]
+Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what was made with other settings.")]
 Shard = Annotated[
@@ -38,8 +40,10 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", hel
 Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
 
 
-def parse_shard(text: str | None) -> tuple[int, int] | None:
+def parse_shard(text: str | None, finish: bool = False) -> tuple[int, int] | None:
     """`K/N`, `auto` or `auto/N` as (K, N); None where nothing was given."""
+    if text is not None and finish:
+        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
     return None if text is None else parse_part(text)
 
 
@@ -61,11 +65,3 @@ def task_settings(overrides: list[str] | None, columns: str | None = None, task:
 def column_names(columns: str | None) -> tuple[str, object]:
     """The option `--columns A,B` and its value as a list."""
     return "--columns", None if columns is None else f"[{columns}]"
-
-
-def packing_settings(**options: object) -> PackingSettings:
-    """Packing settings from options; an option that is None keeps its default."""
-    from gaudi_bert.config.pipeline import section_from_options
-    from gaudi_bert.config.sections import PackingSettings
-
-    return section_from_options(PackingSettings, options)

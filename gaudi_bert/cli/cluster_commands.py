@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,9 @@ from gaudi_bert.cli import arguments, help, output
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, count_of, human_seconds
 
-Pipeline = Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)]
+if TYPE_CHECKING:  # `--help` needs neither
+    from gaudi_bert.config.pipeline import PipelineSettings
+    from gaudi_bert.runners.kubernetes.client import Cluster
 
 k8s = typer.Typer(
     cls=help.Commands,
@@ -25,7 +27,7 @@ k8s = typer.Typer(
 
 
 def wait(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     for_: Annotated[str, typer.Option("--for", help="The stage that is to start, or write-finish.", show_default=False)],
     work: arguments.Work = Path("work"),
     timeout: Annotated[float, typer.Option(min=0, help="Give up after this many seconds.")] = 86_400,
@@ -37,19 +39,24 @@ def wait(
 
     settings = arguments.pipeline_settings(pipeline, None)
     folder = WorkFolder.of(settings, work, pipeline.parent)
-    seconds = wait_for_inputs(folder, for_, timeout, Reporter(), store=settings.store)
+    seconds = wait_for_inputs(folder, for_, timeout, Reporter())
     waited = {"stage": for_, "waited_seconds": round(seconds, 1)}
     output.print_result(waited, json, lambda _: [f"all that {for_} needs is there ({human_seconds(seconds)})"])
 
 
-@k8s.command(cls=help.Command)
-def status(pipeline: Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
-    """Show the state of each step, and what is wrong with it."""
-    from gaudi_bert.runners.kubernetes import manage
+def _settings_and_cluster(pipeline: Path, overrides: list[str] | None) -> tuple[PipelineSettings, Cluster]:
     from gaudi_bert.runners.kubernetes.client import Cluster
 
-    settings = arguments.pipeline_settings(pipeline, set_)
-    steps = manage.status(settings, Cluster(settings.kubernetes.namespace))
+    settings = arguments.pipeline_settings(pipeline, overrides)
+    return settings, Cluster(settings.kubernetes.namespace)
+
+
+@k8s.command(cls=help.Command)
+def status(pipeline: arguments.Pipeline, set_: arguments.Set = None, json: arguments.Json = False) -> None:
+    """Show the state of each step, and what is wrong with it."""
+    from gaudi_bert.runners.kubernetes import manage
+
+    steps = manage.status(*_settings_and_cluster(pipeline, set_))
     output.print_result({name: step.as_json() for name, step in steps.items()}, json, _describe_status)
 
 
@@ -65,21 +72,20 @@ def _describe_status(steps: Mapping[str, Any]) -> list[str]:
 
 @k8s.command(cls=help.Command)
 def logs(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     step: Annotated[str | None, typer.Option(help="One step only, e.g. train or write-finish.")] = None,
     set_: arguments.Set = None,
 ) -> None:
     """Show the logs of a pipeline's pods."""
     from gaudi_bert.runners.kubernetes import manage
-    from gaudi_bert.runners.kubernetes.client import Cluster
 
-    settings = arguments.pipeline_settings(pipeline, set_)
-    manage.show_logs(settings, step, Cluster(settings.kubernetes.namespace), typer.echo)
+    settings, cluster = _settings_and_cluster(pipeline, set_)
+    manage.show_logs(settings, step, cluster, typer.echo)
 
 
 @k8s.command(cls=help.Command)
 def delete(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     data: Annotated[
         bool, typer.Option("--data", help="Also remove the work folder, on its volume or in its store.")
     ] = False,
@@ -88,16 +94,14 @@ def delete(
 ) -> None:
     """Remove all Jobs of a pipeline; its work folder stays unless you add --data."""
     from gaudi_bert.runners.kubernetes import manage
-    from gaudi_bert.runners.kubernetes.client import Cluster
 
-    settings = arguments.pipeline_settings(pipeline, set_)
-    removed = manage.delete(settings, Cluster(settings.kubernetes.namespace), data=data)
+    removed = manage.delete(*_settings_and_cluster(pipeline, set_), data=data)
     output.print_result({"removed": removed}, json, lambda result: result["removed"] or ["there was nothing to remove"])
 
 
 @k8s.command("open", cls=help.Command)
 def open_(
-    pipeline: Pipeline,
+    pipeline: arguments.Pipeline,
     out: Annotated[
         Path | None, typer.Option(help="The folder for the files; default: opened/NAME.", show_default=False)
     ] = None,
@@ -105,13 +109,11 @@ def open_(
     json: arguments.Json = False,
 ) -> None:
     """Fetch the report and TensorBoard's files of a run, and open the report in a browser."""
-    from gaudi_bert.runners.kubernetes.client import Cluster
     from gaudi_bert.runners.kubernetes.results import open_results
 
-    settings = arguments.pipeline_settings(pipeline, set_)
-    folder = out if out is not None else Path("opened") / settings.name
-    opened = open_results(settings, Cluster(settings.kubernetes.namespace), folder, Reporter())
-    output.print_result(opened.as_json(), json, _describe_opened)
+    settings, cluster = _settings_and_cluster(pipeline, set_)
+    opened = open_results(settings, cluster, out or Path("opened") / settings.name, Reporter())
+    output.print_result(opened, json, _describe_opened)
     if sys.stdout.isatty():
         import webbrowser
 

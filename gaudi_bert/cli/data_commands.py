@@ -1,4 +1,7 @@
-"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect."""
+"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect.
+
+An option that sets a key has the key's name, so a command's `locals()`, taken first, are what `section_from_options` reads.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
 from gaudi_bert.cli import arguments, output
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter, count_of
-
-if TYPE_CHECKING:  # `--help` needs neither
-    from rich.text import Text
-
-    from gaudi_bert.stages.data.inspect import RecordView, SequenceView
 
 
 def prepare(
@@ -40,27 +38,15 @@ def prepare(
     json: arguments.Json = False,
 ) -> None:
     """Make pretraining examples (unpacked TFRecords) from text."""
+    options = locals()
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import PrepareSettings
     from gaudi_bert.stages.data.prepare import prepare as run
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
-    from gaudi_bert.config.pipeline import section_from_options
-    from gaudi_bert.config.sections import PrepareSettings
-
-    options = {
-        "text": text,
-        "vocab": vocab,
-        "train_vocab": train_vocab,
-        "max_sequence_length": max_sequence_length,
-        "max_predictions": max_predictions,
-        "duplicates": duplicates,
-        "whole_word_masking": whole_word_masking,
-        "evaluation_fraction": evaluation_fraction,
-        "seed": seed,
-    }
-    settings = section_from_options(PrepareSettings, options)
     result = run(
-        settings,
+        section_from_options(PrepareSettings, options),
         out,
         pipeline_folder=Path(),
         shard=arguments.parse_shard(shard),
@@ -96,16 +82,11 @@ def tokenize(
     json: arguments.Json = False,
 ) -> None:
     """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
+    options = {**locals(), "special_tokens": not no_special_tokens}
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
 
-    options = {
-        "max_sequence_length": max_sequence_length,
-        "too_long": too_long,
-        "special_tokens": not no_special_tokens,
-        "text_column": text_column,
-    }
     settings = section_from_options(TokenizeSettings, options)
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
@@ -113,7 +94,6 @@ def tokenize(
 
 
 def _describe_tokens(result: Mapping[str, Any]) -> list[str]:
-    """What the texts became, and what of them is lost."""
     if "missing_parts" in result:
         return [f"{result['missing_parts']} of {count_of(result['parts'], 'part')} left to other shards"]
     rows, too_long = count_of(result["rows"], "row"), result["too_long"]
@@ -198,22 +178,23 @@ def plan(
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how near the optimum that is."""
+    options = locals()
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.stages.data.plan import plan as run
     from gaudi_bert.stages.data.plan import plan_shard
 
-    if finish and shard is not None:
-        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
-    settings = arguments.packing_settings(
-        algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
-    )
+    part = arguments.parse_shard(shard, finish)
+    settings = section_from_options(PackingSettings, options)
     # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
-    part = arguments.parse_shard(shard)
     common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+    result: object
     if part is not None:
-        output.print_result(plan_shard(counted, out, settings, part, **common), json, output.describe_groups)
-        return
-    output.print_result(run(counted, out, settings, finish=finish, **common), json, output.describe_packing)
+        result = plan_shard(counted, out, settings, part, **common)
+    else:
+        result = run(counted, out, settings, finish=finish, **common)
+    output.print_result(result, json, output.describe_groups)
 
 
 def write(
@@ -236,11 +217,9 @@ def write(
     from gaudi_bert.stages.data.write import write as run
     from gaudi_bert.stages.data.write import write_shard
 
-    if finish and shard is not None:
-        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
-    if shard is not None and (parquet or predecessor_metadata):
+    part = arguments.parse_shard(shard, finish)
+    if part is not None and (parquet or predecessor_metadata):
         raise InputError("--parquet and --predecessor-metadata need the whole folder; give them with --finish")
-    part = arguments.parse_shard(shard)
     if part is not None:
         shard_result = write_shard(records, plan, out, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
         output.print_result(shard_result, json, output.describe_groups)
@@ -285,34 +264,21 @@ def pack(
     json: arguments.Json = False,
 ) -> None:
     """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
+    options = {**locals(), "columns": None if columns is None else tuple(name.strip() for name in columns.split(","))}
     from gaudi_bert.stages.tables.table_groups import is_table
 
-    options = {"algorithm": algorithm, "depth": depth, "seed": seed}
-    of_tables = {
-        "max_sequence_length": max_sequence_length,
-        "input_column": input_column,
-        "too_long": too_long,
-        "index_only": index_only,
-        "keep_together": keep_together,
-        "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
-        "group_bytes": group_bytes,
-    }
     if is_table(records):
-        result = _pack_table(
-            *(records, out, {**options, **of_tables}),
-            shard=shard,
-            finish=finish,
-            workers=workers,
-            verified=verify,
-            overwrite=overwrite,
-        )
+        common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
+        result = _pack_table(records, out, options, arguments.parse_shard(shard), finish, verify, common)
         output.print_result(result, json, _describe_packed_table)
         return
-    _refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
+    _refuse_options_of_tables(records, options)
+    from gaudi_bert.config.pipeline import section_from_options
+    from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.stages.data.pack import pack as run
     from gaudi_bert.stages.data.verify import verify as prove
 
-    settings = arguments.packing_settings(**options)
+    settings = section_from_options(PackingSettings, options)
     packed = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
     if verify:
         packed = replace(packed, verified=prove(records, out, reporter=Reporter(), workers=workers))
@@ -350,9 +316,15 @@ def verify(
 # --- tables: what `pack` and `verify` do with them, and print
 
 
+_OF_TABLES = (
+    *("max_sequence_length", "input_column", "too_long", "index_only", "keep_together", "columns", "group_bytes"),
+    *("shard", "finish"),
+)
+
+
 def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
-    for name, value in options.items():
-        if value:
+    for name in _OF_TABLES:
+        if options[name]:
             raise InputError(
                 f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
                 ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
@@ -363,36 +335,24 @@ def _pack_table(
     source: str,
     out: Path,
     options: Mapping[str, object],
-    *,
-    shard: str | None,
+    part: tuple[int, int] | None,
     finish: bool,
-    workers: int | None,
     verified: bool,
-    overwrite: bool,
+    common: Mapping[str, Any],
 ) -> object:
-    """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
+    """Pack a table, or a part of it; of `options`, keys of `TableSettings` are taken, None for the default."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings
     from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
 
     if options["max_sequence_length"] is None:
         raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
-    part = arguments.parse_shard(shard)
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
     settings = section_from_options(TableSettings, options)
     if part is not None:
-        return pack_table_shard(source, out, settings, part, reporter=Reporter(), overwrite=overwrite, workers=workers)
-    return pack_table(
-        source,
-        out,
-        settings,
-        finish=finish,
-        reporter=Reporter(),
-        overwrite=overwrite,
-        workers=workers,
-        verified=verified,
-    )
+        return pack_table_shard(source, out, settings, part, **common)
+    return pack_table(source, out, settings, finish=finish, verified=verified, **common)
 
 
 def _describe_packed_table(result: Mapping[str, Any]) -> list[str]:
@@ -407,7 +367,6 @@ def _describe_packed_table(result: Mapping[str, Any]) -> list[str]:
 
 
 def _describe_long_rows(result: Mapping[str, Any]) -> str:
-    """What was done with rows that were too long."""
     effect = result["too_long"]
     if not effect["rows"]:
         return "no row was too long: none is cut, split or dropped"
@@ -431,12 +390,6 @@ def _describe_verified_table(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-# --- one record for people
-
-_NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random next"}
-_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
-
-
 def inspect(
     file: Annotated[Path, typer.Argument(help="A TFRecord file, packed or not.", show_default=False)],
     record: Annotated[int, typer.Option(min=0, help="Which record, from 0.")] = 0,
@@ -450,51 +403,4 @@ def inspect(
     if json:
         output.print_result(result, json, lambda _: [])
     else:
-        show_record(result, sys.stdout)
-
-
-def show_record(view: RecordView, stream: TextIO) -> None:
-    """Print one paragraph for each sequence, told apart by number and, on a terminal, by colour.
-
-    A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
-    """
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
-    kind = f"packed, {count_of(len(view.sequences), 'sequence')}" if view.packed else "unpacked"
-    console.print(
-        f"{view.file}, record {view.record}: {kind}, {count_of(view.tokens, 'token')} and {view.padding} of padding "
-        f"in a row of {view.max_sequence_length}, {count_of(view.masked_slots, 'masked slot')}, {view.bytes} bytes",
-        markup=False,
-    )
-    for sequence in view.sequences:
-        colour = _COLOURS[(sequence.number - 1) % len(_COLOURS)]
-        label = _NEXT_SENTENCE_LABELS.get(sequence.next_sentence_label, "unknown")
-        segments = " + ".join(str(length) for _, length in sequence.segments)
-        length = count_of(sequence.length, "token")
-        head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
-        console.print(Text(head, style=f"bold {colour}"))
-        console.print(_sentence(sequence, colour))
-    for key, size in view.other_features.items():
-        console.print(f"also holds {key} ({count_of(size, 'value')})", markup=False)
-    for problem in view.problems:
-        console.print(Text(f"PROBLEM: {problem}", style="bold red"))
-
-
-def _sentence(sequence: SequenceView, colour: str) -> Text:
-    """The words of a sequence as styled text: word pieces joined, masked positions underlined."""
-    from rich.text import Text
-
-    words = sequence.tokens or [str(number) for number in sequence.input_ids]
-    hidden = {masked.position: masked.token or str(masked.id) for masked in sequence.masked}
-    text = Text("   ")
-    for position, word in enumerate(words):
-        joined = word.startswith("##") and position not in hidden
-        if position and not joined:
-            text.append(" ")
-        if position in hidden:
-            text.append(f"{word}→{hidden[position]}", style=f"underline {colour}")
-        else:
-            text.append(word.removeprefix("##") if joined else word, style=colour)
-    return text
+        output.show_record(result, sys.stdout)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from gaudi_bert.common.launch import is_first_process
 from gaudi_bert.common.progress import count_of, human_bytes
+
+if TYPE_CHECKING:  # `--help` needs neither
+    from rich.text import Text
+
+    from gaudi_bert.stages.data.inspect import RecordView, SequenceView
 
 _Describe = Callable[[Mapping[str, Any]], list[str]]
 
@@ -221,12 +226,65 @@ def describe_report(result: Mapping[str, Any]) -> list[str]:
     return [*figures, f"the page: {result['report']} ({human_bytes(result['bytes'])}); open it in a browser"]
 
 
-# What each stage of a pipeline is described by.
+# --- one record for people
+
+_NEXT_SENTENCE_LABELS: dict[int | None, str] = {0: "really next", 1: "random next"}
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
+
+
+def show_record(view: RecordView, stream: TextIO) -> None:
+    """Print one paragraph for each sequence, told apart by number and, on a terminal, by colour.
+
+    A masked position shows the token in the row, an arrow, and the token it replaced: `[MASK]→house`.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, soft_wrap=not stream.isatty())
+    kind = f"packed, {count_of(len(view.sequences), 'sequence')}" if view.packed else "unpacked"
+    console.print(
+        f"{view.file}, record {view.record}: {kind}, {count_of(view.tokens, 'token')} and {view.padding} of padding "
+        f"in a row of {view.max_sequence_length}, {count_of(view.masked_slots, 'masked slot')}, {view.bytes} bytes",
+        markup=False,
+    )
+    for sequence in view.sequences:
+        colour = _COLOURS[(sequence.number - 1) % len(_COLOURS)]
+        label = _NEXT_SENTENCE_LABELS.get(sequence.next_sentence_label, "unknown")
+        segments = " + ".join(str(length) for _, length in sequence.segments)
+        length = count_of(sequence.length, "token")
+        head = f"{sequence.number}  {length} ({segments}) from {sequence.start}, {len(sequence.masked)} masked, {label}"
+        console.print(Text(head, style=f"bold {colour}"))
+        console.print(_sentence(sequence, colour))
+    for key, size in view.other_features.items():
+        console.print(f"also holds {key} ({count_of(size, 'value')})", markup=False)
+    for problem in view.problems:
+        console.print(Text(f"PROBLEM: {problem}", style="bold red"))
+
+
+def _sentence(sequence: SequenceView, colour: str) -> Text:
+    """The words of a sequence as styled text: word pieces joined, masked positions underlined."""
+    from rich.text import Text
+
+    words = sequence.tokens or [str(number) for number in sequence.input_ids]
+    hidden = {masked.position: masked.token or str(masked.id) for masked in sequence.masked}
+    text = Text("   ")
+    for position, word in enumerate(words):
+        joined = word.startswith("##") and position not in hidden
+        if position and not joined:
+            text.append(" ")
+        if position in hidden:
+            text.append(f"{word}→{hidden[position]}", style=f"underline {colour}")
+        else:
+            text.append(word.removeprefix("##") if joined else word, style=colour)
+    return text
+
+
+# What each stage of a pipeline is described by, whole or one part of it.
 STAGES: dict[str, _Describe] = {
     "prepare": describe_examples,
     "histogram": describe_histogram,
-    "plan": describe_packing,
-    "write": describe_packing,
+    "plan": describe_groups,
+    "write": describe_groups,
     "verify": describe_verification,
     "train": describe_training,
     "evaluate": describe_evaluation,
@@ -234,5 +292,3 @@ STAGES: dict[str, _Describe] = {
     "predict": describe_answers,
     "report": describe_report,
 }
-# The same where one part of a stage was done.
-PARTS: dict[str, _Describe] = {**STAGES, "plan": describe_groups, "write": describe_groups}

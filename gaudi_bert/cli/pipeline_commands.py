@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,61 +17,41 @@ from gaudi_bert.common.progress import Reporter
 if TYPE_CHECKING:  # settings take as long to load as everything else, and `--help` needs none
     from gaudi_bert.artefacts.work_folder import WorkFolder
     from gaudi_bert.config.pipeline import PipelineSettings
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What `run` was asked to do."""
-
-    settings: PipelineSettings
-    stages: Sequence[str]
-    pipeline: Path
-    work: Path
-    shard: tuple[int, int] | None
-    finish: bool
-    workers: int | None
-    overwrite: bool
-    json: bool
-
-
-def _run_local(request: _Request) -> None:
-    from gaudi_bert.runners.local import run_stages
     from gaudi_bert.runners.stage_calls import LocalRun
 
-    local = LocalRun(
-        request.settings,
-        request.work,
-        request.pipeline.parent,
-        Reporter(quiet=request.shard is None and not is_first_process()),
-        overwrite=request.overwrite,
-        shard=request.shard,
-        finish=request.finish,
-        workers=request.workers,
-    )
-    _print_summaries(run_stages(local, request.stages), request)
+
+def _run_local(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+    from gaudi_bert.runners.local import run_stages
+
+    return run_stages(run, stages)
 
 
-def _run_docker(request: _Request) -> None:
+def _run_docker(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
     from gaudi_bert.runners.docker.run import run_on_docker
 
-    flags = ["--overwrite"] if request.overwrite else []
-    flags += ["--finish"] if request.finish else []
-    flags += ["--shard", "/".join(map(str, request.shard))] if request.shard is not None else []
-    flags += ["--workers", str(request.workers)] if request.workers is not None else []
-    summaries = run_on_docker(request.settings, request.stages, request.pipeline, request.work, Reporter(), flags=flags)
-    _print_summaries(summaries, request)
+    flags = ["--overwrite"] if run.overwrite else []
+    flags += ["--finish"] if run.finish else []
+    flags += ["--shard", "/".join(map(str, run.shard))] if run.shard is not None else []
+    flags += ["--workers", str(run.workers)] if run.workers is not None else []
+    return run_on_docker(run.settings, stages, pipeline, run.work, run.reporter, flags=flags)
 
 
-def _print_summaries(summaries: object, request: _Request) -> None:
-    if request.shard is None:
-        output.print_shared_result(summaries, request.json, lambda value: _describe_stages(value, output.STAGES))
-    else:  # this process has done a part of its own
-        output.print_result(summaries, request.json, lambda value: _describe_stages(value, output.PARTS))
+def _run_kubernetes(run: LocalRun, stages: Sequence[str], pipeline: Path) -> object:
+    from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
+
+    if run.overwrite:
+        raise InputError(
+            "--overwrite: not on a cluster, where pods would remove one another's files; "
+            "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
+        )
+    if run.shard is not None or run.finish or run.workers is not None:
+        raise InputError(
+            "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
+        )
+    return run_on_kubernetes(run.settings, stages, run.reporter)
 
 
-def _describe_stages(
-    summaries: Mapping[str, Any], describe: Mapping[str, Callable[[Mapping[str, Any]], list[str]]]
-) -> list[str]:
+def _describe_stages(summaries: Mapping[str, Any]) -> list[str]:
     """A few lines per stage, and per split where a stage has two: what it made, and whether it had anything to do."""
     from gaudi_bert.artefacts.work_folder import SPLITS
 
@@ -81,24 +60,8 @@ def _describe_stages(
         splits = summary if summary and summary.keys() <= set(SPLITS) else {"": summary}
         for split, figures in splits.items():
             title = f"{stage} {split}".strip()
-            lines += [f"{title}: {line}" for line in describe[stage](figures)]
+            lines += [f"{title}: {line}" for line in output.STAGES[stage](figures)]
     return lines
-
-
-def _run_kubernetes(request: _Request) -> None:
-    from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
-
-    if request.overwrite:
-        raise InputError(
-            "--overwrite: not on a cluster, where pods would remove one another's files; "
-            "run `gaudi-bert k8s delete PIPELINE --data` first, or give the pipeline another name"
-        )
-    if request.shard is not None or request.finish or request.workers is not None:
-        raise InputError(
-            "--shard, --finish and --workers: on a cluster, set resources.data_workers and resources.data_processes instead"
-        )
-    result = run_on_kubernetes(request.settings, request.stages, Reporter())
-    output.print_result(result, request.json, _describe_steps)
 
 
 def _describe_steps(steps: Mapping[str, str]) -> list[str]:
@@ -106,18 +69,18 @@ def _describe_steps(steps: Mapping[str, str]) -> list[str]:
     return [f"{step}: {words[state]}" for step, state in steps.items()]
 
 
-# Where a pipeline runs, by name.
-_RUNNERS: dict[str, Callable[[_Request], None]] = {
-    "local": _run_local,
-    "docker": _run_docker,
-    "kubernetes": _run_kubernetes,
+# Where a pipeline runs, by name; and what its result is described by.
+_RUNNERS = {
+    "local": (_run_local, _describe_stages),
+    "docker": (_run_docker, _describe_stages),
+    "kubernetes": (_run_kubernetes, _describe_steps),
 }
 # What all processes of a launcher do together.
 _STAGES_OF_A_LAUNCHER = ("train", "evaluate", "finetune")
 
 
 def run(
-    pipeline: Annotated[Path, typer.Argument(help="A pipeline file, e.g. pipelines/demo.yaml.", show_default=False)],
+    pipeline: arguments.Pipeline,
     stages: Annotated[
         str | None, typer.Option(help="Which stages, e.g. plan,write.", show_default="all stages of the pipeline")
     ] = None,
@@ -135,6 +98,7 @@ def run(
 ) -> None:
     """Run the stages of a pipeline file; finished stages are skipped."""
     from gaudi_bert.artefacts.work_folder import WorkFolder
+    from gaudi_bert.runners.stage_calls import LocalRun
     from gaudi_bert.runners.stage_table import check_stages, select_stages, stages_of
 
     if on not in _RUNNERS:
@@ -143,14 +107,20 @@ def run(
     requested = stages_of(settings) if stages is None else [name.strip() for name in stages.split(",") if name.strip()]
     names = select_stages(requested)
     check_stages(settings, names)
-    part = arguments.parse_shard(shard)
+    part = arguments.parse_shard(shard, finish)
     _check_launch(on, names, part)
     if dry_run:
         _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
     elif render is not None:
         _render(settings, names, render, json)
     else:
-        _RUNNERS[on](_Request(settings, names, pipeline, work, part, finish, workers, overwrite, json))
+        runner, describe = _RUNNERS[on]
+        reporter = Reporter(quiet=part is None and not is_first_process())
+        options: dict[str, Any] = {"overwrite": overwrite, "shard": part, "finish": finish, "workers": workers}
+        request = LocalRun(settings, work, pipeline.parent, reporter, **options)
+        # With --shard, each process of a launcher does a part of its own.
+        show = output.print_shared_result if part is None else output.print_result
+        show(runner(request, names, pipeline), json, describe)
 
 
 def _check_launch(on: str, stages: Sequence[str], shard: tuple[int, int] | None) -> None:
@@ -178,19 +148,19 @@ def _show_dry_run(
     verbose: bool,
     json: bool,
 ) -> None:
+    import yaml
+
     from gaudi_bert.runners.requirements import missing_paths, preview_stage
     from gaudi_bert.runners.stage_table import STAGES
 
     previews = [preview_stage(settings, stage) for stage in stages]
-    made = (
-        [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder, settings.store)]
-    )
+    made = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     planned: dict[str, Any] = {
         "stages": list(stages),
         "work": shown_place(folder.root),
         "made": made,
         "missing": [] if on == "kubernetes" else missing_paths(settings, stages, pipeline.parent),
-        "outlook": [stage.as_json() for stage in previews],
+        "outlook": previews,
         "settings": settings.model_dump(mode="json"),
     }
     lines = _dry_run_lines(planned, on)
@@ -200,7 +170,11 @@ def _show_dry_run(
         lines += [f"images: {', '.join(dict.fromkeys(stage.image for stage in previews))}"]
     changed = ", ".join(_flat(settings.model_dump(mode="json", exclude_defaults=True)))
     lines += [f"settings that are not the defaults: {changed or 'none'}"]
-    lines += _every_setting(planned["settings"]) if verbose else ["every setting: --verbose"]
+    if verbose:
+        text = yaml.safe_dump(planned["settings"], sort_keys=False, default_flow_style=None)
+        lines += ["", *text.splitlines()]
+    else:
+        lines.append("every setting: --verbose")
     output.print_shared_result(planned, json, lambda _: lines)
 
 
@@ -222,12 +196,6 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name} = {value}"
-
-
-def _every_setting(settings: Mapping[str, Any]) -> list[str]:
-    import yaml
-
-    return ["", *yaml.safe_dump(settings, sort_keys=False, default_flow_style=None).splitlines()]
 
 
 def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:

@@ -14,14 +14,7 @@ from typing import Any
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.examples import ImportedSoFar, PreparedExamples
 from gaudi_bert.stages.results import Made, PackResult, PreparedShard, ReportResult
-from gaudi_bert.stages.training.model_results import (
-    EvaluateResult,
-    FineTuneDryRun,
-    FineTuneResult,
-    GraphResult,
-    TrainDryRun,
-    TrainResult,
-)
+from gaudi_bert.stages.training.model_results import DryRun, GraphResult
 
 
 @singledispatch
@@ -73,38 +66,15 @@ def _(result: ReportResult) -> dict[str, Any]:
 
 
 @to_json.register
-def _(result: TrainResult) -> dict[str, Any]:
-    return {**_stored(result.training), **_fields(result, "training")}
-
-
-@to_json.register
-def _(result: TrainDryRun) -> dict[str, Any]:
+def _(result: DryRun) -> dict[str, Any]:
     return {"dry_run": True, **result.plan.as_json()}
-
-
-@to_json.register
-def _(result: FineTuneResult) -> dict[str, Any]:
-    return {**to_json(result.finetuning), **_fields(result, "finetuning")}
-
-
-@to_json.register
-def _(result: FineTuneDryRun) -> dict[str, Any]:
-    return {"dry_run": True, **result.plan.as_json()}
-
-
-@to_json.register
-def _(result: EvaluateResult) -> dict[str, Any]:
-    return {**_stored(result.evaluation), **_fields(result, "evaluation")}
 
 
 @to_json.register
 def _(result: GraphResult) -> dict[str, Any]:
-    return {**_fields(result, "report"), "fit": result.report.is_fit, **_fields(result.report)}
-
-
-def _stored(content: Artefact) -> dict[str, Any]:
-    """The content of a file from which what was not measured is left out."""
-    return content.model_dump(mode="json", exclude_defaults=True)
+    sizes = {**result.sizes._asdict(), "vocabulary": result.vocabulary}
+    shown = {**_fields(result, "report", "vocabulary"), "sizes": sizes}
+    return {**shown, "fit": result.report.is_fit, **_fields(result.report)}
 
 
 def _fields(result: Any, *others: str) -> dict[str, Any]:

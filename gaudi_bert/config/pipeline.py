@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -144,32 +144,32 @@ def load_pipeline(
 def pipeline_from_mapping(
     mapping: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
 ) -> PipelineSettings:
-    """Validate `mapping`; errors name what the user `typed` for a key, and `source` for all other keys."""
-    try:
-        return PipelineSettings.model_validate(mapping)
-    except ValidationError as error:
-        raise InputError(_first_problem(error, PipelineSettings, source, typed or {})) from error
+    """Validate a whole pipeline, as `section_from_mapping` does it."""
+    return section_from_mapping(PipelineSettings, mapping, source, typed)
 
 
-def section_from_mapping(section: type[Section], values: Mapping[str, Any], source: str) -> Section:
-    """Validate one section alone; keys that are missing have their defaults, `source` names its file in errors."""
+def section_from_mapping(
+    section: type[Section], values: Mapping[str, Any], source: str, typed: Mapping[str, str] | None = None
+) -> Section:
+    """Validate one section alone; keys that are missing have their defaults.
+
+    Errors name what the user `typed` for a key, and `source` for all other keys.
+    """
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise InputError(_first_problem(error, section, source, {})) from error
+        raise InputError(_first_problem(error, section, source, typed or {})) from error
 
 
 def section_from_options(section: type[Section], options: Mapping[str, Any]) -> Section:
-    """The section that the options of a command make (`--max-predictions` is max_predictions); None keeps its default.
+    """The section that the options of a command make: `--max-predictions` sets max_predictions, None keeps its default.
 
-    A command that needs no other section is spared their validation, which takes 0.1 s.
+    Options that are no keys of the section are left alone. A command that needs no other section is spared their
+    validation, which takes 0.1 s.
     """
-    values = {name: value for name, value in options.items() if value is not None}
-    try:
-        return section.model_validate(values)
-    except ValidationError as error:
-        typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
-        raise InputError(_first_problem(error, section, "the options", typed)) from error
+    values = {name: options[name] for name in section.model_fields if options.get(name) is not None}
+    typed = {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
+    return section_from_mapping(section, values, "the options", typed)
 
 
 def _apply_override(mapping: dict[str, Any], override: str) -> None:
@@ -267,37 +267,25 @@ def settings_page() -> list[str]:
         "All keys are optional. `--set packing.depth=4` changes one on the command line. A wrong key or value is refused",
         "with the nearest right one. This page is `gaudi-bert settings`.",
         "",
-        *_table(PipelineSettings, ""),
     ]
-    for name, field in PipelineSettings.model_fields.items():
-        model = field.annotation
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            lines += ["", f"## {name}", "", *(model.__doc__ or "").strip().splitlines()[:1], "", *_table(model, f"{name}.")]
+    sections = {"": PipelineSettings(), **dict(PipelineSettings())}
+    for name, section in sections.items():
+        if isinstance(section, Settings):
+            if name:
+                lines += ["", f"## {name}", "", (type(section).__doc__ or "").splitlines()[0], ""]
+            lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+            lines += _rows(section, f"{name}." if name else "")
     return lines
 
 
-def _table(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    rows = list(_rows(model, prefix))
-    if rows:
-        yield "| key | value | default | meaning |"
-        yield "|---|---|---|---|"
-        yield from rows
-
-
-def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            if prefix:
-                yield from _rows_of_part(kind, f"{prefix}{name}.", field)
-            continue
-        yield _row(f"{prefix}{name}", field, field.get_default(call_default_factory=True))
-
-
-def _rows_of_part(model: type[BaseModel], prefix: str, outer: FieldInfo) -> Iterator[str]:
-    """The keys of a setting that has keys of its own; their defaults are those of the whole."""
-    for name, field in model.model_fields.items():
-        yield _row(f"{prefix}{name}", field, getattr(outer.get_default(call_default_factory=True), name))
+def _rows(defaults: Settings, prefix: str) -> Iterator[str]:
+    """A row for each key, and for each of those below it; the sections of a pipeline file have tables of their own."""
+    for name, field in type(defaults).model_fields.items():
+        default = getattr(defaults, name)
+        if not isinstance(default, Settings):
+            yield _row(f"{prefix}{name}", field, default)
+        elif prefix:
+            yield from _rows(default, f"{prefix}{name}.")
 
 
 def _row(key: str, field: FieldInfo, default: Any) -> str:

@@ -317,7 +317,6 @@ def _forwarded_signals(processes: list[subprocess.Popen[bytes]]) -> Iterator[Non
 
 
 def _serve_rendezvous(port: int) -> None:
-    """Serve until SIGTERM."""
     with handled_signals((signal.SIGTERM,), lambda number, frame: sys.exit(0)):
         server = RendezvousServer(("", port))
         sys.stdout.write(RENDEZVOUS_READY + "\n")

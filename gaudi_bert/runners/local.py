@@ -16,7 +16,6 @@ from gaudi_bert.artefacts.store.location import in_store, shown_place
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.runners.stage_calls import LocalRun, StageResult
 from gaudi_bert.runners.stage_table import SHARED_STAGES, STAGES, STEPS, check_stages, select_stages
 
@@ -38,7 +37,7 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, StageResult]:
     for name in select_stages(stages):
         run.reporter.say(f"--- {name}")
         for needed in STAGES[name].needs:
-            for path in STAGES[needed].missing_products(run.folder, run.settings.store):
+            for path in STAGES[needed].missing_products(run.folder):
                 raise InputError(f"{shown_place(path)}: does not exist; run the stage `{needed}` first")
         if STAGES[name].trains and "tensorflow" not in sys.modules:
             run.reporter.say(f"{name}: loading TensorFlow")
@@ -47,8 +46,6 @@ def run_stages(run: LocalRun, stages: Sequence[str]) -> dict[str, StageResult]:
 
 
 def _check_sharing(run: LocalRun, stages: Sequence[str]) -> None:
-    if run.shard is not None and run.finish:
-        raise InputError("--finish and --shard exclude each other; run the shards first, then --finish once")
     if run.shard is not None and (len(stages) != 1 or stages[0] not in SHARED_STAGES):
         raise InputError(f"--shard: give one stage that can be shared out, --stages {' or '.join(SHARED_STAGES)}")
     finished = [stage.name for stage in STAGES.values() if stage.parts is not None]
@@ -57,15 +54,15 @@ def _check_sharing(run: LocalRun, stages: Sequence[str]) -> None:
         raise InputError(f"--finish: only `{names}` is finished in a step of its own; give --stages {names}")
 
 
-def missing_inputs(folder: WorkFolder, step: str, store: StoreSettings | None = None) -> list[Path]:
+def missing_inputs(folder: WorkFolder, step: str) -> list[Path]:
     """What `step` needs and does not have yet: of a stage, or of the step that finishes one (`write-finish`)."""
     if step not in STEPS:
         raise InputError(f"--for {step}: no such stage; choose one of {', '.join(STEPS)}")
     stage = STEPS[step]
     if stage.parts is not None and step != stage.name:
-        missing = [path for path in stage.parts(folder, store) if not exists(path, store)]
+        missing = [path for path in stage.parts(folder) if not exists(path, folder.store)]
     else:
-        missing = [path for name in (*stage.needs, *stage.follows) for path in STAGES[name].missing_products(folder, store)]
+        missing = [path for name in (*stage.needs, *stage.follows) for path in STAGES[name].missing_products(folder)]
     return list(dict.fromkeys(missing))
 
 
@@ -75,13 +72,12 @@ def wait_for_inputs(
     timeout_seconds: float,
     reporter: Reporter,
     *,
-    store: StoreSettings | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> float:
     """Return when all that `step` needs exists: the seconds that it took."""
     started = last_message = clock()
-    while missing := missing_inputs(folder, step, store):
+    while missing := missing_inputs(folder, step):
         waited = clock() - started
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         if waited >= timeout_seconds:

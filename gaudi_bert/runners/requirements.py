@@ -6,7 +6,7 @@ import glob
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from gaudi_bert.artefacts.store.location import in_store, place_below
 from gaudi_bert.common.features import BUILT_IN_ROWS, BUILT_IN_TEXTS
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.places import ImageSettings, PodResources, ResourceSettings, StoreSettings
-from gaudi_bert.runners.stage_table import STAGES, Stage
+from gaudi_bert.runners.stage_table import STAGES, Stage, stages_of
 
 # --- images
 
@@ -45,10 +45,6 @@ class _StagePreview:
     cpu: str
     memory: str
     cards: int
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return asdict(self)
 
     def __str__(self) -> str:
         count = f"{self.containers} x " if self.containers > 1 else ""
@@ -144,28 +140,17 @@ def evaluation_resources(resources: ResourceSettings) -> dict[str, Any]:
 
 def named_paths(settings: PipelineSettings) -> Iterator[tuple[str, str]]:
     """Each key that names something that must exist before the run, and what it names (`prepare.text`: also a glob)."""
-    prepare, finetune = settings.prepare, settings.finetune
-    if settings.pretrains:
-        if prepare.records is None:
-            texts = (prepare.text,) if isinstance(prepare.text, str) else prepare.text or ()
-            yield from (("prepare.text", text) for text in texts if text not in BUILT_IN_TEXTS)
-        pretraining = {
-            "prepare.records": prepare.records,
-            "prepare.evaluation_records": prepare.evaluation_records,
-            "prepare.vocab": prepare.vocab,
-            "training.init_checkpoint": settings.training.init_checkpoint,
-        }
-        yield from ((key, path) for key, path in pretraining.items() if path is not None)
-    if settings.finetunes:
-        tasks = {
-            "finetune.data": finetune.data,
-            "finetune.evaluation_data": finetune.evaluation_data,
-            "finetune.init_checkpoint": finetune.init_checkpoint,
-            "finetune.vocab": finetune.vocab,
-            "task.labels": settings.task.labels,
-            "predict.data": settings.predict.data,
-        }
-        yield from ((key, path) for key, path in tasks.items() if path is not None and path not in BUILT_IN_ROWS)
+    for key in dict.fromkeys(key for stage in stages_of(settings) for key in STAGES[stage].reads):
+        section, name = key.split(".")
+        if key == "prepare.text" and settings.prepare.records is not None:
+            continue
+        if section == "prepare" and not settings.pretrains:
+            continue
+        value = getattr(getattr(settings, section), name)
+        built_in = BUILT_IN_TEXTS if key == "prepare.text" else BUILT_IN_ROWS
+        for text in (value,) if isinstance(value, str) else value or ():
+            if text not in built_in:
+                yield key, text
 
 
 def missing_paths(settings: PipelineSettings, stages: Iterable[str], pipeline_folder: Path) -> list[str]:

@@ -27,6 +27,7 @@ from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
+from gaudi_bert.stages.results import Made
 
 # What a stage returns: its typed result, or one for each split (`train`, `evaluation`).
 StageResult = object
@@ -34,7 +35,7 @@ StageResult = object
 
 @dataclass(frozen=True)
 class LocalRun:
-    """One run of a pipeline in this process.
+    """One run of a pipeline, as it was requested; and each of its stages in this process.
 
     Relative paths in the pipeline file start at `pipeline_folder`. `shard` is (K, N): part K of N of a stage that many
     machines share; `finish` puts together what all shards wrote. `workers` are processes or threads; None for one per core.
@@ -55,7 +56,6 @@ class LocalRun:
         return WorkFolder.of(self.settings, self.work, self.pipeline_folder)
 
     def _common(self) -> dict[str, Any]:
-        """The arguments that most stages take."""
         return {"reporter": self.reporter, "overwrite": self.overwrite, "store": self.settings.store}
 
     def _file(self, key: str, text: str) -> Path:
@@ -138,8 +138,6 @@ class LocalRun:
 
     def train(self) -> StageResult:
         """Packs to checkpoints."""
-        from gaudi_bert.stages.training.model_results import TrainResult
-
         folder = self.folder
         data = folder.split("train").packed
         evaluation_data = folder.split("evaluation").packed if folder.has_evaluation else None
@@ -147,7 +145,7 @@ class LocalRun:
             files = {"--data": data, "--evaluation-data": evaluation_data, "--out": folder.train}
             _run_processes(self.settings, "train", files, ["--overwrite" if self.overwrite else "--resume"])
             with local_copy(folder.training_result, self.settings.store) as path:
-                return TrainResult(TrainingResult.read(path))
+                return Made(TrainingResult.read(path))
 
         # TensorFlow, which a process that only starts others does not load.
         from gaudi_bert.stages.training.train import train
@@ -181,8 +179,6 @@ class LocalRun:
 
     def finetune(self) -> StageResult:
         """Rows of a task and weights to a model of the task."""
-        from gaudi_bert.stages.training.model_results import FineTuneResult
-
         self._make_built_in_rows()
         folder, settings = self.folder, self._with_label_file()
         data, evaluation_data, model, vocabulary = self._finetuning_files()
@@ -190,7 +186,7 @@ class LocalRun:
             files = {"--data": data, "--evaluation": evaluation_data, "--model": model, "--vocab": vocabulary}
             files |= {"--out": folder.finetune}
             _run_processes(settings, "finetune", files, ["--overwrite"] if self.overwrite else [])
-            return FineTuneResult(FineTuning.read(folder.finetuning_result))
+            return Made(FineTuning.read(folder.finetuning_result))
 
         from gaudi_bert.stages.tasks.finetune import finetune
         from gaudi_bert.stages.training.model_results import FineTuneInput

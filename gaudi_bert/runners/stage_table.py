@@ -23,7 +23,6 @@ from gaudi_bert.runners.stage_calls import LocalRun, StageResult
 Kustomization = Literal["data", "training", "finetuning", "results"]
 KUSTOMIZATIONS: tuple[Kustomization, ...] = get_args(Kustomization)
 Paths = Callable[[WorkFolder], list[Path]]
-Parts = Callable[[WorkFolder, StoreSettings | None], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Stage:
     follows: tuple[str, ...] = ()
     reads: tuple[str, ...] = ("prepare.records", "prepare.evaluation_records")
     shared: bool = False
-    parts: Parts | None = None
+    parts: Paths | None = None
     parallel: bool = False
     distributed: bool = False
     is_made: Callable[[Path, StoreSettings | None], bool] = exists
@@ -72,9 +71,9 @@ class Stage:
         """The names of its steps, in order."""
         return (self.name,) if self.parts is None else (self.name, f"{self.name}-finish")
 
-    def missing_products(self, folder: WorkFolder, store: StoreSettings | None = None) -> list[Path]:
-        """What it makes and has not made yet, on a disk or in a store that is reached as `store` says."""
-        return [path for path in self.makes(folder) if not self.is_made(path, store)]
+    def missing_products(self, folder: WorkFolder) -> list[Path]:
+        """What it makes and has not made yet, on a disk or in a store."""
+        return [path for path in self.makes(folder) if not self.is_made(path, folder.store)]
 
 
 def _of_each_split(product: Callable[[SplitPaths], Path]) -> Paths:
@@ -85,16 +84,16 @@ def _examples(folder: WorkFolder) -> list[Path]:
     return [] if folder.records is not None else [folder.examples_summary]
 
 
-def _groups(folder: WorkFolder, store: StoreSettings | None) -> list[Path]:
+def _groups(folder: WorkFolder) -> list[Path]:
     """The manifests of all groups, or the plans that say how many there are."""
-    return [path for name in folder.splits for path in _groups_of_split(folder.split(name), store)]
-
-
-def _groups_of_split(paths: SplitPaths, store: StoreSettings | None) -> list[Path]:
-    if not exists(paths.plan, store):
-        return [paths.plan]
-    with local_copy(paths.plan, store) as plan:
-        return [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
+    found = []
+    for paths in map(folder.split, folder.splits):
+        if not exists(paths.plan, folder.store):
+            found.append(paths.plan)
+            continue
+        with local_copy(paths.plan, folder.store) as plan:
+            found += [paths.manifest(number) for number in range(Plan.read(plan).group_count)]
+    return found
 
 
 _ROWS = (
@@ -176,6 +175,7 @@ _ROWS = (
         lambda folder: [folder.report],
         kustomization="results",
         follows=("train", "evaluate", "finetune", "predict"),
+        reads=(),
         is_part_of=lambda settings: True,
     ),
 )

@@ -130,6 +130,11 @@ class FakeApiServer:
             self.objects[kind, metadata["name"]] = stored
             return stored
 
+    def warn(self, name: str, message: str, moment: str | None = None) -> None:
+        """Note a warning about the object called `name`."""
+        event = {"type": "Warning", "message": message, "lastTimestamp": moment, "involvedObject": {"name": name}}
+        self.put("Event", {"metadata": {"name": f"{name}.{self._revision}"}, **event})
+
     def created(self, kind: str) -> list[str]:
         """The names of the objects of a kind that were asked for with POST, in order."""
         plural = next(plural for plural, value in PLURALS.items() if value == kind)
@@ -175,19 +180,8 @@ class FakeApiServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-            def do_GET(self) -> None:
-                self._serve("GET")
-
-            def do_POST(self) -> None:
-                self._serve("POST")
-
-            def do_PUT(self) -> None:
-                self._serve("PUT")
-
-            def do_DELETE(self) -> None:
-                self._serve("DELETE")
-
-            def _serve(self, method: str) -> None:
+            def serve(self) -> None:
+                method = self.command
                 length = int(self.headers.get("Content-Length") or 0)
                 body = json.loads(self.rfile.read(length)) if length else None
                 if server.token is not None and self.headers.get("authorization") != f"Bearer {server.token}":
@@ -200,6 +194,8 @@ class FakeApiServer:
                         self.answer(fault.status, status(fault.status, fault.message), fault.headers)
                         return
                 Answers(server, self, method, body).give()
+
+            do_GET = do_POST = do_PUT = do_DELETE = serve
 
             def answer(self, code: int, value: Any, headers: dict[str, str] | None = None) -> None:
                 data = json.dumps(value).encode()

@@ -31,39 +31,22 @@ from tests.builders.s3_server import ENVIRONMENT, contents, quick, s3_server, up
 
 FAULTY_SHARE = 0.03
 ENOUGH = 40
-# What says how fast a run was, or where it ran.
-OF_THE_RUN = ("tensorboard/", ".log", "metrics.jsonl", "training.json", "settings.yaml", "report.html")
 
 
-def pipeline(text: str, store: dict) -> PipelineSettings:
-    return pipeline_from_mapping(
-        {
-            "name": "small",
-            "prepare": {
-                "text": text,
-                "train_vocab": 300,
-                "max_sequence_length": 61,
-                "max_predictions": 9,
-                "shards": 7,
-                "duplicates": 3,
-                "evaluation_fraction": 0.1,
-            },
-            "packing": {"group_sequences": 300, "shard_multiple": 3},
-            "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
-            "training": {
-                "updates": 12,
-                "warmup_updates": 1,
-                "global_batch_sequences": 12,
-                "micro_batch_packs": 4,
-                "threads": 1,
-                "save_every_updates": 3,
-                "log_every_updates": 3,
-                "measure_speedup": False,
-            },
-            "store": store,
-        },
-        "kill_in_store",
-    )
+def pipeline(text: str, store: dict, prepare: dict | None = None, training: dict | None = None) -> PipelineSettings:
+    """A small pipeline, from text to a report."""
+    sizes = {"train_vocab": 300, "max_sequence_length": 61, "max_predictions": 9, "shards": 7, "duplicates": 3}
+    rhythm = {"updates": 12, "warmup_updates": 1, "save_every_updates": 3, "log_every_updates": 3, "threads": 1}
+    batch = {"global_batch_sequences": 12, "micro_batch_packs": 4, "measure_speedup": False}
+    mapping = {
+        "name": "small",
+        "prepare": {"text": text, **sizes, "evaluation_fraction": 0.1, **(prepare or {})},
+        "packing": {"group_sequences": 300, "shard_multiple": 3},
+        "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+        "training": {**rhythm, **batch, **(training or {})},
+        "store": store,
+    }
+    return pipeline_from_mapping(mapping, "a test")
 
 
 def write_text_files(folder: Path) -> None:
@@ -91,11 +74,6 @@ def check_readable(url: str, endpoint: str, wanted: dict[str, bytes]) -> None:
         assert {name: found[name] for name in wanted if name.startswith(("packed-", "group-", "metadata"))} == {
             name: wanted[name] for name in wanted if name.startswith(("packed-", "group-", "metadata"))
         }
-
-
-def comparable(found: dict[str, bytes]) -> dict[str, bytes]:
-    kept = {name: data for name, data in found.items() if not any(part in name for part in OF_THE_RUN)}
-    return {name: data for name, data in kept.items() if not any(part.startswith(".") for part in name.split("/"))}
 
 
 def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
@@ -134,15 +112,14 @@ def main(folder: Path, kills: int, stages: list[str], seed: int) -> None:
 
         def compare() -> None:
             made = contents("s3://bucket/killed/small", Objects(quick(server.endpoint)))
-            assert comparable(made) == comparable(wanted), sorted(
-                name for name in {*comparable(made), *comparable(wanted)} if made.get(name) != wanted.get(name)
-            )
+            ours, theirs = folders.comparable(made), folders.comparable(wanted)
+            assert ours == theirs, sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
 
         finish(compare)
         faults = ", ".join(f"{count} {fault}" for fault, count in sorted(proxy.happened.items()))
     left = list((folder / "scratch").iterdir())
     assert len(left) <= 1, f"scratch of killed processes is left: {left}"
-    print(f"{killed} killed; faults of the server: {faults}; the same {len(comparable(wanted))} files as on a disk")
+    print(f"{killed} killed; faults of the server: {faults}; the same {len(folders.comparable(wanted))} files as on a disk")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
+from tests.builders import folders
 from tests.builders.agree import identical
+from tests.builders.folders import comparable
 from tests.builders.real_containers import Docker
 from tests.builders.s3_server import ENVIRONMENT, S3Server, contents, quick, s3_server, upload
 
@@ -27,13 +29,6 @@ model: {hidden_size: 10, num_hidden_layers: 1, num_attention_heads: 2, intermedi
 training: {device: cpu, global_batch_sequences: 12, micro_batch_packs: 2, updates: 6, warmup_updates: 2, threads: 1,
            save_every_updates: 3, evaluate_every_updates: 6, log_every_updates: 1, measure_speedup: false}
 """
-# What says how fast a run was, or where it ran.
-OF_THE_RUN = ("tensorboard/", ".log", "metrics.jsonl", "training.json", "settings.", "report.html", "examples.json")
-
-
-def comparable(found: dict[str, bytes]) -> dict[str, bytes]:
-    kept = {name: content for name, content in found.items() if not any(part in name for part in OF_THE_RUN)}
-    return {name: content for name, content in kept.items() if not any(part.startswith(".") for part in name.split("/"))}
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +42,6 @@ def on_disk(tmp_path_factory: pytest.TempPathFactory, docker: Docker, gaudi_bert
     done = gaudi_bert(folder, "run", "tiny.yaml")
     assert done.returncode == 0, done.stderr
     return folder
-
-
-def files(root: Path) -> dict[str, bytes]:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def losses(metrics: bytes) -> list[float]:
@@ -73,8 +64,9 @@ def test_from_and_to_a_bucket_on_this_machines_loopback(
     assert list(json.loads(done.stdout)) == [
         *("prepare", "histogram", "plan", "write", "verify", "train", "evaluate", "report")
     ]
-    made, wanted = contents("s3://bucket/docker/work/tiny", objects), files(on_disk / "work" / "tiny")
-    assert comparable(made) == comparable(wanted)
+    made, wanted = contents("s3://bucket/docker/work/tiny", objects), folders.contents(on_disk / "work" / "tiny")
+    others = ("settings.", "examples.json")
+    assert comparable(made, *others) == comparable(wanted, *others)
     identical(losses(made["train/metrics.jsonl"]), losses(wanted["train/metrics.jsonl"]))
     assert {"report.html", "train/training.json"} <= made.keys()
     everything = b"".join(made.values()) + done.stdout.encode() + done.stderr.encode()
@@ -99,6 +91,7 @@ def test_two_training_containers_work_in_a_bucket(
         (tmp_path / "tiny.yaml").write_text(f'{TINY}store: {{endpoint_url: "{server.endpoint}"}}\n')
         done = gaudi_bert(tmp_path, "run", "tiny.yaml", "--on", "docker", "--work", "s3://bucket/work", *workers)
         assert done.returncode == 0, done.stderr
+        assert "(2 containers)" in done.stderr
         metrics = objects.read("s3://bucket/work/tiny/train/metrics.jsonl")
     local = gaudi_bert(on_disk, "run", "tiny.yaml", *workers, "--overwrite")
     assert local.returncode == 0, local.stderr

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert import __version__
-from tests.builders.agree import identical
 from tests.builders.folders import contents
 from tests.builders.real_containers import DATA, TRAIN, Docker
 
@@ -159,26 +158,6 @@ def test_cards_without_their_runtime_are_one_line(docker: Docker, gaudi_bert: Ga
     done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "evaluate", *wanted)
     assert done.returncode == 2
     assert "install the Gaudi container runtime" in done.stderr.splitlines()[-1]
-
-
-def test_two_containers_train_the_same_model_as_two_processes(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:
-    threads = ("--set", "training.threads=1", "--set", "resources.workers=2")
-    assert gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", DATA_STAGES).returncode == 0
-    shutil.copytree(tiny / "work", tiny / "local")
-    done = gaudi_bert(tiny, "run", "tiny.yaml", "--on", "docker", "--stages", "train", *threads)
-    assert done.returncode == 0, done.stderr
-    assert "(2 containers)" in done.stderr
-    local = gaudi_bert(tiny, "run", "tiny.yaml", "--work", "local", "--stages", "train", *threads)
-    assert local.returncode == 0, local.stderr
-    ours, theirs = (losses(tiny / work / "tiny" / "train" / "metrics.jsonl") for work in ("work", "local"))
-    assert len(ours) == 6
-    identical(ours, theirs)
-    assert leftovers(docker, tiny) == ""
-
-
-def losses(metrics: Path) -> list[float]:
-    lines = map(json.loads, metrics.read_text().splitlines())
-    return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
 def test_a_task_is_learnt_and_answered_as_without_containers(docker: Docker, gaudi_bert: GaudiBert, tiny: Path) -> None:

@@ -187,11 +187,6 @@ def test_a_toleration_that_no_server_would_take_is_refused(toleration: str, said
         load_pipeline(None, [f"kubernetes.data_pods.tolerations=[{toleration}]"])
 
 
-def test_quantities_need_no_quotes() -> None:
-    assert load_pipeline(None, ["resources.data.cpu=2"]).resources.data.cpu == "2"
-    assert load_pipeline(None, ["resources.data.cpu=0.5"]).resources.data.cpu == "0.5"
-
-
 def test_no_pod_without_cards_asks_for_more_than_a_restricted_namespace_allows() -> None:
     """The level `restricted` of the Pod Security Standards, for the volumes and contexts that we use."""
     steps = render(cluster_settings(PIPELINES[0], "mpijob")).steps

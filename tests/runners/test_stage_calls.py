@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from gaudi_bert.artefacts.training import FineTuning
-from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
 from gaudi_bert.stages.tasks.task_rows import make_built_in_rows
 from tests.builders.bert_folder import write_bert
-from tests.builders.reporters import QUIET, StopAfter
+from tests.builders.reporters import QUIET
 from tests.builders.task_files import write_rows
 
 LEARN = {"max_sequence_length": 61, "depth": 5, "epochs": 2, "batch_sequences": 12, "learning_rate": 1e-3}
@@ -52,13 +52,8 @@ def run(folder: Path, settings: PipelineSettings, *stages: str, work: str = "wor
     return run_stages(LocalRun(settings, folder / work, folder / "pipelines", reporter, **options), stages)
 
 
-def made(root: Path) -> dict[str, bytes]:
-    names = ("finetune/config.json", "finetune/model.safetensors", "finetune/metrics.json", "predict/predictions.jsonl")
-    return {name: (root / "tiny" / name).read_bytes() for name in names}
-
-
 def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, done: dict[str, Any]) -> None:
-    learnt = done["finetune"].finetuning
+    learnt = done["finetune"].content
     assert learnt == FineTuning.read(folder / "whole" / "tiny" / "finetune" / "metrics.json")
     assert learnt.evaluated_rows == done["predict"].rows == 19
     assert 0 < learnt.baseline["accuracy"] < 1
@@ -76,19 +71,11 @@ def test_rows_are_learnt_and_answered_and_nothing_is_done_twice(folder: Path, do
         run(folder, pipeline(folder, finetune={"epochs": 3}), "finetune", work="whole")
 
 
-def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(folder: Path, done: dict[str, Any]) -> None:
-    with pytest.raises(StoppedError):
-        run(folder, pipeline(folder), "finetune", "predict", reporter=StopAfter(4))
-    assert not (folder / "work" / "tiny" / "finetune" / "metrics.json").exists()
-    run(folder, pipeline(folder), "finetune", "predict")
-    assert made(folder / "work") == made(folder / "whole")
-
-
 @pytest.mark.slow
 def test_two_processes_learn_as_one_does(folder: Path, done: dict[str, Any]) -> None:
     pytest.importorskip("horovod", reason="HOROVOD MISSING: run `make setup-horovod` to test several processes")
-    one = done["finetune"].finetuning
-    two = run(folder, pipeline(folder, resources={"workers": 2}), "finetune", work="two")["finetune"].finetuning
+    one = done["finetune"].content
+    two = run(folder, pipeline(folder, resources={"workers": 2}), "finetune", work="two")["finetune"].content
     assert two.evaluated_rows == one.evaluated_rows == 19
     assert two.packs == one.packs
     assert two.baseline == one.baseline
@@ -133,7 +120,7 @@ def test_names_of_labels_lie_beside_the_pipeline_file(folder: Path) -> None:
     (folder / "pipelines" / "names.txt").write_text("animal\nnone\n")
     task = {"name": "classification", "too_long": "truncate", "labels": "names.txt"}
     done = run(folder, pipeline(folder, task=task, finetune={"epochs": 1}), "finetune", work="labels")
-    assert done["finetune"].finetuning.labels == ("animal", "none")
+    assert done["finetune"].content.labels == ("animal", "none")
 
 
 def test_built_in_rows_are_made_once_and_those_of_another_python_are_refused(tmp_path: Path) -> None:

@@ -164,19 +164,22 @@ def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -
         assert missing_inputs(folder, stage) == []
 
 
+@pytest.mark.parametrize(
+    ("override", "waiting"),
+    [
+        ("prepare.evaluation_fraction=0", {"plan": ["histogram.json"], "report": ["train/training.json"]}),
+        ("prepare.records=/data/records", {"histogram": []}),
+    ],
+)
+def test_what_no_stage_makes_is_not_waited_for(override: str, waiting: dict[str, list[str]], tmp_path: Path) -> None:
+    folder = WorkFolder.of(load_pipeline(None, [override]), tmp_path, tmp_path)
+    assert {stage: missing_inputs(folder, stage) for stage in waiting} == {
+        stage: [folder.root / name for name in names] for stage, names in waiting.items()
+    }
+
+
 def test_finishing_waits_for_the_plan_first(folder: WorkFolder) -> None:
     assert missing_inputs(folder, "write-finish") == [folder.root / "plan.json", folder.root / "plan-evaluation.json"]
-
-
-def test_without_evaluation_data_nothing_of_it_is_waited_for(tmp_path: Path) -> None:
-    folder = WorkFolder.of(load_pipeline(None, ["prepare.evaluation_fraction=0"]), tmp_path, tmp_path)
-    assert missing_inputs(folder, "plan") == [folder.root / "histogram.json"]
-    assert missing_inputs(folder, "report") == [folder.root / "train/training.json"]
-
-
-def test_given_records_are_not_waited_for(tmp_path: Path) -> None:
-    folder = WorkFolder.of(load_pipeline(None, ["prepare.records=/data/records"]), tmp_path, tmp_path)
-    assert missing_inputs(folder, "histogram") == []
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])

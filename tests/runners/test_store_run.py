@@ -11,76 +11,34 @@ import pytest
 
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
+from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.local import missing_inputs, run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
 from gaudi_bert.runners.stage_table import stages_of
+from tests.builders import folders
 from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.folders import comparable
+from tests.builders.kill_in_store import pipeline as small_pipeline
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
-# What says how fast a run was, or where it ran.
-OF_THE_RUN = ("tensorboard/", ".log", "metrics.jsonl", "training.json", "settings.yaml", "report.html", "examples.json")
+SIZES = {"max_sequence_length": 31, "max_predictions": 5, "shards": 3, "duplicates": 2, "evaluation_fraction": 0.2}
+RHYTHM = {"updates": 6, "save_every_updates": 2, "log_every_updates": 2, "evaluate_every_updates": 100}
+SENTENCE = "the packed row holds several short sequences and no token of one of them sees another token"
+WORDS = SENTENCE.split()
 
 
 def pipeline(text: str, store: dict[str, Any], **training: Any) -> PipelineSettings:
-    return pipeline_from_mapping(
-        {
-            "name": "small",
-            "prepare": {
-                "text": text,
-                "train_vocab": 300,
-                "max_sequence_length": 31,
-                "max_predictions": 5,
-                "shards": 3,
-                "duplicates": 2,
-                "evaluation_fraction": 0.2,
-            },
-            "packing": {"group_sequences": 120, "shard_multiple": 2},
-            "model": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
-            "training": {
-                "updates": 6,
-                "warmup_updates": 1,
-                "global_batch_sequences": 12,
-                "micro_batch_packs": 4,
-                "save_every_updates": 2,
-                "log_every_updates": 2,
-                "evaluate_every_updates": 100,
-                "measure_speedup": False,
-                **training,
-            },
-            "store": store,
-        },
-        "the test",
-    )
+    return small_pipeline(text, store, SIZES, {**RHYTHM, **training})
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text") / "text"
     folder.mkdir()
-    words = [
-        "the",
-        "packed",
-        "row",
-        "holds",
-        "several",
-        "short",
-        "sequences",
-        "and",
-        "no",
-        "token",
-        "of",
-        "one",
-        "of",
-        "them",
-        "sees",
-        "another",
-        "token",
-    ]
     for number in range(3):
         documents = [
-            "\n".join(" ".join(words[(n * m + number) % 11 : (n * m + number) % 11 + 6]) + "." for m in range(2, 9))
+            "\n".join(" ".join(WORDS[(n * m + number) % 11 : (n * m + number) % 11 + 6]) + "." for m in range(2, 9))
             for n in range(29)
         ]
         (folder / f"book-{number}.txt").write_text("\n\n".join(documents) + "\n")
@@ -93,13 +51,7 @@ def on_disk(text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     work = tmp_path_factory.mktemp("disk")
     settings = pipeline(str(text), {})
     run_stages(LocalRun(settings, work, work, QUIET, workers=1), stages_of(settings))
-    paths = [path for path in (work / "small").rglob("*") if path.is_file()]
-    return comparable({path.relative_to(work / "small").as_posix(): path.read_bytes() for path in paths})
-
-
-def comparable(found: dict[str, bytes]) -> dict[str, bytes]:
-    kept = {name: content for name, content in found.items() if not any(part in name for part in OF_THE_RUN)}
-    return {name: content for name, content in kept.items() if not any(part.startswith(".") for part in name.split("/"))}
+    return comparable(folders.contents(work / "small"), "examples.json")
 
 
 @pytest.mark.slow
@@ -116,14 +68,14 @@ def test_from_and_to_a_bucket_through_a_bad_server(
         summaries = run_stages(run, stages_of(run.settings))
         assert sum(proxy.happened.values()) > 10
         again = run_stages(run, stages_of(run.settings))
+        assert missing_inputs(run.folder, "report") == []
     assert list(summaries) == list(again) == stages_of(run.settings)
     assert again["train"].skipped
     made = contents("s3://bucket/work/small", objects)
-    assert comparable(made) == on_disk
+    assert comparable(made, "examples.json") == on_disk
     assert {"report.html", "train/training.json", "train/metrics.jsonl"} <= made.keys()
     assert any(name.startswith("train/tensorboard/") for name in made)
     assert list(tmp_path.iterdir()) == [], "scratch is left"
-    assert missing_inputs(run.folder, "report", settings.store) == []
 
 
 @pytest.mark.slow
@@ -136,7 +88,7 @@ def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes
     settings = pipeline("s3://bucket/text", quick(s3.endpoint).model_dump())
     run_stages(LocalRun(settings, Path("s3://bucket/resumed"), tmp_path, QUIET), ["train", "evaluate"])
     made = contents("s3://bucket/resumed/small", objects)
-    assert comparable(made) == on_disk
+    assert comparable(made, "examples.json") == on_disk
     lines = [json.loads(line) for line in made["train/metrics.jsonl"].decode().splitlines()]
     assert [line["update"] for line in lines if line["kind"] == "train"] == [2, 4, 6]
 
@@ -150,7 +102,7 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     work, store = Path("s3://bucket/work/small"), quick(s3.endpoint)
-    result = export(work / "train", Path("s3://bucket/exported"), kind="huggingface", reporter=QUIET, store=store)
+    result = export(work / "train", Path("s3://bucket/exported"), kind="huggingface", reporter=QUIET)
     made = contents("s3://bucket/exported", Objects(store))
     assert sorted(made) == sorted(result.files) == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
     settings = pipeline("s3://bucket/text", store.model_dump(), init_checkpoint="s3://bucket/exported", updates=1)

@@ -116,8 +116,8 @@ def test_the_log_of_a_real_run_is_accepted_in_the_open_division(tmp_path: Path, 
     assert accepted(log, "4.1.0")
     assert ":::MLLOG" not in capsys.readouterr().out
     accuracies = [line["value"] for line in lines(log) if line["key"] == "eval_accuracy"]
-    agree(accuracies[-1], summary.training.evaluation.masked_lm_accuracy)
-    assert lines(log)[-1]["metadata"]["status"] == ("success" if summary.training.reached_target else "aborted")
+    agree(accuracies[-1], summary.content.evaluation.masked_lm_accuracy)
+    assert lines(log)[-1]["metadata"]["status"] == ("success" if summary.content.reached_target else "aborted")
 
 
 def test_without_being_asked_nothing_is_written_or_loaded(tmp_path: Path, monkeypatch) -> None:

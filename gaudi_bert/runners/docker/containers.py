@@ -288,6 +288,9 @@ def _single_container(run: DockerRun, stage: str) -> Container:
     on_cards = trains and resources.cards > 0
     access = run.access(stage)
     environment = {"HOME": HOME, **access.environment}
+    mounts = input_mounts(settings, stage, run.pipeline.parent)
+    mounts += [] if in_store(run.work) else [bind_mount(run.root, "--work", read_only=False)]
+    mounts.append(bind_mount(run.pipeline, "PIPELINE", source=run.settings_file))
     if trains:
         environment |= resources.environment
     container = {
@@ -298,7 +301,7 @@ def _single_container(run: DockerRun, stage: str) -> Container:
         "labels": {**run.labels, "gaudi-bert.stage": stage},
         "entrypoint": _command(run, stage, on_cards),
         "environment": (_card_environment(settings) | environment) if on_cards else environment,
-        "mounts": [*_mounts(run, stage), *access.mounts],
+        "mounts": [*mounts, *access.mounts],
         # Where a relative path on the command line starts.
         "working_dir": os.getcwd(),
     }
@@ -317,15 +320,6 @@ def _command(run: DockerRun, stage: str, on_cards: bool) -> list[str]:
         command += ["--workers", str(run.settings.resources.data_processes)]
     together = on_cards and STAGES[stage].distributed
     return training_command(run.settings, command, over_ssh=False) if together else command
-
-
-def _mounts(run: DockerRun, stage: str) -> list[dict[str, Any]]:
-    work = [] if in_store(run.work) else [bind_mount(run.root, "--work", read_only=False)]
-    return [
-        *input_mounts(run.settings, stage, run.pipeline.parent),
-        *work,
-        bind_mount(run.pipeline, "PIPELINE", source=run.settings_file),
-    ]
 
 
 def _confined(user: str) -> Container:

@@ -294,7 +294,6 @@ def _follow_all(followers: Sequence[_Follower]) -> dict[str, Any]:
 
 
 def _stop_all(engine: Engine, containers: Sequence[Any]) -> None:
-    """Ask all to stop at the same time, and wait until they have."""
     threads = [threading.Thread(target=engine.stop, args=(container, _STOP_SECONDS)) for container in containers]
     for thread in threads:
         thread.start()

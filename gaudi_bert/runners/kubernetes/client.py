@@ -106,8 +106,6 @@ _TIMEOUT = (10, 60)
 _FIRST_ANSWER_SECONDS = 16.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_LOG_SECONDS = 3600
-# Enough for what the ranks and mpirun write after one has failed.
-_LOG_END_LINES = 1000
 _BUSY = (429, 500, 502, 503, 504)
 _REMEDIES = {
     400: "the manifest does not suit this cluster's version: see `gaudi-bert doctor --cluster`",
@@ -171,31 +169,15 @@ class Connection:
         `action` is what is being done, for errors; `verb` is `get` (with a name or of all), `create`, `replace` or
         `delete`.
         """
-        return json.loads(self.open(action, verb, kind, read_whole=True, **arguments).data)
+        return json.loads(self.open(action, verb, _resource(kind), read_whole=True, **arguments).data)
 
     def open(
-        self, action: str, verb: str, kind: str, *, read_whole: bool = False, timeout: Any = _TIMEOUT, **arguments: Any
+        self, action: str, method: str, *arguments: Any, read_whole: bool = False, timeout: Any = _TIMEOUT, **options: Any
     ) -> Any:
-        """The raw answer, read whole or still to be read; otherwise as `call`."""
+        """The raw answer, read whole or still to be read, once there is one; an error for a refusal that stays.
 
-        def ask() -> Any:
-            function = getattr(self._client, verb)
-            return function(_resource(kind), serialize=False, _request_timeout=timeout, **arguments)
-
-        return self._persistently(action, ask, read_whole)
-
-    def open_path(
-        self, action: str, path: str, *, read_whole: bool = False, timeout: Any = _TIMEOUT, **arguments: Any
-    ) -> Any:
-        """The raw answer to a GET of a path that is not an object's, as `open`."""
-
-        def ask() -> Any:
-            return self._client.request("get", path, serialize=False, _request_timeout=timeout, **arguments)
-
-        return self._persistently(action, ask, read_whole)
-
-    def _persistently(self, action: str, ask: Callable[[], Any], read_whole: bool) -> Any:
-        """Ask until there is an answer or a refusal that stays."""
+        `method` is the client's: a verb with a resource, or `request` for a path that is not an object's.
+        """
         import urllib3
         from kubernetes.client.exceptions import ApiException
 
@@ -204,7 +186,8 @@ class Connection:
             began = time.monotonic()
             error: ClusterError
             try:
-                response = ask()
+                ask = getattr(self._client, method)
+                response = ask(*arguments, serialize=False, _request_timeout=timeout, **options)
                 if read_whole:
                     response.read(cache_content=True)
                 self._note_answer()
@@ -337,7 +320,8 @@ class Cluster:
 
     def version(self) -> tuple[int, int]:
         """The server's version, for example (1, 31)."""
-        answer = json.loads(self.connection.open_path("ask for the version", "/version", read_whole=True).data)
+        response = self.connection.open("ask for the version", "request", "get", "/version", read_whole=True)
+        answer = json.loads(response.data)
         return int(answer["major"]), int(str(answer["minor"]).rstrip("+"))
 
     def check_namespace(self) -> None:
@@ -430,7 +414,7 @@ class Cluster:
         response = self.connection.open(
             f"watch {item['kind']}",
             "get",
-            item["kind"],
+            _resource(item["kind"]),
             namespace=self.namespace,
             timeout=(_TIMEOUT[0], seconds + 5),
             field_selector=f"metadata.name={item['metadata']['name']}",
@@ -453,18 +437,10 @@ class Cluster:
         query += [("sinceSeconds", str(since_seconds))] if since_seconds is not None else []
         query += [("tailLines", str(last))] if last is not None else []
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
-        response = self.connection.open_path(
-            f"read the log of {pod}", path, query_params=query, timeout=(_TIMEOUT[0], _LONGEST_LOG_SECONDS)
+        timeout = (_TIMEOUT[0], _LONGEST_LOG_SECONDS)
+        yield from _response_lines(
+            self.connection.open(f"read the log of {pod}", "request", "get", path, query_params=query, timeout=timeout)
         )
-        yield from _response_lines(response)
-
-    def log_end(self, pod: str, container: str) -> str:
-        """The end of a container's log; empty where it cannot be read."""
-        try:
-            lines = list(self.log_lines(pod, container, follow=False, last=_LOG_END_LINES))
-        except (ClusterError, StreamDroppedError):
-            return ""
-        return "\n".join(line.partition(" ")[2] for line in lines)
 
     def _call(self, action: str, verb: str, kind: str, **arguments: Any) -> Json:
         return self.connection.call(action, verb, kind, namespace=self.namespace, **arguments)

@@ -9,17 +9,16 @@ its time to start begins anew. So it goes with what is suspended while it runs, 
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
-from gaudi_bert.runners.kubernetes.client import Cluster, ForbiddenError
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
 from gaudi_bert.runners.kubernetes.jobs import pod_specs
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
 from gaudi_bert.runners.kubernetes.problems import (
-    Answer,
     Problem,
     ReadLog,
     claim_problem,
@@ -35,11 +34,11 @@ from gaudi_bert.runners.kubernetes.problems import (
     worst_problem,
 )
 
-Json = dict[str, Any]
-
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
+# Enough for what the ranks and mpirun write after one has failed.
+_LOG_END_LINES = 1000
 # Of Kueue: the label that names the owner of a Workload, and the kinds, the newest version of the API first.
 _OWNER_LABEL = "kueue.x-k8s.io/job-uid"
 _WORKLOADS = ("Workload", "OlderWorkload")
@@ -68,16 +67,17 @@ def workloads_of(cluster: Cluster, item: Json) -> list[Json]:
 
 
 def log_reader(cluster: Cluster) -> ReadLog:
-    """How the end of a container's log is read, for the error of a rank that failed: once for each pod."""
-    logs: dict[str, str] = {}
+    """How the end of a container's log is read, for the error of a rank that failed; empty where it cannot be read."""
 
-    def read(pod: Answer, container: str) -> str:
-        name = pod["metadata"]["name"]
-        if name not in logs:
-            logs[name] = cluster.log_end(name, container)
-        return logs[name]
+    @functools.cache
+    def log_end(name: str, container: str) -> str:
+        try:
+            lines = list(cluster.log_lines(name, container, follow=False, last=_LOG_END_LINES))
+        except (ClusterError, StreamDroppedError):
+            return ""
+        return "\n".join(line.partition(" ")[2] for line in lines)
 
-    return read
+    return lambda pod, container: log_end(pod["metadata"]["name"], container)
 
 
 def follow(
@@ -87,19 +87,18 @@ def follow(
     start_seconds: float,
     *,
     shows_logs: bool = True,
-    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return when `item` is complete; it may fail with a `PodsDisruptedError`, after which it can be submitted again.
 
     Its pods may wait `start_seconds` for a node, a volume or an image.
     """
-    progress = StepProgress(item, reporter, clock)
+    progress = StepProgress(item, reporter)
     logs = LogFollower(cluster, reporter, progress)
     read_log = log_reader(cluster)
-    limit = _StartLimit(start_seconds, reporter, clock)
+    limit = _StartLimit(start_seconds, reporter)
     try:
         while True:
-            round_started = clock()
+            round_started = time.monotonic()
             current = _read(cluster, item)
             pods = pods_of(cluster, current)
             if shows_logs:
@@ -122,7 +121,7 @@ def follow(
                     _give_up(cluster, current, pods, problem, limit.waited)
                 progress.show(current, pods)
             cluster.wait_for_change(current, WATCH_SECONDS)
-            if clock() - round_started < SHORTEST_ROUND_SECONDS:
+            if time.monotonic() - round_started < SHORTEST_ROUND_SECONDS:
                 time.sleep(SHORTEST_ROUND_SECONDS)
     finally:
         logs.finish(0)
@@ -131,15 +130,15 @@ def follow(
 class _StartLimit:
     """How long pods that cannot start are waited for; each new problem is reported once."""
 
-    def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float]) -> None:
-        self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
+    def __init__(self, start_seconds: float, reporter: Reporter) -> None:
+        self._start_seconds, self._reporter = start_seconds, reporter
         self._waiting_since: float | None = None
         self._last_problem: str | None = None
 
     @property
     def waited(self) -> float:
         """Seconds since pods began to wait."""
-        return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
+        return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
 
     def begin_anew(self) -> None:
         """Forget what was waited for so far."""
@@ -154,7 +153,7 @@ class _StartLimit:
         if problem.started:
             self.pods_run()
         elif self._waiting_since is None:
-            self._waiting_since = self._clock()
+            self._waiting_since = time.monotonic()
         if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
             return True
         if problem.without_names != self._last_problem and not problem.only_slow:

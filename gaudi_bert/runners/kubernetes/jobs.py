@@ -188,7 +188,6 @@ def user_name_file(settings: PipelineSettings) -> str:
 
 
 def _set_option(container: Manifest, option: str, value: str) -> None:
-    """Set the value of an option that a container's command has."""
     command = container["command"]
     command[command.index(option) + 1] = value
 

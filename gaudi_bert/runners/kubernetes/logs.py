@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from gaudi_bert.common.progress import Reporter, TaskProgress, human_seconds
-from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, NotFoundError, StreamDroppedError
-from gaudi_bert.runners.kubernetes.problems import ROLE_LABEL, Answer
+from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError
+from gaudi_bert.runners.kubernetes.problems import ROLE_LABEL
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
 EVERY_SECONDS = 60.0
@@ -32,7 +32,7 @@ _OVERLAP_SECONDS = 5
 class StepProgress:
     """The progress of one step."""
 
-    def __init__(self, item: Answer, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, item: Json, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = item["metadata"]["name"]
         self._parts = int(item.get("spec", {}).get("completions") or 1)
         self._reporter, self._clock = reporter, clock
@@ -60,7 +60,7 @@ class StepProgress:
                 self._training = training[1]
         return task is not None or training is not None
 
-    def show(self, item: Answer, pods: Sequence[Answer]) -> None:
+    def show(self, item: Json, pods: Sequence[Json]) -> None:
         """Show how far the step is, where a minute has gone by (on a terminal: at once)."""
         self._waits_for = None
         at_work = [pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"]
@@ -123,7 +123,7 @@ def _together(tasks: Sequence[TaskProgress], pods: int) -> str:
 # --- the logs
 
 
-def followed_container(pod: Answer) -> str | None:
+def followed_container(pod: Json) -> str | None:
     """The container whose log is of interest; None for a pod that only serves others (a worker of an MPIJob)."""
     labels = pod["metadata"].get("labels") or {}
     if labels.get(ROLE_LABEL) == "worker":
@@ -161,8 +161,6 @@ class _Advice:
 
 
 class _Followed:
-    """One log that is being followed."""
-
     def __init__(self) -> None:
         self.advice = _Advice()
         self.thread: threading.Thread | None = None
@@ -186,7 +184,7 @@ class LogFollower:
         self._followed: dict[str, _Followed] = {}
         self._reported: set[int | None] = set()
 
-    def update(self, pods: Sequence[Answer]) -> None:
+    def update(self, pods: Sequence[Json]) -> None:
         """Read the logs of those pods whose container has started, and go on with those that were dropped."""
         for pod in pods:
             name, container = pod["metadata"]["name"], followed_container(pod)
@@ -240,7 +238,7 @@ class LogFollower:
             self._reporter.say(f"{error}; the run goes on without this log")
 
 
-def _container_state(pod: Answer, container: str | None) -> str:
+def _container_state(pod: Json, container: str | None) -> str:
     """`running`, `terminated` or `waiting`."""
     for status in pod.get("status", {}).get("containerStatuses") or ():
         if status["name"] == container:

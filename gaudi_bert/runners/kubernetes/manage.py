@@ -69,15 +69,12 @@ def _step_status(cluster: Cluster, item: Manifest) -> _StepStatus:
 def _submitted(cluster: Cluster, item: Manifest) -> Manifest | None:
     """What was submitted for a step: a Job, or the MPIJob that it was when the pipeline had another number of workers."""
     kinds = ("Job", "MPIJob") if item["kind"] == "Job" else ("MPIJob", "Job")
-    for kind in kinds if _trains(item) else kinds[:1]:
+    trains = item["metadata"]["labels"].get("app.kubernetes.io/component") == "train"
+    for kind in kinds if trains else kinds[:1]:
         current = cluster.read(kind, item["metadata"]["name"]) if kind == item["kind"] or cluster.serves(kind) else None
         if current is not None:
             return {**current, "kind": kind}
     return None
-
-
-def _trains(item: Manifest) -> bool:
-    return item["metadata"]["labels"].get("app.kubernetes.io/component") == "train"
 
 
 def show_logs(settings: PipelineSettings, step: str | None, cluster: Cluster, show: Callable[[str], None]) -> int:

@@ -128,7 +128,6 @@ def _configuration(settings: PipelineSettings) -> Manifest:
 
 
 def _set_names(settings: PipelineSettings, item: Manifest) -> None:
-    """Set namespace, prefix and the pipeline's label."""
     metadata = item["metadata"]
     metadata["labels"][PIPELINE_LABEL] = settings.name
     if item["kind"] == "Namespace":
@@ -204,7 +203,6 @@ def _named_by_content(manifests: Manifests) -> Manifests:
 
 
 def _write_folder(folder: Path, items: dict[str, Any], others: Sequence[str]) -> None:
-    """Write `items` and a kustomization that lists `others` and them."""
     for name, item in items.items():
         write_text(folder / name, yaml.safe_dump(item, sort_keys=False, width=120))
     kustomization = {

@@ -7,22 +7,19 @@ its queue. Of volume claims: why one is not bound.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from gaudi_bert.runners.kubernetes.client import Json
 from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, failed_rank, rank_pieces
 from gaudi_bert.runners.stage_table import STAGES
-
-# The JSON of the API server as plain dictionaries, so that recorded answers can be tested.
-Answer = Mapping[str, Any]
 
 # Whether a pod of an MPIJob is its launcher or a worker.
 ROLE_LABEL = "training.kubeflow.org/job-role"
 
 # The end of the log of a container of a pod.
-ReadLog = Callable[[Answer, str], str]
+ReadLog = Callable[[Json, str], str]
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ _NO_SUCH_OBJECT = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNOR
 _SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
 
 
-def pod_problem(pod: Answer, read_log: ReadLog = lambda pod, container: "") -> Problem | None:
+def pod_problem(pod: Json, read_log: ReadLog = lambda pod, container: "") -> Problem | None:
     """What is wrong with `pod`; None for a pod that waits its turn, runs or has succeeded.
 
     `read_log` gives the end of the log of one of its containers, which tells why a rank failed.
@@ -119,7 +116,7 @@ def pod_problem(pod: Answer, read_log: ReadLog = lambda pod, container: "") -> P
     return _slow_start(pod)
 
 
-def _slow_start(pod: Answer) -> Problem | None:
+def _slow_start(pod: Json) -> Problem | None:
     """A pod that has its node, but none of whose containers runs yet: volumes and images are being brought."""
     status = pod.get("status", {})
     states = [container.get("state") or {} for container in _container_statuses(status)]
@@ -130,7 +127,7 @@ def _slow_start(pod: Answer) -> Problem | None:
     return Problem(f"pod {_name(pod)} does not start ({shown})", _DESCRIBE, started=False, only_slow=True)
 
 
-def worst_problem(pods: Sequence[Answer], read_log: ReadLog = lambda pod, container: "") -> Problem | None:
+def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, container: "") -> Problem | None:
     """The problem to report of several pods': a hopeless one first, then one of a pod that ran, the newest first."""
     newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
     problems = {_name(pod): problem for pod in newest_first if (problem := pod_problem(pod, read_log)) is not None}
@@ -144,7 +141,7 @@ def worst_problem(pods: Sequence[Answer], read_log: ReadLog = lambda pod, contai
     return replace(worst, reason=f"{worst.reason} (likewise {', '.join(likewise[:_MOST_NAMED])}{more})")
 
 
-def missing_object(pod: Answer, events: Sequence[Answer]) -> Problem | None:
+def missing_object(pod: Json, events: Sequence[Json]) -> Problem | None:
     """Why a pod that does not start never will: it mounts a ConfigMap or a Secret that is not there."""
     return _missing(f"pod {_name(pod)}", last_warning(events))
 
@@ -160,7 +157,7 @@ def _missing(where: str, message: str) -> Problem | None:
     return Problem(f"{where} cannot start: there is no {kind} {match[2]}", remedy, hopeless=True, started=False)
 
 
-def _container_problem(pod: Answer, status: Answer, read_log: ReadLog) -> Problem | None:
+def _container_problem(pod: Json, status: Json, read_log: ReadLog) -> Problem | None:
     state = status.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     where = f"pod {_name(pod)}, container {status['name']}"
@@ -183,7 +180,7 @@ def _container_problem(pod: Answer, status: Answer, read_log: ReadLog) -> Proble
     return _exit_problem(where, pod, status, ended, read_log)
 
 
-def _exit_problem(where: str, pod: Answer, status: Answer, ended: Answer, read_log: ReadLog) -> Problem:
+def _exit_problem(where: str, pod: Json, status: Json, ended: Json, read_log: ReadLog) -> Problem:
     code = ended.get("exitCode")
     reason = _reason(ended.get("message") or "", lambda: read_log(pod, status["name"]))
     because = f": {reason}" if reason else ""
@@ -203,8 +200,7 @@ def _exit_problem(where: str, pod: Answer, status: Answer, ended: Answer, read_l
     return Problem(f"{where}: exit code {code}{because}", "see `gaudi-bert k8s logs`, then run it again")
 
 
-def _eviction(pod: Answer) -> Problem | None:
-    """A pod that the cluster took away."""
+def _eviction(pod: Json) -> Problem | None:
     status = pod.get("status", {})
     remedy = "run it again: it goes on where it stopped"
     if status.get("reason") in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):
@@ -218,12 +214,12 @@ def _eviction(pod: Answer) -> Problem | None:
     return None
 
 
-def _container_statuses(status: Answer) -> Iterator[Answer]:
+def _container_statuses(status: Json) -> Iterator[Json]:
     yield from status.get("initContainerStatuses") or ()
     yield from status.get("containerStatuses") or ()
 
 
-def _memory_limit(pod: Answer, name: str) -> str:
+def _memory_limit(pod: Json, name: str) -> str:
     spec = pod.get("spec", {})
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         if container["name"] == name:
@@ -246,7 +242,7 @@ def _reason(message: str, read_log: Callable[[], str]) -> str:
     return " | ".join([line for line in lines if line.strip("-")][-3:])
 
 
-def _name(item: Answer) -> str:
+def _name(item: Json) -> str:
     return item["metadata"]["name"]
 
 
@@ -278,7 +274,7 @@ _REFUSALS = (
 )
 
 
-def job_outcome(item: Answer) -> str | None:
+def job_outcome(item: Json) -> str | None:
     """`complete`, `failed: <reason>`, or None while a Job or an MPIJob goes on."""
     for condition in item.get("status", {}).get("conditions") or ():
         if condition.get("status") != "True":
@@ -290,7 +286,7 @@ def job_outcome(item: Answer) -> str | None:
     return None
 
 
-def no_pods_problem(item: Answer, events: Sequence[Answer]) -> Problem:
+def no_pods_problem(item: Json, events: Sequence[Json]) -> Problem:
     """A Job or MPIJob for which no pod has been made yet; `events` is what the cluster noted about it, oldest first."""
     refused = _refusal(item, "no pods", events)
     if refused is not None:
@@ -299,7 +295,7 @@ def no_pods_problem(item: Answer, events: Sequence[Answer]) -> Problem:
     return Problem(f"{item['kind']} {_name(item)} has no pods", remedy, started=False, only_slow=True)
 
 
-def few_pods_problem(item: Answer, pods: Sequence[Answer], events: Sequence[Answer]) -> Problem | None:
+def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -> Problem | None:
     """Why a Job or MPIJob has fewer pods than it wants, where the cluster refuses some; None where it refuses none.
 
     The pods that a Job has do its work one after another; those of an MPIJob wait for the others.
@@ -309,12 +305,12 @@ def few_pods_problem(item: Answer, pods: Sequence[Answer], events: Sequence[Answ
     return None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless)
 
 
-def lacks_pods(item: Answer, pods: Sequence[Answer]) -> bool:
+def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
     """Whether a Job or MPIJob has fewer pods than it wants at present."""
     return sum(_works(item, pod) for pod in pods) < wanted_pods(item)
 
 
-def wanted_pods(item: Answer) -> int:
+def wanted_pods(item: Json) -> int:
     """How many pods a Job wants at a time, or how many workers an MPIJob."""
     spec = item.get("spec", {})
     if item["kind"] == "MPIJob":
@@ -323,13 +319,13 @@ def wanted_pods(item: Answer) -> int:
     return min(int(spec.get("parallelism") or 1), left)
 
 
-def _works(item: Answer, pod: Answer) -> bool:
+def _works(item: Json, pod: Json) -> bool:
     """Whether a pod runs or waits, and for an MPIJob is a worker."""
     is_worker = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == "worker"
     return (item["kind"] == "Job" or is_worker) and pod.get("status", {}).get("phase") in ("Pending", "Running")
 
 
-def _refusal(item: Answer, gets: str, events: Sequence[Answer]) -> Problem | None:
+def _refusal(item: Json, gets: str, events: Sequence[Json]) -> Problem | None:
     refusal = last_warning(events)
     for pattern, hopeless, remedy in _REFUSALS:
         if pattern.search(refusal):
@@ -337,13 +333,13 @@ def _refusal(item: Answer, gets: str, events: Sequence[Answer]) -> Problem | Non
     return None
 
 
-def last_warning(events: Sequence[Answer]) -> str:
+def last_warning(events: Sequence[Json]) -> str:
     """The newest warning that the cluster noted, or an empty text."""
     warnings = [_one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
     return warnings[-1] if warnings else ""
 
 
-def claim_problem(claim: Answer, events: Sequence[Answer]) -> Problem | None:
+def claim_problem(claim: Json, events: Sequence[Json]) -> Problem | None:
     """Why a PersistentVolumeClaim is not bound; None where it is."""
     phase = claim.get("status", {}).get("phase")
     if phase == "Bound":
@@ -365,13 +361,13 @@ def claim_problem(claim: Answer, events: Sequence[Answer]) -> Problem | None:
 # own condition is all that is known.
 
 
-def is_suspended(item: Answer) -> bool:
+def is_suspended(item: Json) -> bool:
     """Whether a Job or an MPIJob is held back, so that it has no pods, or loses those that it has."""
     spec = item.get("spec", {})
     return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
 
 
-def describe_suspension(item: Answer, workloads: Sequence[Answer]) -> str:
+def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
     """What a suspended Job or MPIJob waits for, in one line; `workloads` is what its queue keeps about it."""
     title = f"{item['kind']} {item['metadata']['name']}"
     queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
@@ -382,7 +378,7 @@ def describe_suspension(item: Answer, workloads: Sequence[Answer]) -> str:
     return f"{title} waits for its queue {queue}: {reason or 'not looked at yet'}"
 
 
-def _queue_reason(workloads: Sequence[Answer]) -> str:
+def _queue_reason(workloads: Sequence[Json]) -> str:
     """Why the newest of `workloads` is not admitted; empty where none says why."""
     if not workloads:
         return ""
@@ -390,7 +386,7 @@ def _queue_reason(workloads: Sequence[Answer]) -> str:
     return "; ".join(dict.fromkeys(_reasons(newest)))
 
 
-def _reasons(workload: Answer) -> Iterator[str]:
+def _reasons(workload: Json) -> Iterator[str]:
     status = workload.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     if workload.get("spec", {}).get("active") is False:
@@ -411,15 +407,15 @@ def _reasons(workload: Answer) -> Iterator[str]:
             return
 
 
-def _own_reasons(item: Answer) -> Iterator[str]:
+def _own_reasons(item: Json) -> Iterator[str]:
     for condition in (item.get("status") or {}).get("conditions") or ():
         if condition["type"] == "Suspended" and condition.get("status") == "True":
             yield _message_of(condition)
 
 
-def _is(conditions: Answer, kind: str, status: str) -> bool:
+def _is(conditions: Json, kind: str, status: str) -> bool:
     return kind in conditions and conditions[kind].get("status") == status
 
 
-def _message_of(condition: Answer) -> str:
+def _message_of(condition: Json) -> str:
     return _one_line(condition.get("message") or "") or str(condition.get("reason", condition["type"]))

@@ -17,7 +17,6 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import atomic_file
@@ -43,10 +42,6 @@ class _OpenedResults:
 
     report: Path
     tensorboard: Path | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {"report": str(self.report), "tensorboard": None if self.tensorboard is None else str(self.tensorboard)}
 
 
 def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, reporter: Reporter) -> _OpenedResults:
@@ -158,7 +153,6 @@ def received_files(lines: Iterable[str]) -> dict[PurePosixPath, bytes]:
 
 
 def _archive(folder: Path, files: Iterable[Path]) -> bytes:
-    """Those of `files` that are there, as a compressed archive."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for path in filter(Path.is_file, files):

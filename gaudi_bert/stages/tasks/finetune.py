@@ -25,8 +25,9 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
+from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.tasks.task_rows import file_identity, labels_of, tokenized_file
-from gaudi_bert.stages.training.model_results import FineTuneDryRun, FineTuneInput, FineTuneResult
+from gaudi_bert.stages.training.model_results import DryRun, FineTuneInput
 from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.tasks.rows.types import QuestionRow
@@ -57,7 +58,7 @@ def finetune(
     reporter: Reporter,
     overwrite: bool = False,
     dry_run: bool = False,
-) -> FineTuneResult | FineTuneDryRun:
+) -> Made[FineTuning] | DryRun:
     """Train a pretrained model for a task.
 
     Args:
@@ -86,7 +87,7 @@ def finetune(
         for line in _describe_job(job, dry_run):
             reporter.say(line)
         if dry_run:
-            return FineTuneDryRun(job.plan)
+            return DryRun(job.plan)
         folder = RunFolder(
             stage="finetune",
             path=job.out,
@@ -96,10 +97,7 @@ def finetune(
             settings=settings,
             section=settings.finetune,
         )
-        result, skipped = carry_out(
-            folder, communicator, reporter, lambda session: _train(job, session, reporter), overwrite=overwrite
-        )
-    return FineTuneResult(result, skipped)
+        return carry_out(folder, communicator, reporter, lambda session: _train(job, session, reporter), overwrite=overwrite)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from gaudi_bert.common.progress import human_bytes
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.model.inputs import BatchSizes
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.stages.training.model_results import GraphResult, GraphSizes
+from gaudi_bert.stages.training.model_results import GraphResult
 from gaudi_bert.stages.training.train import model_config
-from gaudi_bert.training.graph import CardFit, GraphProblem, report_on_step
+from gaudi_bert.training.graph import CardFit, report_on_step
 from gaudi_bert.training.run_plan import plan_run
 
 PROBLEMS_SHOWN = 20
@@ -24,8 +24,6 @@ PROBLEMS_SHOWN = 20
 
 @dataclass(frozen=True)
 class _DataSizes:
-    """What the data is, or will be."""
-
     origin: str
     max_sequence_length: int
     masked_slots: int
@@ -57,7 +55,8 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
     return GraphResult(
         pipeline=settings.name,
         sizes_from=data.origin,
-        sizes=GraphSizes(**sizes._asdict(), vocabulary=config.vocab_size),
+        sizes=sizes,
+        vocabulary=config.vocab_size,
         precision=settings.training.precision,
         accumulation_steps=steps,
         report=report,
@@ -92,7 +91,7 @@ def describe_graph(result: GraphResult) -> list[str]:
     sizes, report = result.sizes, result.report
     lines = [
         f"{result.pipeline}: micro-batches of {sizes.packs} packs x {sizes.positions} positions, "
-        f"{sizes.masked_slots} masked slots, depth {sizes.depth}, vocabulary {sizes.vocabulary:,} "
+        f"{sizes.masked_slots} masked slots, depth {sizes.depth}, vocabulary {result.vocabulary:,} "
         f"(from {result.sizes_from})",
         f"matrix products: {report.flops_per_micro_batch / 1e9:,.1f} GFLOP per micro-batch, "
         f"{report.flops_per_update / 1e9:,.1f} GFLOP per update ({result.accumulation_steps:,} micro-batches per card)",
@@ -102,7 +101,10 @@ def describe_graph(result: GraphResult) -> list[str]:
         f"at its peak {human_bytes(report.peak_bytes)} ({result.precision}, estimated)",
         *(_card_line(card, sizes.packs) for card in report.cards),
     ]
-    shown = [f"fix      {_problem_line(problem)}" for problem in report.problems[:PROBLEMS_SHOWN]]
+    shown = [
+        f"fix      {problem.kind}: {problem.type} {problem.operation} in {problem.graph}: {problem.found}"
+        for problem in report.problems[:PROBLEMS_SHOWN]
+    ]
     hidden = len(report.problems) - len(shown)
     fit = "fit for Gaudi: static shapes, no host calls, no 64-bit data, no strings"
     return [
@@ -118,7 +120,3 @@ def _card_line(fit: CardFit, packs: int) -> str:
         return f"{fit.card}: not even one pack fits"
     room = "fits" if packs <= fit.most_packs else "does not fit"
     return f"{fit.card}: up to about {fit.most_packs:,} packs per micro-batch; {packs} {room}"
-
-
-def _problem_line(problem: GraphProblem) -> str:
-    return f"{problem.kind}: {problem.type} {problem.operation} in {problem.graph}: {problem.found}"

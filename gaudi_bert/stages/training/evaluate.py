@@ -5,7 +5,6 @@ The data may be packed or not; given both, the figures must be the same, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
+from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.training.inputs import local_weights, open_data
-from gaudi_bert.stages.training.model_results import EvaluateResult
 from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find_checkpoint, read_checkpoint
 from gaudi_bert.training.device import open_device
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -39,7 +38,7 @@ def evaluate(
     unpacked: str | Path | None = None,
     out: Path | None = None,
     store: StoreSettings | None = None,
-) -> EvaluateResult:
+) -> Made[EvaluationResult]:
     """Evaluate a checkpoint.
 
     The newest checkpoint of a run's folder is taken. Data may be packed or not; with `unpacked`, the same sequences
@@ -51,18 +50,14 @@ def evaluate(
     with (
         local_weights(checkpoint, store) as weights,
         mirrored(Path(out or "").parent, store) as folder,
-        ExitStack() as sources,
+        ExitStack() as stack,
     ):
-        return _evaluate_here(
-            weights,
-            [sources.enter_context(open_data(each, store)) for each in (data, unpacked) if each is not None],
-            None if out is None else folder / Path(out).name,
-            reporter,
-        )
+        sources = [stack.enter_context(open_data(each, store)) for each in (data, unpacked) if each is not None]
+        return _evaluate_once(find_checkpoint(weights), sources, out and folder / Path(out).name, reporter)
 
 
-def _evaluate_here(checkpoint: Path, sources: list[DataSource], out: Path | None, reporter: Reporter) -> EvaluateResult:
-    file = find_checkpoint(checkpoint)
+def _evaluate_once(file: Path, sources: list[DataSource], out: Path | None, reporter: Reporter) -> Made[EvaluationResult]:
+    """Evaluate a checkpoint, unless `out` holds its figures on these data already."""
     communicator = connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = _read(file)
@@ -74,11 +69,11 @@ def _evaluate_here(checkpoint: Path, sources: list[DataSource], out: Path | None
         signature = Signature("evaluate", {}, inputs)
         if out is not None and watched.from_first(lambda: begin_artefact(out, out, signature, overwrite=True)):
             reporter.say(f"{shown(out)}: already evaluated, nothing to do")
-            return EvaluateResult(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
+            return Made(watched.from_first(lambda: EvaluationResult.read(out)), skipped=True)
         result = _evaluate(stored, settings, sources, watched, reporter)
         if out is not None and watched.is_first:
             result.write(out)
-    return EvaluateResult(result)
+    return Made(result)
 
 
 def _read(file: Path) -> Checkpoint:
@@ -96,10 +91,15 @@ def _evaluate(
     reporter: Reporter,
 ) -> EvaluationResult:
     """The figures of a checkpoint on one source, or on two that must agree."""
-    measure = _measure_with(stored, settings, communicator)
+    config = BertConfig.from_json(stored.settings["model"])
+    model = BertForPretraining(config, seed=0)  # in float32, whatever it was trained in
+    model.load_values(stored.variables)
     evaluations = []
     for source in sources:
-        evaluations.append(measure(source))
+        check_fits(source, config)
+        packs = settings.micro_batch_packs
+        evaluator = PretrainingEvaluator(model, source, communicator, loss=settings.loss, batch_packs=packs)
+        evaluations.append(evaluator.run())
         reporter.say(f"evaluate: {shown(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None
     if len(evaluations) > 1:
@@ -113,24 +113,6 @@ def _evaluate(
         unpacked=unpacked,
         largest_difference=difference,
     )
-
-
-def _measure_with(
-    stored: Checkpoint, settings: TrainingSettings, communicator: Communicator
-) -> Callable[[DataSource], PretrainingEvaluation]:
-    """The function that evaluates the stored model on data; in float32, whatever it was trained in."""
-    config = BertConfig.from_json(stored.settings["model"])
-    model = BertForPretraining(config, seed=0)
-    model.load_values(stored.variables)
-
-    def measure(source: DataSource) -> PretrainingEvaluation:
-        check_fits(source, config)
-        evaluator = PretrainingEvaluator(
-            model, source, communicator, loss=settings.loss, batch_packs=settings.micro_batch_packs
-        )
-        return evaluator.run()
-
-    return measure
 
 
 def _compare(one: PretrainingEvaluation, other: PretrainingEvaluation, what: str) -> float:

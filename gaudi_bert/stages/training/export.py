@@ -10,7 +10,7 @@ With the vocabulary, where it is known, as `vocab.txt`. The folder is made under
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,7 +28,6 @@ from gaudi_bert.common.files import (
 )
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.stages.training.inputs import local_weights
@@ -60,7 +59,6 @@ def export(
     rows: int = 1,
     reporter: Reporter,
     overwrite: bool = False,
-    store: StoreSettings | None = None,
 ) -> ExportResult:
     """Write a model in another format.
 
@@ -70,50 +68,45 @@ def export(
         kind: one of `FORMATS`.
         vocabulary: its vocab.txt; None to take the one that lies where ours, or theirs, lies.
         rows: `savedmodel`: rows of a batch, fixed.
-        reporter: where progress goes.
         overwrite: replace what is in `out`.
-        store: how object stores are reached, where a path is a URL.
     """
     if kind not in FORMATS:
         raise InputError(f"--format {kind}: choose one of {', '.join(FORMATS)}")
-    with (
-        local_weights(checkpoint, store) as weights,
-        local_copies((vocabulary,), store) as (words,),
-        mirrored(out, store) as folder,
-    ):
-        return _export(weights, folder, kind, words, rows, reporter, overwrite)
+    with local_weights(checkpoint) as weights, local_copies((vocabulary,)) as (words,), mirrored(out) as folder:
+        if _holds_something(folder) and not overwrite:
+            raise InputError(f"{folder}: exists already; choose another folder, or pass --overwrite")
+        if kind == "savedmodel" and _has_task_head(weights):
+            return _export_task(weights, folder, rows, reporter)
+        return _export(read_weights(weights), folder, kind, words, rows, reporter)
 
 
-def _export(
-    checkpoint: Path, out: Path, kind: str, vocabulary: Path | None, rows: int, reporter: Reporter, overwrite: bool
-) -> ExportResult:
-    if _holds_something(out) and not overwrite:
-        raise InputError(f"{out}: exists already; choose another folder, or pass --overwrite")
-    weights = read_weights(checkpoint)
-    if kind == "savedmodel" and _has_task_head(checkpoint):
-        return _export_task(checkpoint, out, rows, reporter)
+def _export(weights: Weights, out: Path, kind: str, vocabulary: Path | None, rows: int, reporter: Reporter) -> ExportResult:
+    """A model with its pretraining heads, and its vocabulary."""
     config = _whole_config(weights, kind)
-    vocabulary_file = _vocabulary(weights, config, vocabulary, reporter)
+    words = _vocabulary(weights, config, vocabulary, reporter)
     sizes = _serving_sizes(weights, config, rows)
-    writers: Mapping[str, Callable[[Path], None]] = {
-        "huggingface": lambda folder: _write_hugging_face(folder, weights, config, vocabulary_file),
-        "google": lambda folder: _write_google(folder, weights, config),
-        "savedmodel": lambda folder: _write_saved_model(folder, weights, config, sizes),
-    }
     with _whole_folder(out.resolve()) as folder:
-        writers[kind](folder)
-        if vocabulary_file is not None:
-            target = folder / "assets" if kind == "savedmodel" else folder
-            shutil.copyfile(vocabulary_file, target / "vocab.txt")
-    files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
+        if kind == "huggingface":
+            _write_hugging_face(folder, weights, config, words)
+        elif kind == "google":
+            _write_google(folder, weights, config)
+        else:
+            write_saved_model(folder, config, weights.variables, sizes)
+        if words is not None:
+            shutil.copyfile(words, (folder / "assets" if kind == "savedmodel" else folder) / "vocab.txt")
+    files = _files_in(out)
     reporter.say(f"export: {weights.path} ({weights.kind}) as {kind}: {', '.join(files)}")
     return ExportResult(
         format=kind,
         files=files,
         parameters=parameter_count(config),
-        vocabulary=str(vocabulary_file) if vocabulary_file is not None else None,
+        vocabulary=str(words) if words is not None else None,
         sizes=sizes.letters if kind == "savedmodel" else None,
     )
+
+
+def _files_in(out: Path) -> tuple[str, ...]:
+    return tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
 
 
 def _has_task_head(checkpoint: Path) -> bool:
@@ -131,7 +124,7 @@ def _export_task(checkpoint: Path, out: Path, rows: int, reporter: Reporter) -> 
     with _whole_folder(out.resolve()) as folder:
         write_task_saved_model(folder, model, shape)
         shutil.copyfile(tokenizer.file, folder / "assets" / tokenizer.file.name)
-    files = tuple(sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()))
+    files = _files_in(out)
     reporter.say(f"export: {checkpoint} ({task_folder.task}) as savedmodel: {', '.join(files)}")
     parameters = sum(int(variable.shape.num_elements()) for variable in model.variables_by_name.values())
     sizes = {"B": shape.packs, "L": shape.length, "S": shape.depth}
@@ -171,10 +164,6 @@ def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
     write_google_checkpoint(folder / "bert_model.ckpt", weights.variables)
     values = {name: value for name, value in config.to_json().items() if name != "attention"}
     write_json(folder / "bert_config.json", values)
-
-
-def _write_saved_model(folder: Path, weights: Weights, config: BertConfig, sizes: ServingSizes) -> None:
-    write_saved_model(folder, config, weights.variables, sizes)
 
 
 def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSizes:

@@ -6,24 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gaudi_bert.artefacts.training import EvaluationResult, FineTuning, TrainingResult
 from gaudi_bert.training.run_plan import RunPlan
 
-if TYPE_CHECKING:  # it stands beside what loads TensorFlow
+if TYPE_CHECKING:  # they stand beside what loads TensorFlow
+    from gaudi_bert.model.inputs import BatchSizes
     from gaudi_bert.training.graph import GraphReport
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """How a run ended; `skipped` where it was finished already."""
-
-    training: TrainingResult
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
-class TrainDryRun:
-    """What a run would be."""
+class DryRun:
+    """What training or fine-tuning would be."""
 
     plan: RunPlan
 
@@ -39,29 +31,6 @@ class FineTuneInput:
     evaluation_data: Path | None
     model: Path
     vocabulary: Path | None = None
-
-
-@dataclass(frozen=True)
-class FineTuneResult:
-    """How good the model is; `skipped` where it was finished already."""
-
-    finetuning: FineTuning
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
-class FineTuneDryRun:
-    """What fine-tuning would be."""
-
-    plan: RunPlan
-
-
-@dataclass(frozen=True)
-class EvaluateResult:
-    """What an evaluation found; `skipped` where it was made already."""
-
-    evaluation: EvaluationResult
-    skipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,23 +96,13 @@ class ExportResult:
 
 
 @dataclass(frozen=True)
-class GraphSizes:
-    """The sizes of a micro-batch, and of the model's vocabulary."""
-
-    packs: int
-    positions: int
-    masked_slots: int
-    depth: int
-    vocabulary: int
-
-
-@dataclass(frozen=True)
 class GraphResult:
     """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` says where its sizes are from."""
 
     pipeline: str
     sizes_from: str
-    sizes: GraphSizes
+    sizes: BatchSizes
+    vocabulary: int
     precision: str
     accumulation_steps: int
     report: GraphReport

@@ -32,6 +32,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.common.tensorflow_environment import native_lines_to
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import LoopSettings
+from gaudi_bert.stages.results import Made
 from gaudi_bert.training.checkpoint import Progress, newest_settings, resume_run, share_state
 from gaudi_bert.training.device import Device, open_device
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -76,17 +77,17 @@ def carry_out(
     *,
     resume: bool = False,
     overwrite: bool = False,
-) -> tuple[R, bool]:
-    """Do the work of a run unless it is done already; the result, and whether it was there before, in every process."""
+) -> Made[R]:
+    """Do the work of a run unless it is done already; the same result in every process."""
     section, first = run.section, communicator.is_first
     threads = _threads_of(section.threads, communicator.local_size)
     device = open_device(section.device, section.precision, threads, run.settings.gaudi)
     with communicator.watched(section) as watched:
 
-        def stored_result() -> tuple[R, bool]:
+        def stored_result() -> Made[R]:
             done = "trained" if run.stage == "train" else "fine-tuned"
             reporter.say(f"{shown(run.path)}: already {done} with these settings, nothing to do")
-            return watched.from_first(lambda: run.content.read(run.result)), True
+            return Made(watched.from_first(lambda: run.content.read(run.result)), skipped=True)
 
         # At first without a lock, so that a finished folder may be read-only.
         if watched.from_first(lambda: not overwrite and is_finished(run.path, run.result, run.signature)):
@@ -105,7 +106,7 @@ def carry_out(
             if first:
                 publish(run.path)
                 result.write(run.result)
-    return result, False
+    return Made(result)
 
 
 def processes_of(settings: PipelineSettings, communicator: Communicator, dry_run: bool) -> int:

@@ -24,8 +24,9 @@ from gaudi_bert.config.sections import ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, parameter_specs
+from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.training.inputs import leave_tokenizer, local_weights, open_data, open_on_the_fly
-from gaudi_bert.stages.training.model_results import TrainDryRun, TrainResult
+from gaudi_bert.stages.training.model_results import DryRun
 from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
@@ -56,7 +57,7 @@ def train(
     overwrite: bool = False,
     dry_run: bool = False,
     on_the_fly: Path | None = None,
-) -> TrainResult | TrainDryRun:
+) -> Made[TrainingResult] | DryRun:
     """Train a model.
 
     Args:
@@ -64,7 +65,6 @@ def train(
         data: a packed folder, or unpacked records.
         evaluation_data: held-out data, packed or not; None for none.
         out: the folder of the run.
-        reporter: where progress goes.
         resume: continue also where the run in `out` has fewer updates. (A run of the same settings continues in any case.)
         overwrite: remove the run in `out`, whatever it is, and start anew.
         dry_run: say what the run would be, write nothing.
@@ -88,7 +88,7 @@ def train(
         for line in _describe_job(job, dry_run):
             reporter.say(line)
         if dry_run:
-            return TrainDryRun(job.plan)
+            return DryRun(job.plan)
         if initial is not None and communicator.is_first:
             job = replace(job, initial=weights.enter_context(local_weights(initial, store)))
         run = RunFolder(
@@ -100,7 +100,7 @@ def train(
             settings=settings,
             section=settings.training,
         )
-        result, skipped = carry_out(
+        return carry_out(
             run,
             communicator,
             reporter,
@@ -108,7 +108,6 @@ def train(
             resume=resume,
             overwrite=overwrite,
         )
-    return TrainResult(result, skipped)
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,6 @@ def _train(job: _TrainingJob, data: Path, folder: Path, session: Session, report
 
 
 def _set_up(job: _TrainingJob, folder: Path, session: Session, reporter: Reporter) -> TrainingRun:
-    """Make the model and all that works on it."""
     source, settings, communicator = job.source, job.plan.settings, session.communicator
     events = open_events(folder / "mlperf.log", job.settings.mlperf, communicator.is_first)
     if isinstance(events, MlperfLog):

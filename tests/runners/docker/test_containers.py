@@ -70,9 +70,10 @@ def test_training_without_cards_gets_shared_memory_and_the_training_resources(tm
 
 
 def test_cards_bring_the_runtime_the_hosts_ipc_and_mpirun_and_no_privilege(tmp_path: Path) -> None:
-    (container,) = stage_containers(
-        docker_run(tmp_path, {"resources": CARDS, "docker": {"visible_devices": "0,1"}}), "train"
-    )
+    run = docker_run(tmp_path, {"resources": CARDS, "docker": {"visible_devices": "0,1"}})
+    (container,), (without,) = stage_containers(run, "train"), stage_containers(run, "plan")
+    assert without["user"] == "1234:567"
+    assert not {"runtime", "ipc_mode", "cap_add"} & without.keys()
     as_the_vendor_asks = {"runtime": "habana", "user": "0:0", "ipc_mode": "host", "cap_add": ["SYS_NICE"]}
     assert {**as_the_vendor_asks, "nano_cpus": 95 * 10**9}.items() <= container.items()
     assert container["environment"]["HABANA_VISIBLE_DEVICES"] == "0,1"
@@ -92,12 +93,6 @@ def test_the_vendors_memory_lock_and_network_are_there_for_who_asks(tmp_path: Pa
     assert container["entrypoint"][0] == "gaudi-bert"
 
 
-def test_cards_change_nothing_for_stages_without_them(tmp_path: Path) -> None:
-    (container,) = stage_containers(docker_run(tmp_path, {"resources": CARDS}), "plan")
-    assert container["user"] == "1234:567"
-    assert not {"runtime", "ipc_mode", "cap_add"} & container.keys()
-
-
 def test_three_workers_are_three_containers_that_know_their_rank(tmp_path: Path) -> None:
     run = docker_run(tmp_path, {"resources": {"workers": 3}})
     containers = stage_containers(run, "train")
@@ -115,47 +110,39 @@ def test_several_workers_with_cards_are_for_a_cluster(tmp_path: Path) -> None:
         stage_containers(docker_run(tmp_path, {"resources": {**CARDS, "workers": 2}}), "train")
 
 
-def test_what_the_pipeline_names_is_shown_where_it_lies_and_read_only(tmp_path: Path) -> None:
+def mounts_of(folder: Path, mapping: dict[str, Any], stage: str = "histogram") -> dict[str, str]:
+    """What a stage sees, by where it sees it; the pipeline file lies in `folder`."""
+    mounts = input_mounts(pipeline_from_mapping(mapping, "a test"), stage, folder)
+    assert all(mount["ReadOnly"] for mount in mounts)
+    return {mount["Target"]: mount["Source"] for mount in mounts}
+
+
+def test_what_the_pipeline_names_is_shown_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "pipelines" / "text").mkdir(parents=True)
     (tmp_path / "books" / "a").mkdir(parents=True)
     (tmp_path / "books" / "a" / "one.txt").write_text("x")
     (tmp_path / "vocab.txt").write_text("x")
-    settings = pipeline_from_mapping(
-        {"prepare": {"text": ["text", str(tmp_path / "books" / "*" / "*.txt"), "python-docs"], "vocab": "../vocab.txt"}},
-        "a test",
-    )
-    mounts = input_mounts(settings, "prepare", tmp_path / "pipelines")
-    assert {mount["Target"]: mount["ReadOnly"] for mount in mounts} == {
-        str(tmp_path / "pipelines" / "text"): True,
-        str(tmp_path / "books"): True,
-        str(tmp_path / "vocab.txt"): True,
-    }
+    text = ["text", str(tmp_path / "books" / "*" / "*.txt"), "python-docs"]
+    mounts = mounts_of(tmp_path / "pipelines", {"prepare": {"text": text, "vocab": "../vocab.txt"}}, "prepare")
+    assert mounts.keys() == {str(tmp_path / name) for name in ("pipelines/text", "books", "vocab.txt")}
 
 
 def test_a_linked_folder_is_shown_under_the_name_that_the_pipeline_uses(tmp_path: Path) -> None:
     (tmp_path / "far" / "records").mkdir(parents=True)
     (tmp_path / "records").symlink_to(tmp_path / "far" / "records")
-    settings = pipeline_from_mapping({"prepare": {"records": "records"}}, "a test")
-    (mount,) = input_mounts(settings, "histogram", tmp_path)
-    assert (mount["Target"], mount["Source"]) == (str(tmp_path / "records"), str(tmp_path / "far" / "records"))
+    mounts = mounts_of(tmp_path, {"prepare": {"records": "records"}})
+    assert mounts == {str(tmp_path / "records"): str(tmp_path / "far" / "records")}
 
 
 def test_one_mount_serves_what_lies_inside_another(tmp_path: Path) -> None:
     (tmp_path / "data" / "evaluation").mkdir(parents=True)
-    settings = pipeline_from_mapping({"prepare": {"records": "data", "evaluation_records": "data/evaluation"}}, "a test")
-    assert [mount["Target"] for mount in input_mounts(settings, "histogram", tmp_path)] == [str(tmp_path / "data")]
+    mounts = mounts_of(tmp_path, {"prepare": {"records": "data", "evaluation_records": "data/evaluation"}})
+    assert list(mounts) == [str(tmp_path / "data")]
 
 
 def test_a_missing_path_is_named_with_its_key(tmp_path: Path) -> None:
-    settings = pipeline_from_mapping({"prepare": {"records": "nowhere"}}, "a test")
     with pytest.raises(InputError, match=r"prepare\.records = .*nowhere: no such file or folder"):
-        input_mounts(settings, "histogram", tmp_path)
-
-
-@pytest.mark.parametrize("place", ["/", "/usr/share/books", "/opt", "/etc", "/tmp"])
-def test_nothing_of_the_host_hides_the_images_own_files(place: str) -> None:
-    with pytest.raises(InputError, match=r"prepare\.text = "):
-        bind_mount(Path(place), "prepare.text")
+        mounts_of(tmp_path, {"prepare": {"records": "nowhere"}})
 
 
 def test_a_stage_sees_what_it_reads_only(tmp_path: Path) -> None:
@@ -163,20 +150,21 @@ def test_a_stage_sees_what_it_reads_only(tmp_path: Path) -> None:
     (tmp_path / "earlier").mkdir()
     (tmp_path / "earlier" / "model.ckpt-7.index").write_text("x")
     mapping = {"prepare": {"text": "books"}, "training": {"init_checkpoint": str(tmp_path / "earlier" / "model.ckpt-7")}}
-    settings = pipeline_from_mapping(mapping, "a test")
-    seen = {
-        stage: [mount["Target"] for mount in input_mounts(settings, stage, tmp_path)]
-        for stage in ("prepare", "plan", "train")
-    }
+    seen = {stage: list(mounts_of(tmp_path, mapping, stage)) for stage in ("prepare", "plan", "train")}
     assert seen == {"prepare": [str(tmp_path / "books")], "plan": [], "train": [str(tmp_path / "earlier")]}
 
 
 def test_the_vocabulary_beside_records_comes_with_them(tmp_path: Path) -> None:
     (tmp_path / "examples" / "train").mkdir(parents=True)
     (tmp_path / "examples" / "vocab.txt").write_text("x")
-    settings = pipeline_from_mapping({"prepare": {"records": "examples/train"}}, "a test")
-    mounts = input_mounts(settings, "histogram", tmp_path)
-    assert [mount["Target"] for mount in mounts] == [str(tmp_path / "examples" / name) for name in ("train", "vocab.txt")]
+    mounts = mounts_of(tmp_path, {"prepare": {"records": "examples/train"}})
+    assert list(mounts) == [str(tmp_path / "examples" / name) for name in ("train", "vocab.txt")]
+
+
+@pytest.mark.parametrize("place", ["/", "/usr/share/books", "/opt", "/etc", "/tmp"])
+def test_nothing_of_the_host_hides_the_images_own_files(place: str) -> None:
+    with pytest.raises(InputError, match=r"prepare\.text = "):
+        bind_mount(Path(place), "prepare.text")
 
 
 def test_the_stages_of_tasks_train_and_see_their_rows_and_weights(tmp_path: Path) -> None:

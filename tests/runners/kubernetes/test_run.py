@@ -18,7 +18,6 @@ from tests.builders.fake_api_server import FakeApiServer, Fault, Run, State
 from tests.builders.recorded_answers import (
     ACTIVE,
     FAILED,
-    IMAGE,
     MPIRUN_FOOTER_ONLY,
     MPIRUN_OUTPUT,
     active,
@@ -26,7 +25,6 @@ from tests.builders.recorded_answers import (
     evicted,
     failed,
     gave_up,
-    image_missing,
     pod,
     preempted,
     running,
@@ -119,29 +117,17 @@ def test_another_run_in_the_same_work_folder_is_left_alone(server: FakeApiServer
     ("states", "said_why"),
     [
         ([gave_up(failed("p", 1, "a\nerror: disk full"))], r"pod p, container plan: exit code 1: a \| error: disk full"),
-        (
-            [gave_up(failed("p", 137, reason="OOMKilled"))],
-            "OOMKilled: it needed more memory than its limit of 2Gi; raise resources.data.memory_limit",
-        ),
         ([gave_up()], "BackoffLimitExceeded: Job has reached the specified backoff limit"),
         (
             [active(unschedulable("p", "0/3 nodes are available: 3 Insufficient habana.ai/gaudi."))],
             r"Unschedulable: 0/3 nodes .* 3 Insufficient habana.ai/gaudi. after .*was removed\); wait until cards",
         ),
         (
-            [active(image_missing("p", "Back-off pulling image", "ImagePullBackOff"))],
-            f"ImagePullBackOff: image {IMAGE}: Back-off .*after.*images.registry",
-        ),
-        (
-            [active(image_missing("p", f'manifest for "{IMAGE}" not found'))],
-            rf"ErrImagePull: image {IMAGE}: .*not found \(Job demo-plan was removed\); build and push it",
-        ),
-        (
             [active(running("p")), active(failed("p", 2, "error: packing.depth: 0 is too small"))],
             r"exit code 2: error: packing.depth: 0 is too small .*correct the pipeline file",
         ),
     ],
-    ids=["exit", "oom", "no pod left", "cards", "image slowly", "no image", "bad input"],
+    ids=["exit", "no pod left", "cards", "bad input"],
 )
 def test_a_failure_is_told_with_its_reason_and_remedy(
     states: list[State], said_why: str, server: FakeApiServer, run: Run
@@ -179,8 +165,7 @@ def test_a_pod_that_never_comes_up_is_not_waited_for_for_ever(about: str, server
     creating = pod("p", "Pending", waiting={"reason": "ContainerCreating"})
     server.script("demo-plan", active(*([creating] if about == "p" else [])))
     message = "MountVolume.SetUp failed" if about == "p" else "exceeded quota: team"
-    event = {"metadata": {"name": "e"}, "involvedObject": {"name": about}, "type": "Warning", "message": message}
-    server.put("Event", event)
+    server.warn(about, message)
     with pytest.raises(FailedError, match=f"{message} after .*Job demo-plan was removed"):
         run(PLAN)
 
@@ -208,13 +193,7 @@ def test_a_pod_that_is_evicted_and_replaced_does_not_end_the_run(server: FakeApi
 def test_a_claim_that_is_not_bound_is_named_with_what_the_cluster_says(server: FakeApiServer, run: Run) -> None:
     message = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     server.script("demo-plan", active(unschedulable("p", message)))
-    event = {
-        "metadata": {"name": "e"},
-        "involvedObject": {"name": "demo-work"},
-        "type": "Warning",
-        "message": 'storageclass.storage.k8s.io "fast" not found',
-    }
-    server.put("Event", event)
+    server.warn("demo-work", 'storageclass.storage.k8s.io "fast" not found')
     with pytest.raises(
         FailedError, match=r"claim demo-work is Pending, not Bound \(fast, .*\"fast\" not found.*storage_class"
     ):
@@ -228,8 +207,9 @@ def test_a_watch_that_breaks_is_resumed(behaviour: str, server: FakeApiServer, r
     assert run(PLAN) == {"plan": "done"}
 
 
-@pytest.mark.parametrize("code", [429, 500, 503])
-@pytest.mark.parametrize(("method", "path"), [("GET", "/jobs/demo-plan"), ("POST", "/jobs"), ("GET", "/pods")])
+@pytest.mark.parametrize(
+    ("code", "method", "path"), [(429, "GET", "/jobs/demo-plan"), (500, "POST", "/jobs"), (503, "GET", "/pods")]
+)
 def test_what_is_busy_for_a_moment_is_asked_again(
     code: int, method: str, path: str, server: FakeApiServer, run: Run
 ) -> None:
@@ -284,41 +264,24 @@ def test_logs_that_may_not_be_read_are_named_once(server: FakeApiServer, said: i
     assert "the run goes on without this log" in said.getvalue()
 
 
-def refusal(moment: str) -> dict[str, Any]:
-    """The event with which the MPI operator says that it may not make a worker."""
-    message = 'worker pod created failed: pods "demo-train-worker-0" is forbidden: violates PodSecurity "restricted:latest"'
-    about = {"name": "demo-train"}
-    return {
-        "metadata": {"name": "e"},
-        "involvedObject": about,
-        "type": "Warning",
-        "message": message,
-        "lastTimestamp": moment,
-    }
+REFUSED = 'worker pod created failed: pods "demo-train-worker-0" is forbidden: violates PodSecurity "restricted:latest"'
 
 
 def test_an_mpijob_that_pod_security_refuses_ends_at_once_with_its_remedy(server: FakeApiServer, run: Run) -> None:
-    server.put("Event", refusal("2099-01-01T00:00:00Z"))
+    server.warn("demo-train", REFUSED, "2099-01-01T00:00:00Z")
     server.script("demo-train", State({}))
     with pytest.raises(FailedError, match=r"gets no pods: worker pod created failed.*pod security forbids such pods"):
         run(["train"], "resources.workers=2", "kubernetes.start_seconds=600")
 
 
 def test_what_the_cluster_said_of_an_earlier_object_of_that_name_does_not_count(server: FakeApiServer, run: Run) -> None:
-    server.put("Event", refusal("2020-01-01T00:00:00Z"))
+    server.warn("demo-train", REFUSED, "2020-01-01T00:00:00Z")
     done = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
     server.script("demo-train", State({}), State({}), done)
     assert run(["train"], "resources.workers=2") == {"train": "done"}
 
 
 QUOTA = 'Error creating: pods "demo-histogram-{}" is forbidden: exceeded quota: compute, requested: cpu=1'
-
-
-def note(server: FakeApiServer, name: str, message: str, number: int) -> None:
-    """A warning about an object of the cluster."""
-    about = {"name": name}
-    event = {"type": "Warning", "message": message, "lastTimestamp": f"2026-01-01T00:00:{number:02d}Z"}
-    server.put("Event", {"metadata": {"name": f"{name}.{number}"}, "involvedObject": about, **event})
 
 
 def test_a_quota_with_room_for_some_pods_is_waited_for_and_said_once(
@@ -329,7 +292,7 @@ def test_a_quota_with_room_for_some_pods_is_waited_for_and_said_once(
 
     def refuse_another(cluster: Cluster, item: Any, seconds: float) -> None:
         attempt = next(number)
-        note(server, "demo-histogram", QUOTA.format(attempt), attempt)
+        server.warn("demo-histogram", QUOTA.format(attempt), f"2026-01-01T00:00:{attempt:02d}Z")
         wait(cluster, item, seconds)
 
     monkeypatch.setattr(Cluster, "wait_for_change", refuse_another)
@@ -345,7 +308,7 @@ def test_an_mpijob_whose_workers_the_quota_refuses_ends_with_that_remedy(server:
     worker = running("w-0", "worker")
     worker["metadata"]["labels"] = {"training.kubeflow.org/job-role": "worker"}
     server.script("demo-train", State({}, [worker]))
-    note(server, "demo-train", 'pods "demo-train-worker-1" is forbidden: exceeded quota: compute', 1)
+    server.warn("demo-train", 'pods "demo-train-worker-1" is forbidden: exceeded quota: compute')
     with pytest.raises(
         FailedError, match=r"MPIJob demo-train gets 1 of 2 pods: .*quota.*was removed\); wait until the quota"
     ):

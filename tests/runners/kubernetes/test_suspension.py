@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.follow import WATCH_SECONDS as LOOKS_APART_SECONDS
 from gaudi_bert.runners.kubernetes.problems import describe_suspension
-from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, succeeded, unschedulable
 
@@ -112,24 +109,6 @@ def test_a_job_that_waits_is_named_with_its_reason_and_outlives_the_time_to_star
     assert "Job demo-plan waits for its queue gpus: Job suspended\n" in said.getvalue()
     assert said.getvalue().count(f"Job demo-plan waits for its queue gpus: {NO_ROOM}\n") == 1
     assert "has no pods" not in said.getvalue()
-
-
-def test_the_reason_is_said_at_the_first_look_that_finds_it(
-    server: FakeApiServer, cluster: Cluster, said: io.StringIO
-) -> None:
-    """Looks are five seconds apart at the most, so that is how late it can be."""
-    server.script("demo-plan", waiting(None), waiting(None), waiting(), active(running("p")), complete(succeeded("p")))
-    looks_when_said: list[int] = []
-
-    class Counting(Reporter):
-        def say(self, text: str) -> None:
-            if NO_ROOM in text:
-                looks_when_said.append(len(server.scripts["demo-plan"]))
-            super().say(text)
-
-    run_on_kubernetes(queued(), ["plan"], Counting(said), cluster)
-    assert looks_when_said == [2], "when two of the five states are still to come"
-    assert LOOKS_APART_SECONDS <= 5
 
 
 def test_an_mpijob_waits_as_one_and_training_goes_on_after_it_was_suspended_again(

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.common.errors import InputError, StoppedError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
-from gaudi_bert.stages.training.model_results import FineTuneDryRun
+from gaudi_bert.stages.training.model_results import DryRun
 from gaudi_bert.tasks.task import task_named
 from gaudi_bert.training.weights.sources import read_weights, write_google_checkpoint
 from gaudi_bert.training.weights.task_models import start_weights
@@ -41,7 +41,7 @@ def test_what_a_run_leaves_is_what_transformers_opens(task, files, model, finish
     transformers = pytest.importorskip("transformers")
     out, result = finished(task).out, finished(task).result
     again = run(task, *files[task], model, out)
-    assert (again.skipped, again.finetuning) == (True, result)
+    assert (again.skipped, again.content) == (True, result)
     assert result.sequences >= 53
     assert result.packs >= result.lower_bound
     assert result.evaluated_rows == 19
@@ -97,7 +97,7 @@ def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished,
 def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp_path) -> None:
     data, evaluation = files["classification"]
     changes = {"best_metric": "loss", "learning_rate": 0.05, "warmup_share": 0.0, "epochs": 3, "evaluate_every_updates": 1}
-    result = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes).finetuning
+    result = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes).content
     losses = {
         line["update"]: line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "evaluation"
     }
@@ -130,7 +130,7 @@ def test_a_run_may_start_from_and_compute_with_anything(changes, near, files, mo
     data, evaluation = files["regression"]
     usual = finished("regression")
     start = model if changes else google_checkpoint(model, tmp_path / "bert")
-    result = run("regression", data, evaluation, start, tmp_path / "out", finetune=changes).finetuning
+    result = run("regression", data, evaluation, start, tmp_path / "out", finetune=changes).content
     losses = [line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "train"]
     assert result.updates == len(losses)
     assert np.isfinite(losses).all()
@@ -151,7 +151,7 @@ def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tm
     listener = Listener()
     asked = {"batch_sequences": 7}
     result = run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
-    assert isinstance(result, FineTuneDryRun)
+    assert isinstance(result, DryRun)
     factor, real = result.plan.packing_factor, result.plan.sequences_per_update
     agree(real, factor * round(7 / factor))
     assert result.plan.as_json()["sequences_asked_per_update"] == 7
@@ -178,7 +178,7 @@ def test_a_decoder_of_transformers_goes_on_as_one(files, model, tmp_path) -> Non
     start = start_weights(tmp_path / "decoder", task)
     assert (start.fresh, start.config.attention) == ((), "causal")
     result = run("causal-language-modelling", *files["causal-language-modelling"], tmp_path / "decoder", tmp_path / "out")
-    assert result.finetuning.metrics["perplexity"] > 1
+    assert result.content.metrics["perplexity"] > 1
     opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert opened.config.is_decoder
 
@@ -240,7 +240,7 @@ def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) ->
 
 def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> None:
     data, _ = files["regression"]
-    result = run("regression", data, None, model, tmp_path / "out", finetune={"epochs": 1}).finetuning
+    result = run("regression", data, None, model, tmp_path / "out", finetune={"epochs": 1}).content
     assert result.metrics == {}
     assert result.best_update == result.updates
     assert (tmp_path / "out" / "model.safetensors").exists()

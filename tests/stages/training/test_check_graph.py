@@ -10,8 +10,9 @@ import tensorflow as tf
 from gaudi_bert.artefacts.work_folder import WorkFolder
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.model import bert
+from gaudi_bert.model.inputs import BatchSizes
 from gaudi_bert.stages.training.check_graph import describe_graph
-from gaudi_bert.stages.training.model_results import GraphResult, GraphSizes
+from gaudi_bert.stages.training.model_results import GraphResult
 from gaudi_bert.training.graph import CardFit, GraphProblem, GraphReport
 from tests.builders import training_data as data
 from tests.builders.command_line import Done, run_command
@@ -32,14 +33,14 @@ def test_what_does_not_fit_is_shown_and_too_much_is_cut_short() -> None:
         ),
         cards=(CardFit("Gaudi", 0), CardFit("Gaudi2", 8)),
     )
-    result = GraphResult("demo", "x", GraphSizes(9, 1, 1, 1, 1), "float32", 1, report)
+    result = GraphResult("demo", "x", BatchSizes(9, 1, 1, 1), 1, "float32", 1, report)
     lines = describe_graph(result)
     assert lines[-1] == "not fit for Gaudi"
     assert lines[-2] == "... and 5 more"
     assert lines[-3].endswith("string: AsString a in update: a:0 is a string")
     assert "Gaudi: not even one pack fits" in lines
     assert "Gaudi2: up to about 8 packs per micro-batch; 9 does not fit" in lines
-    good = replace(result, sizes=GraphSizes(8, 1, 1, 1, 1), report=replace(report, problems=()))
+    good = replace(result, sizes=BatchSizes(8, 1, 1, 1), report=replace(report, problems=()))
     lines = describe_graph(good)
     assert lines[-1].startswith("fit for Gaudi")
     assert "Gaudi2: up to about 8 packs per micro-batch; 8 fits" in lines

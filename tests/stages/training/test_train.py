@@ -22,8 +22,8 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.models import model_overrides
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.training.evaluate import evaluate
-from gaudi_bert.stages.training.model_results import EvaluateResult
 from gaudi_bert.stages.training.train import train
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
@@ -109,7 +109,7 @@ def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_
     shutil.copytree(whole_run, out)
     (out / "training.json").unlink()
     summary = train(settings(), packed, held_out, out, reporter=QUIET)
-    assert summary.training.evaluation == TrainingResult.read(whole_run / "training.json").evaluation
+    assert summary.content.evaluation == TrainingResult.read(whole_run / "training.json").evaluation
     assert lines_of(out) == lines_of(whole_run)
 
 
@@ -134,7 +134,7 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
         run(10, resume=True)
     long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
     summary = train(long_run, packed, None, measured, reporter=listener)
-    assert summary.training.realized_speedup > 0
+    assert summary.content.realized_speedup > 0
     assert to_json(summary) == json.loads((measured / "training.json").read_text())
     assert "train: realized speed-up " in listener.text
     ends = [read_checkpoint(find_checkpoint(folder)) for folder in (out, measured)]
@@ -157,7 +157,7 @@ def test_overwrite_starts_anew_and_the_decay_is_counted_from_where_the_setting_s
     """The third of three updates, two of them warm-up, at a third of the peak; usually it would be half."""
     out = Path(shutil.copytree(whole_run, tmp_path / "train"))
     short = settings(updates=3, warmup_updates=2, log_every_updates=1, decay_from="start")
-    assert train(short, packed, None, out, reporter=QUIET, overwrite=True).training.updates == 3
+    assert train(short, packed, None, out, reporter=QUIET, overwrite=True).content.updates == 3
     assert not train(short, packed, None, out, reporter=QUIET, overwrite=True).skipped
     assert list(checkpoint_digests(out)) == ["update-00000003.safetensors"]
     agree([line["learning_rate"] for line in lines_of(out)], [5e-4, 1e-3, 1e-3 / 3])
@@ -219,7 +219,7 @@ def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) ->
     easy = settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=6)
     listener = Listener()
     summary = train(easy, packed, held_out, tmp_path / "two", reporter=listener)
-    assert (summary.training.updates, summary.training.reached_target) == (6, True)
+    assert (summary.content.updates, summary.content.reached_target) == (6, True)
     assert "target_masked_lm_accuracy = 0.001 is reached, the run ends" in listener.text
     assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True).skipped
 
@@ -233,8 +233,8 @@ def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_pa
     (tmp_path / "examples" / "vocab.txt").write_text("word\n" * data.VOCABULARY)
     summary = train(start, unpacked, packed, tmp_path / "two", reporter=listener)
     assert "starts from the weights" in listener.text
-    assert summary.training.packing_factor == 1.0
-    assert summary.training.sequences == 2 * 16
+    assert summary.content.packing_factor == 1.0
+    assert summary.content.sequences == 2 * 16
     assert "sequences repeat" not in listener.text
     large = settings(global_batch_sequences=100, micro_batch_packs=10)
     train(large, unpacked, None, tmp_path / "three", reporter=listener, dry_run=True)
@@ -251,11 +251,11 @@ def test_packed_and_unpacked_figures_are_those_of_the_end_of_training(held_out, 
     result = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
     assert json.loads(out.read_text()) == to_json(result)
     again = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
-    assert again == EvaluateResult(result.evaluation, skipped=True)
+    assert again == Made(result.content, skipped=True)
     assert to_json(again) == {**to_json(result), "skipped": True}
     packed_alone = evaluate(held_out, whole_run, out=out, reporter=QUIET)
     assert "unpacked" not in to_json(packed_alone)
-    found = result.evaluation
+    found = result.content
     assert found.update == 20
     assert found.largest_difference < 1e-5
     for name, value in TrainingResult.read(whole_run / "training.json").evaluation.as_json().items():
@@ -352,11 +352,11 @@ def test_a_stopped_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None
     case = make_case(tmp_path, files=3, sequences_per_file=13, seed=5, ids=data.VOCABULARY)
     plan = {"data": case.records, "evaluation_data": None, "on_the_fly": case.plan}
     whole = train(ON_THE_FLY, out=tmp_path / "whole", reporter=QUIET, **plan)
-    assert whole.training.sequences > len(case.sequences)
+    assert whole.content.sequences > len(case.sequences)
     with pytest.raises(StoppedError):
         train(ON_THE_FLY, out=tmp_path / "stopped", reporter=StopAfter(4), **plan)
     resumed = train(ON_THE_FLY, out=tmp_path / "stopped", reporter=QUIET, resume=True, **plan)
-    assert resumed.training.sequences == whole.training.sequences
+    assert resumed.content.sequences == whole.content.sequences
     last = "update-00000008.safetensors"
     assert checkpoint_digests(tmp_path / "stopped")[last] == checkpoint_digests(tmp_path / "whole")[last]
 

@@ -138,7 +138,7 @@ def test_one_process_goes_on_from_two(records, results, tmp_path, capsys) -> Non
     (stopped / "settings.json").write_text(json.dumps(saved))
     short = long_run.model_copy(update={"training": long_run.training.model_copy(update={"updates": 9})})
     summary = train(short, records / "train", None, stopped, reporter=Reporter(), resume=True)
-    assert (summary.training.updates, summary.training.processes) == (9, 1)
+    assert (summary.content.updates, summary.content.processes) == (9, 1)
     said = capsys.readouterr().err
     assert "goes on after update 7" in said
     assert "read in another order" not in said
