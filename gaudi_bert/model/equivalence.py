@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.common.arrays import BatchArrays, Float32Array
 from gaudi_bert.model.bert import BertForPretraining, PretrainingOutputs
-from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.losses import Loss, pretraining_sums
 from gaudi_bert.model.sequences import PlacedSequence, join_sequences, split_packs
-
-Loss = Literal["token", "sequence"]
 
 
 @dataclass(frozen=True)

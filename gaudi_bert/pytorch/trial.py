@@ -52,6 +52,15 @@ def uncompiled() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def tokens_of_packs(config: Any, offset: int, wanted: int = 144) -> int:
+    """As many as wanted (more than short windows and blocks hold), or as there are positions from `offset` on."""
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    length = min(wanted, most - offset) if type(most) is int else wanted
+    if length < 16:
+        raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
+    return length
+
+
 def random_packs(config: Any, length: int, seed: int) -> tuple[list[Row], list[Row]]:
     """Packs of random tokens, and the same with all tokens of the first sequence of each changed."""
     tokens = usual_tokens(config)

@@ -29,13 +29,13 @@ from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter, progress_line
 from gaudi_bert.training.mlperf import RunEvents
-from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, ReportFigures
 from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.step import TrainingStep
 
 
-class Evaluation(Protocol):
+class Evaluation(ReportFigures, Protocol):
     """The result of an evaluation, whatever is trained."""
 
     @property
@@ -45,12 +45,6 @@ class Evaluation(Protocol):
     @property
     def sequences(self) -> int:
         """Sequences evaluated."""
-
-    def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
-
-    def line(self) -> str:
-        """For people."""
 
 
 class _Evaluator(Protocol):
@@ -214,14 +208,7 @@ class TrainingLoop:
             )
 
     def _new_interval(self, *, is_cold: bool) -> Interval:
-        objective = self._run.objective
-        return Interval(
-            self._progress.update + 1,
-            has_cold_start=is_cold,
-            sum_count=objective.sums,
-            to_figures=objective.figures,
-            sequence_feature=objective.sequence_feature,
-        )
+        return Interval(self._run.objective, self._progress.update + 1, has_cold_start=is_cold)
 
     def _close_interval(self) -> None:
         run = self._run

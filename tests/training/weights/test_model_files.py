@@ -17,7 +17,7 @@ from gaudi_bert.common.files import write_text
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.task import task_named
-from gaudi_bert.training.weights.sentence_folder import read_sentence_folder
+from gaudi_bert.training.weights.model_files import read_sentence_folder
 from gaudi_bert.training.weights.sources import read_weights
 from gaudi_bert.training.weights.task_models import read_task_folder, start_weights
 from tests.builders.bert_folder import write_bert
