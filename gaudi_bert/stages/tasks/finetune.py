@@ -202,15 +202,15 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
     per_update = micro_batch * steps * processes
     updates = math.ceil(section.epochs * packs / per_update)
     an_epoch = math.ceil(packs / per_update)
-    settings = TrainingSettings(
-        **_loop_settings(section),
-        micro_batch_packs=micro_batch,
-        global_batch_sequences=section.batch_sequences,
-        updates=updates,
-        warmup_updates=min(updates, round(section.warmup_share * updates)),
-        evaluate_every_updates=section.evaluate_every_updates or an_epoch,
-        save_every_updates=section.save_every_updates or an_epoch,
-    )
+    in_other_words = {
+        "micro_batch_packs": micro_batch,
+        "global_batch_sequences": section.batch_sequences,
+        "updates": updates,
+        "warmup_updates": min(updates, round(section.warmup_share * updates)),
+        "evaluate_every_updates": section.evaluate_every_updates or an_epoch,
+        "save_every_updates": section.save_every_updates or an_epoch,
+    }
+    settings = TrainingSettings.model_validate({**_loop_settings(section), **in_other_words})
     return plan_run(
         settings,
         factor,
