@@ -101,11 +101,11 @@ class Runner:
         from gaudi_bert.training.optimizers import learning_rate_at
 
         self._start_from(seed)
+        shape = {"learning_rate": LEARNING_RATE, "warmup_updates": WARMUP_UPDATES, "decay_power": 1.0}
+        schedule = TRAINING.model_copy(update={**shape, "updates": self._updates})
         early, quarters = [], []
         for update, batch in zip(range(1, self._updates + 1), self._batches(seed), strict=False):
-            rate = learning_rate_at(
-                update, peak=LEARNING_RATE, warmup_updates=WARMUP_UPDATES, updates=self._updates, decay_power=1.0
-            )
+            rate = learning_rate_at(update, schedule)
             sums = self._step.run([batch], update, rate).numpy()
             if update in EARLY_UPDATES:
                 early.append(float(sums[0] / sums[1]))

@@ -83,15 +83,7 @@ def test_hyperparameters_are_the_published_ones(repository: Path, name: str) -> 
 
 @pytest.mark.parametrize(("name", "update"), [(name, update) for name, rates in PUBLISHED_RATES.items() for update in rates])
 def test_the_rate_is_the_published_one(repository: Path, name: str, update: int) -> None:
-    training = recipe(repository, name, 8).training
-    rate = learning_rate_at(
-        update,
-        peak=training.learning_rate,
-        warmup_updates=training.warmup_updates,
-        updates=training.updates,
-        decay_power=training.decay_power,
-        decay_from=training.decay_from,
-    )
+    rate = learning_rate_at(update, recipe(repository, name, 8).training)
     agree(rate / PUBLISHED_RATES[name][update], 1.0, 1e-4)
 
 

@@ -167,7 +167,7 @@ class TrainingLoop:
         run.communicator.note(f"update {update}", slow=self._is_cold)
         self._interval.begin()
         batches = list(islice(self._batches, run.plan.accumulation_steps))
-        sums = self._step.run(batches, update, self._learning_rate(update))
+        sums = self._step.run(batches, update, learning_rate_at(update, self._settings))
         self._interval.add(sums, batches)
         if self._is_cold:  # the graph was built, which is done once
             task.count_from_now(update)
@@ -178,17 +178,6 @@ class TrainingLoop:
         self._progress = replace(self._progress, update=update, packs=packs)
         if update == 1 and self._settings.updates > 1:
             run.reporter.show(f"train: update 1/{self._settings.updates} done, the graph is built")
-
-    def _learning_rate(self, update: int) -> float:
-        settings = self._settings
-        return learning_rate_at(
-            update,
-            peak=settings.learning_rate,
-            warmup_updates=settings.warmup_updates,
-            updates=settings.updates,
-            decay_power=settings.decay_power,
-            decay_from=settings.decay_from,
-        )
 
     def _after_update(self, stopping: bool) -> None:
         """Report, evaluate and save where it is due."""
@@ -223,7 +212,7 @@ class TrainingLoop:
         self._interval = self._new_interval(is_cold=False)
         values = {
             **report.figures.as_json(),
-            "learning_rate": self._learning_rate(update),
+            "learning_rate": learning_rate_at(update, self._settings),
             "gradient_norm": report.gradient_norm,
             **self._work_done(),
             **report.speed(),
