@@ -147,7 +147,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.distributed.communicator import Communicator
     from gaudi_bert.training.evaluate import PretrainingEvaluator
-    from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
+    from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
     from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
     from gaudi_bert.training.step import TrainingStep
@@ -166,7 +166,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     held_out = open_source(work / "short" / "evaluation")
     evaluator = PretrainingEvaluator(model, held_out, Communicator(), loss="token", batch_packs=64, take_packs=HELD_OUT)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
-    batches = training_batches(source, ValueLimits.of(source, config), rows, order)
+    batches = training_batches(source, value_limits(source, config), rows, order)
     sequences, sums = 0, np.zeros(8)
     for update in range(1, settings.updates + 1):
         batch = next(batches)

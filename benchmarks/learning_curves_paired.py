@@ -124,11 +124,11 @@ class Runner:
                 variable.assign(np.zeros(variable.shape, np.float32))
 
     def _batches(self, seed: int) -> Iterator[Batch]:
-        from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
+        from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
 
         rows = SEQUENCES_PER_UPDATE if self._kind == "unpacked" else PACKS_PER_UPDATE
         order = TrainingOrder(seed=seed, shuffle_packs=TRAINING.shuffle_packs)
-        batches = training_batches(self._source, ValueLimits.of(self._source, self._config), rows, order)
+        batches = training_batches(self._source, value_limits(self._source, self._config), rows, order)
         return map(one_to_a_row, batches) if self._kind == "same order" else batches
 
 

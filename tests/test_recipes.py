@@ -21,7 +21,7 @@ from gaudi_bert.stages.tasks.finetune import finetune
 from gaudi_bert.stages.training.model_results import FineTuneDryRun, FineTuneInput
 from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.optimizers import learning_rate_at
-from gaudi_bert.training.run_plan import RunPlan, plan_run
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
 
@@ -65,9 +65,7 @@ def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
 def plan(settings: PipelineSettings, factor: float) -> RunPlan:
     each = settings.resources.processes_per_worker
     processes = settings.resources.workers * each
-    return plan_run(
-        settings.training, factor, processes=processes, processes_per_worker=each, slots_per_pack=512, packs=None
-    )
+    return RunPlan(settings.training, factor, processes=processes, processes_per_worker=each, slots_per_pack=512, packs=None)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

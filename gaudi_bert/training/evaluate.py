@@ -24,7 +24,7 @@ from gaudi_bert.model.losses import Loss, pretraining_sums
 from gaudi_bert.tasks.packs import place_packs
 from gaudi_bert.tasks.task import BertForTask, Draw
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.input.batches import Batch, ValueLimits, evaluation_batches
+from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
 from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.input.task_data import EVALUATION_EPOCH, TaskData
 from gaudi_bert.training.objective import PretrainingObjective
@@ -54,7 +54,7 @@ class PretrainingEvaluator:
     ) -> None:
         self._model, self._source, self._communicator = model, source, communicator
         self._loss, self._batch_packs, self._take_packs = loss, batch_packs, take_packs
-        self._limits = ValueLimits.of(source, model.config)
+        self._limits = value_limits(source, model.config)
         self._sums = tf.function(self._trace_sums, autograph=False, reduce_retracing=False)
 
     def run(self) -> EvaluationFigures:

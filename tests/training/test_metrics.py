@@ -35,7 +35,7 @@ from gaudi_bert.training.metrics import (
 )
 from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.objective import PretrainingObjective
-from gaudi_bert.training.run_plan import plan_run
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
@@ -275,7 +275,7 @@ def write_log(path: Path, accuracies: list[float], settings: MlperfSettings = WH
     """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
     pytest.importorskip("mlperf_logging")
     training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
-    plan = plan_run(training, 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000)
+    plan = RunPlan(training, 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000)
     log = MlperfLog(path, settings)
     log.describe(plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE)
     with log:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.training.optimizers import learning_rate_at
-from gaudi_bert.training.run_plan import RunPlan, plan_run
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.oracles import training as naive
 
@@ -27,7 +27,7 @@ PHASE_2 = TrainingSettings(
 
 
 def plan(settings: TrainingSettings, factor: float, processes: int = 8, packs: int | None = 1_000_000) -> RunPlan:
-    return plan_run(settings, factor, processes=processes, processes_per_worker=8, slots_per_pack=512, packs=packs)
+    return RunPlan(settings, factor, processes=processes, processes_per_worker=8, slots_per_pack=512, packs=packs)
 
 
 def batch(sequences: int, packs: int, factor: float, processes: int = 1) -> RunPlan:

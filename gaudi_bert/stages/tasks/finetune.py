@@ -40,7 +40,7 @@ from gaudi_bert.training.input.task_data import TaskData, task_batches
 from gaudi_bert.training.loop import Evaluation, TrainingRun
 from gaudi_bert.training.objective import TaskObjective
 from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, plan_run
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
 from gaudi_bert.training.weights.task_models import StartWeights, start_weights, weights_checksum, write_task_folder
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
@@ -211,7 +211,7 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
         "save_every_updates": section.save_every_updates or an_epoch,
     }
     settings = TrainingSettings.model_validate({**_loop_settings(section), **in_other_words})
-    return plan_run(
+    return RunPlan(
         settings,
         factor,
         processes=processes,

@@ -29,13 +29,13 @@ from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, car
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.evaluate import PretrainingEvaluator
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, ValueLimits, training_batches
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.loop import Outcome, TrainingRun
 from gaudi_bert.training.mlperf import MlperfLog, open_events
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.run_plan import RunPlan, plan_run
+from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.speedup import measure_speedup
 from gaudi_bert.training.weights.sources import load_weights
 
@@ -139,7 +139,7 @@ def _plan_job(
     processes = processes_of(settings, communicator, dry_run)
     if source.cache is not None:
         source.cache.check_room(source.streams, processes)
-    plan = plan_run(
+    plan = RunPlan(
         settings.training,
         source.packing_factor,
         processes=processes,
@@ -233,7 +233,7 @@ def _set_up(job: _TrainingJob, folder: Path, session: Session, reporter: Reporte
             batch_packs=settings.micro_batch_packs,
             take_packs=settings.evaluate_packs,
         )
-    limits = ValueLimits.of(source, job.config)
+    limits = value_limits(source, job.config)
 
     def batches(order: TrainingOrder) -> Iterator[Batch]:
         return training_batches(source, limits, settings.micro_batch_packs, order)
