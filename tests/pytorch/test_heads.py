@@ -1,4 +1,4 @@
-"""Heads that gather, against our TensorFlow trainer and each sequence alone; losses that add up to that of one large batch."""
+"""Heads that gather, against our TensorFlow trainer and each sequence alone; losses that add up to one large batch's."""
 
 from __future__ import annotations
 
