@@ -42,7 +42,6 @@ class Differences:
 class _LeakReport:
     """Of the leak probe: outputs of unchanged sequences that were compared, and how many of them changed by a bit."""
 
-    sequences_changed: int
     sequences_compared: int
     leaks: int
     own_outputs_moved: bool
@@ -123,7 +122,7 @@ def probe_leaks(model: BertForPretraining, packed: BatchArrays, chosen: int = 0)
             moved = moved and not any(same)
         else:
             leaks += not all(same)
-    return _LeakReport(sum(is_chosen), len(placed) - sum(is_chosen), leaks, moved)
+    return _LeakReport(len(placed) - sum(is_chosen), leaks, moved)
 
 
 def _tensors(batch: BatchArrays) -> dict[str, tf.Tensor]:

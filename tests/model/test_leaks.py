@@ -57,7 +57,7 @@ def test_large_scores_and_half_precision_leak_nothing(changes):
         report = probe_leaks(model, batch, chosen)
         assert report.leaks == 0
         assert report.own_outputs_moved
-    assert (report.sequences_changed, report.sequences_compared) == (2, 4)
+    assert report.sequences_compared == 4
 
 
 def test_causal_outputs_do_not_see_their_own_future():
