@@ -34,6 +34,7 @@ from gaudi_bert.pytorch.trial import (
     scale_of,
     sequences_of,
     tokens_of_packs,
+    tried,
     uncompiled,
     usual_tokens,
 )
@@ -73,16 +74,11 @@ def _feeding_of_module(model: Any) -> Feeding:
         raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
     feeding = _ask(model.config, type(model))
     check_head(model)
-    inner, was_training = model.base_model, model.training
+    inner = model.base_model
     takes_masks = model.config._attn_implementation in ("eager", "sdpa")  # noqa: SLF001 - said nowhere else
-    try:
-        with torch.no_grad(), uncompiled():
-            causal = _is_causal(inner.eval(), _bound(inner))
-            difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
-    except MODEL_ERRORS as error:
-        raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
-    finally:
-        model.train(was_training)
+    with tried(model):
+        causal = _is_causal(inner, _bound(inner))
+        difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
     if causal != feeding.causal:
         said = "causal" if feeding.causal else "bidirectional"
         raise InputError(
@@ -108,14 +104,9 @@ def check_head(model: Any) -> None:
     """Refuse a model with one output for a row; a head that gathers says so (`gathers`)."""
     if getattr(model, "gathers", False):
         return
-    ids, was_training = torch.tensor(usual_tokens(model.config)[np.newaxis, :3]), model.training
-    try:
-        with torch.no_grad(), uncompiled():
-            output = model.eval()(input_ids=ids.to(next(model.parameters()).device))[0]
-    except MODEL_ERRORS as error:
-        raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
-    finally:
-        model.train(was_training)
+    ids = torch.tensor(usual_tokens(model.config)[np.newaxis, :3])
+    with tried(model):
+        output = model(input_ids=ids.to(next(model.parameters()).device))[0]
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise InputError(f"{type(model).__name__}: {ONE_FOR_A_ROW}")
 
