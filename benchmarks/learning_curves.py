@@ -147,7 +147,7 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.distributed.communicator import Communicator
     from gaudi_bert.training.evaluate import PretrainingEvaluator
-    from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
+    from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
     from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
     from gaudi_bert.training.step import TrainingStep
@@ -166,14 +166,12 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     held_out = open_source(work / "short" / "evaluation")
     evaluator = PretrainingEvaluator(model, held_out, Communicator(), loss="token", batch_packs=64, take_packs=HELD_OUT)
     order = TrainingOrder(seed=settings.seed, shuffle_packs=settings.shuffle_packs)
-    batches = training_batches(source, ValueLimits.of(source, config), rows, order)
-    schedule = {"peak": settings.learning_rate, "decay_power": settings.decay_power}
-    schedule |= {"warmup_updates": settings.warmup_updates, "updates": settings.updates}
+    batches = training_batches(source, value_limits(source, config), rows, order)
     sequences, sums = 0, np.zeros(8)
     for update in range(1, settings.updates + 1):
         batch = next(batches)
         sequences += int(np.count_nonzero(batch["next_sentence_weights"]))
-        rate = learning_rate_at(update, **schedule)
+        rate = learning_rate_at(update, settings)
         sums += step.run([variant.change(batch)], update, rate).numpy()[:8]
         if update % (settings.updates // EVALUATIONS) == 0:
             measured = evaluator.run().model_dump(include=set(LossFigures.model_fields))

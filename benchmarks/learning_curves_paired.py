@@ -101,11 +101,11 @@ class Runner:
         from gaudi_bert.training.optimizers import learning_rate_at
 
         self._start_from(seed)
+        shape = {"learning_rate": LEARNING_RATE, "warmup_updates": WARMUP_UPDATES, "decay_power": 1.0}
+        schedule = TRAINING.model_copy(update={**shape, "updates": self._updates})
         early, quarters = [], []
         for update, batch in zip(range(1, self._updates + 1), self._batches(seed), strict=False):
-            rate = learning_rate_at(
-                update, peak=LEARNING_RATE, warmup_updates=WARMUP_UPDATES, updates=self._updates, decay_power=1.0
-            )
+            rate = learning_rate_at(update, schedule)
             sums = self._step.run([batch], update, rate).numpy()
             if update in EARLY_UPDATES:
                 early.append(float(sums[0] / sums[1]))
@@ -124,11 +124,11 @@ class Runner:
                 variable.assign(np.zeros(variable.shape, np.float32))
 
     def _batches(self, seed: int) -> Iterator[Batch]:
-        from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
+        from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
 
         rows = SEQUENCES_PER_UPDATE if self._kind == "unpacked" else PACKS_PER_UPDATE
         order = TrainingOrder(seed=seed, shuffle_packs=TRAINING.shuffle_packs)
-        batches = training_batches(self._source, ValueLimits.of(self._source, self._config), rows, order)
+        batches = training_batches(self._source, value_limits(self._source, self._config), rows, order)
         return map(one_to_a_row, batches) if self._kind == "same order" else batches
 
 

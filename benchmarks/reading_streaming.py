@@ -73,10 +73,10 @@ OURS_STORE = f"""{MEASURE_STORE}
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.stages.training.inputs import open_data
-from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, training_batches
+from gaudi_bert.training.input.batches import TrainingOrder, value_limits, training_batches
 def batches():
     with open_data(url, StoreSettings(endpoint_url=endpoint)) as source:
-        limits = ValueLimits.of(source, BertConfig(vocab_size=30522, max_position_embeddings=512))
+        limits = value_limits(source, BertConfig(vocab_size=30522, max_position_embeddings=512))
         yield from training_batches(source, limits, batch, TrainingOrder(7, 4096))
 measure(batches(), batch)
 """

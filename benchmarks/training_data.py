@@ -17,7 +17,7 @@ from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, ValueLimits, training_batches
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, open_source
 from gaudi_bert.training.optimizers import Optimizer
 from gaudi_bert.training.step import TrainingStep
@@ -94,7 +94,7 @@ class Trainer:
         self._batches = self._read()
 
     def _read(self) -> Iterator[Batch]:
-        limits = ValueLimits.of(self.source, self.config)
+        limits = value_limits(self.source, self.config)
         order = TrainingOrder(seed=1, shuffle_packs=4096, rank=self.communicator.rank, size=self.communicator.size)
         return training_batches(self.source, limits, self.batch_packs, order)
 
@@ -131,6 +131,6 @@ def training_flops_a_row(config: BertConfig, source: DataSource, reads_all: bool
 
 def unpacked_batches(source: DataSource, batch_packs: int, count: int) -> list[Batch]:
     """`count` batches of padded rows, for those who do not read our records."""
-    limits = ValueLimits.of(source, SMALL)
+    limits = value_limits(source, SMALL)
     batches = training_batches(source, limits, batch_packs, TrainingOrder(seed=1, shuffle_packs=4096))
     return [{name: np.copy(value) for name, value in next(batches).items()} for _ in range(count)]

@@ -59,10 +59,10 @@ STOREYS = {
     ),
     "tasks": (
         *("rows", "packs", "window_plan", "answers", "task"),
-        *("classification", "token_classification", "question_answering", "language_modelling"),
+        *("classification", "question_answering", "language_modelling"),
     ),
     "training": (
-        *("device", "distributed", "input", "metrics", "objective", "optimizers", "step", "evaluate", "speedup", "graph"),
+        *("device", "distributed", "input", "objective", "metrics", "optimizers", "step", "evaluate", "speedup", "graph"),
         *("run_plan", "checkpoint", "mlperf", "loop", "weights", "prediction"),
     ),
     "stages": ("data", "estimate", "compare", "tables", "training", "tasks", "report", "compile_kernels"),
@@ -76,7 +76,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "numba": ({"common/compiled", "records", "packing"}, set()),
     "llvmlite": ({"common/compiled", "records/wire"}, set()),
     "scipy": (set(), {"tasks/classification"}),
-    "seqeval": (set(), {"tasks/token_classification"}),
+    "seqeval": (set(), {"tasks/classification"}),
     "sklearn": (set(), {"tasks/classification"}),
     "highspy": (set(), {"packing/exact/linear_program"}),
     "tokenizers": (set(), {"corpus/vocabulary", "tasks/rows/tokenizer"}),

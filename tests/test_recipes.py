@@ -21,7 +21,7 @@ from gaudi_bert.stages.tasks.finetune import finetune
 from gaudi_bert.stages.training.model_results import DryRun, FineTuneInput
 from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.optimizers import learning_rate_at
-from gaudi_bert.training.run_plan import RunPlan, plan_run
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
 
@@ -65,9 +65,7 @@ def recipe(repository: Path, name: str, cards: int) -> PipelineSettings:
 def plan(settings: PipelineSettings, factor: float) -> RunPlan:
     each = settings.resources.processes_per_worker
     processes = settings.resources.workers * each
-    return plan_run(
-        settings.training, factor, processes=processes, processes_per_worker=each, slots_per_pack=512, packs=None
-    )
+    return RunPlan(settings.training, factor, processes=processes, processes_per_worker=each, slots_per_pack=512, packs=None)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -83,15 +81,7 @@ def test_hyperparameters_are_the_published_ones(repository: Path, name: str) -> 
 
 @pytest.mark.parametrize(("name", "update"), [(name, update) for name, rates in PUBLISHED_RATES.items() for update in rates])
 def test_the_rate_is_the_published_one(repository: Path, name: str, update: int) -> None:
-    training = recipe(repository, name, 8).training
-    rate = learning_rate_at(
-        update,
-        peak=training.learning_rate,
-        warmup_updates=training.warmup_updates,
-        updates=training.updates,
-        decay_power=training.decay_power,
-        decay_from=training.decay_from,
-    )
+    rate = learning_rate_at(update, recipe(repository, name, 8).training)
     agree(rate / PUBLISHED_RATES[name][update], 1.0, 1e-4)
 
 

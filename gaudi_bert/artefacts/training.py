@@ -20,6 +20,13 @@ class LossFigures(Figures):
     next_sentence_loss: float
     next_sentence_accuracy: Share
 
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"masked-LM loss {self.masked_lm_loss:.3f} accuracy {self.masked_lm_accuracy:.3f}, "
+            f"next-sentence loss {self.next_sentence_loss:.3f} accuracy {self.next_sentence_accuracy:.3f}"
+        )
+
 
 class EvaluationFigures(LossFigures):
     """The same of held-out data.
@@ -34,6 +41,21 @@ class EvaluationFigures(LossFigures):
     next_sentence_baseline: Share | None = None
     sequences: Count
     masked_tokens: Count
+
+    @property
+    def accuracy(self) -> float:
+        """The figure that a target is set for: the masked-LM accuracy."""
+        return self.masked_lm_accuracy
+
+    def line(self) -> str:
+        """For people."""
+        times = f", {self.masked_lm_accuracy / self.unigram_baseline:.2f} x" if self.unigram_baseline > 0 else ""
+        return (
+            f"masked-LM accuracy {self.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
+            f"loss {self.masked_lm_loss:.4f}; next-sentence accuracy {self.next_sentence_accuracy:.4f} "
+            f"(baseline {self.next_sentence_baseline:.4f}), loss {self.next_sentence_loss:.4f}; "
+            f"over {self.sequences:,} sequences"
+        )
 
 
 class TrainingResult(Figures):

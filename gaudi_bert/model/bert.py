@@ -170,9 +170,6 @@ def masked_lm_logits(
     return tf.nn.bias_add(logits_PV, tf.cast(parameters["cls/predictions/output_bias"], logits_PV.dtype))
 
 
-_COMPUTE_DTYPES = ("float32", "bfloat16", "float64")
-
-
 class PretrainingOutputs(NamedTuple):
     """What the heads give, all float32 (float64 where the model computes in that)."""
 
@@ -205,8 +202,6 @@ class PackedBert(tf.Module):
         compiled: bool = False,
     ) -> None:
         super().__init__(name="bert")
-        if compute_dtype not in _COMPUTE_DTYPES:
-            raise InputError(f"model: compute_dtype = {compute_dtype!r}; it must be one of {', '.join(_COMPUTE_DTYPES)}")
         self.config = config
         self.compute_dtype = tf.as_dtype(compute_dtype)
         self.compiled = compiled

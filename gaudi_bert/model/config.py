@@ -136,13 +136,7 @@ def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
 
 def parameter_count(config: BertConfig) -> int:
     """Number of trained numbers."""
-    total = 0
-    for spec in parameter_specs(config).values():
-        size = 1
-        for extent in spec.shape:
-            size *= extent
-        total += size
-    return total
+    return sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
 
 
 def initializer_seed(seed: int, name: str) -> tuple[int, int]:

@@ -19,6 +19,9 @@ import tensorflow as tf
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import PretrainingOutputs
 
+Loss = Literal["token", "sequence"]
+"""What counts the same in the masked-LM loss: every masked token, or every sequence."""
+
 
 class LossSums(NamedTuple):
     """Scalars, float32 as the logits are; correct / count is the accuracy, of tokens or of sequences as the loss is."""
@@ -33,9 +36,7 @@ class LossSums(NamedTuple):
     next_sentence_count: tf.Tensor
 
 
-def pretraining_sums(
-    outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor], loss: Literal["token", "sequence"] = "token"
-) -> LossSums:
+def pretraining_sums(outputs: PretrainingOutputs, batch: Mapping[str, tf.Tensor], loss: Loss = "token") -> LossSums:
     """Sums and weights of both losses and of both accuracies over one batch of packs."""
     wide_dtype = outputs.masked_lm_logits_BQV.dtype
     weights_BQ, masked_weight = _masked_slot_weights(batch, loss, wide_dtype)

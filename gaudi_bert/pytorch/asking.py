@@ -33,12 +33,13 @@ from gaudi_bert.pytorch.trial import (
     random_packs,
     scale_of,
     sequences_of,
+    tokens_of_packs,
+    tried,
     uncompiled,
     usual_tokens,
 )
 
 _SEED = 12345
-_PACK = 144
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a whole model's outputs: rounding in many layers; and in 16 bits
 ONE_FOR_A_ROW = (
     "its head gives one output for a row, and a row of packs holds several sequences; "
@@ -51,9 +52,6 @@ def feeding_of(model: Any) -> Feeding:
     """How to feed a model: the model, its config, or a `model_type` of `transformers` (then with its usual settings).
 
     A `Feeding` is returned as it is: for a model that is not one of `transformers`.
-
-    Raises:
-        InputError: it cannot be decided, or there is no right way to feed it packs.
     """
     if isinstance(model, Feeding):
         return model
@@ -76,16 +74,11 @@ def _feeding_of_module(model: Any) -> Feeding:
         raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
     feeding = _ask(model.config, type(model))
     check_head(model)
-    inner, was_training = model.base_model, model.training
+    inner = model.base_model
     takes_masks = model.config._attn_implementation in ("eager", "sdpa")  # noqa: SLF001 - said nowhere else
-    try:
-        with torch.no_grad(), uncompiled():
-            causal = _is_causal(inner.eval(), _bound(inner))
-            difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
-    except MODEL_ERRORS as error:
-        raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
-    finally:
-        model.train(was_training)
+    with tried(model):
+        causal = _is_causal(inner, _bound(inner))
+        difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
     if causal != feeding.causal:
         said = "causal" if feeding.causal else "bidirectional"
         raise InputError(
@@ -101,28 +94,19 @@ def _feeding_of_module(model: Any) -> Feeding:
 
 def _difference(model: Any, feeding: Feeding) -> float:
     """How far packed and alone differ, as a part of the largest output (or of 1)."""
-    rows, _ = random_packs(model.config, _length(model.config, feeding.position_offset), _SEED)
+    rows, _ = random_packs(model.config, tokens_of_packs(model.config, feeding.position_offset), _SEED)
     packed = sequences_of(outputs_of(model, _batch(rows, feeding)), rows)
     alone = alone_outputs(model, feeding, rows)
     return largest_difference(packed, alone) / scale_of(alone)
 
 
 def check_head(model: Any) -> None:
-    """Refuse a model with one output for a row; a head that gathers says so (`gathers`).
-
-    Raises:
-        InputError: it has.
-    """
+    """Refuse a model with one output for a row; a head that gathers says so (`gathers`)."""
     if getattr(model, "gathers", False):
         return
-    ids, was_training = torch.tensor(usual_tokens(model.config)[np.newaxis, :3]), model.training
-    try:
-        with torch.no_grad(), uncompiled():
-            output = model.eval()(input_ids=ids.to(next(model.parameters()).device))[0]
-    except MODEL_ERRORS as error:
-        raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
-    finally:
-        model.train(was_training)
+    ids = torch.tensor(usual_tokens(model.config)[np.newaxis, :3])
+    with tried(model):
+        output = model(input_ids=ids.to(next(model.parameters()).device))[0]
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise InputError(f"{type(model).__name__}: {ONE_FOR_A_ROW}")
 
@@ -178,18 +162,9 @@ def _bound(model: Any) -> float:
     return _MODEL_BOUND if next(model.parameters()).dtype in (torch.float32, torch.float64) else _HALF_BOUND
 
 
-def _length(config: Any, offset: int) -> int:
-    """Tokens of a pack: more than short windows and blocks hold."""
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    length = _PACK if type(most) is not int else min(_PACK, most - offset)
-    if length < 16:
-        raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
-    return length
-
-
 def _is_causal(model: Any, bound: float = ALONE_BOUND) -> bool:
     """Whether later tokens leave earlier outputs as they are."""
-    tokens, length = usual_tokens(model.config), _length(model.config, 2)
+    tokens, length = usual_tokens(model.config), tokens_of_packs(model.config, 2)
     half = length // 2
     numbers = np.random.default_rng(_SEED).integers(0, len(tokens), length)
     later, earlier = (np.where((np.arange(length) < half) == first, numbers + 1, numbers) for first in (False, True))
@@ -210,7 +185,7 @@ def _offset(model: Any) -> int:
     padding = getattr(model.config, "pad_token_id", None)
     offsets = dict.fromkeys((0, (padding or 0) + 1, 1, 2))
     tokens = usual_tokens(model.config)
-    ids = torch.tensor(tokens[np.arange(_length(model.config, max(offsets))) % len(tokens)][None])
+    ids = torch.tensor(tokens[np.arange(tokens_of_packs(model.config, max(offsets))) % len(tokens)][None])
     alone = outputs_of(model, {"input_ids": ids})
     for offset in offsets:
         counted = torch.arange(offset, offset + ids.shape[1])[None]
@@ -228,7 +203,7 @@ def _right_form(model: Any, feeding: Feeding) -> tuple[_Form | None, str]:
 
     Packs go first: some models change for good when they meet a short sequence.
     """
-    length = _length(model.config, feeding.position_offset)
+    length = tokens_of_packs(model.config, feeding.position_offset)
     if (_window(model.config) or 0) >= length:
         raise InputError(f"its window of {_window(model.config)} tokens cannot be seen in a copy of {length} positions")
     rows, _ = random_packs(model.config, length, _SEED)

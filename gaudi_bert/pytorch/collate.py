@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.feeding import additive_masks, allowed_BLL, block_mask
@@ -129,12 +129,8 @@ class PackCollator:
         values = [np.asarray(row[name]) for row in rows]
         if not all(np.issubdtype(each.dtype, np.number) or each.dtype == np.bool_ for each in values):
             return [each.tolist() for each in values]
-        depth = self._slots("depth", self.depth, max(map(len, values)))
         kind = np.result_type(*values)
-        padded = np.zeros((len(rows), depth), np.int64 if np.issubdtype(kind, np.integer) else kind)
-        for to, each in zip(padded, values, strict=True):
-            to[: len(each)] = each
-        return torch.from_numpy(padded)
+        return self._padded(values, 0, np.int64 if np.issubdtype(kind, np.integer) else kind)
 
     def _joined(self, rows: Sequence[Row]) -> dict[str, IntArray]:
         """The columns with a value per token, int64 [B, L], as this model takes them."""
@@ -183,11 +179,15 @@ class PackCollator:
         """int64 [B, S] and -100 where there is no sequence; float32 and NaN for a column of other numbers."""
         if np.issubdtype(rows[0][name].dtype, np.integer):
             return self._per_sequence(rows, name, NOT_PREDICTED)
-        depth = self._slots("depth", self.depth, max(len(row[name]) for row in rows))
-        values = np.full((len(rows), depth), np.nan, np.float32)
-        for to, row in zip(values, rows, strict=True):
-            to[: len(row[name])] = row[name]
-        return torch.from_numpy(values)
+        return self._padded([row[name] for row in rows], np.nan, np.float32)
+
+    def _padded(self, values: Sequence[AnyArray], empty: float, dtype: Any) -> torch.Tensor:
+        """The values of the sequences of each row, [B, S], then `empty`."""
+        depth = self._slots("depth", self.depth, max(map(len, values)))
+        padded = np.full((len(values), depth), empty, dtype)
+        for to, each in zip(padded, values, strict=True):
+            to[: len(each)] = each
+        return torch.from_numpy(padded)
 
     def _per_sequence(self, rows: Sequence[Row], name: str, empty: int) -> torch.Tensor:
         """A column with a value per sequence, int64 [B, S]."""

@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,45 +61,67 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 # --- sources of packs
 
 
-class _PackSource(Protocol):
-    """Packs by their numbers.
+class _StoredPacks:
+    """Packs that lie in shards.
 
-    Attributes:
-        packs: of an epoch.
-        identity: what distinguishes these packs from others.
-        order: the number of the order in which they are read.
+    `rows_of` makes rows of what `files.read` gives, `window` packs of a shard change places, and `identity` distinguishes
+    these packs from others.
     """
 
-    packs: int
-    identity: str
-    order: int
+    order = ORDER
+
+    def __init__(
+        self,
+        files: Any,
+        share: _Share,
+        seed: int,
+        *,
+        window: int | Callable[[int], int] = WINDOW_PACKS,
+        shard_multiple: int,
+        identity: str,
+        rows_of: Callable[[Any], Sequence[Row]] = list,
+    ) -> None:
+        self._files, self._rows_of, self.identity = files, rows_of, identity
+        order = GlobalOrder(files.sizes, seed, window, streams_of(shard_multiple))
+        self._reader = StreamReader(files, order, *share)
+        self.packs = order.packs
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         """The packs of an epoch with these numbers, int64 [n]."""
+        return self._rows_of(self._files.read(*self._reader.places(epoch, numbers)))
 
     def as_map(self) -> MappedPacks:
         """All packs by their places in the folder."""
+        return MappedPacks(self._files, self._rows_of)
 
 
 def _open_packs(
-    folder: str | Path, seed: int, share: _Share, plan: Path | None = None, table: Path | None = None
-) -> _PackSource:
-    """Find out what lies in `folder`, and open it.
-
-    Raises:
-        InputError: the folder holds no packs, or unpacked records come without a plan.
-    """
-    folder = Path(folder)
+    folder: Path, seed: int, share: _Share, plan: Path | None, table: Path | None
+) -> _StoredPacks | _PlannedPacks:
+    """Find out what lies in `folder`, and open it."""
     if plan is not None:
         return _PlannedPacks(folder, plan, seed)
     if table is not None:
-        return _IndexedPacks(folder, table, seed, share)
-    if (folder / METADATA_NAME).exists() or predecessor_metadata_path(folder).exists():
-        tables = sorted(folder.glob("packed-*.parquet"))
-        return _TablePacks(folder, tables, seed, share) if tables else _RecordPacks(folder, seed, share)
-    tables = sorted(folder.glob("packed-*.parquet")) or sorted(folder.glob("*.parquet"))
+        index = IndexedTable(folder, table)
+        return _StoredPacks(index, share, seed, shard_multiple=index.shard_multiple, identity=index.identity)
+    has_metadata = (folder / METADATA_NAME).exists() or predecessor_metadata_path(folder).exists()
+    tables = sorted(folder.glob("packed-*.parquet")) or ([] if has_metadata else sorted(folder.glob("*.parquet")))
     if tables:
-        return _TablePacks(folder, tables, seed, share)
+        files, shard_multiple = open_tables(folder, tables)
+        sizes = [[path.name, path.stat().st_size] for path in tables]
+        identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
+        return _StoredPacks(files, share, seed, window=files.window_rows, shard_multiple=shard_multiple, identity=identity)
+    if has_metadata:
+        metadata = read_metadata(folder)
+        check_shards(folder, metadata.shard_table)
+        return _StoredPacks(
+            open_shards(folder, metadata),
+            share,
+            seed,
+            shard_multiple=metadata.shard_multiple,
+            identity=metadata.identity(repr)[:_IDENTITY_DIGITS],
+            rows_of=rows_of_packs,
+        )
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(
             f"{folder}: holds no packs; pack it with `gaudi-bert pack`, or give unpacked records their plan.json (plan=)"
@@ -107,61 +129,9 @@ def _open_packs(
     raise InputError(f"{folder}: no packed folder; check the path")
 
 
-class _RecordPacks:
-    order = ORDER
-
-    def __init__(self, folder: Path, seed: int, share: _Share) -> None:
-        metadata = read_metadata(folder)
-        shards = metadata.shard_table
-        check_shards(folder, shards)
-        self._files = open_shards(folder, metadata)
-        order = GlobalOrder(shards.packs, seed, WINDOW_PACKS, streams_of(metadata.shard_multiple))
-        self._reader = StreamReader(self._files, order, *share)
-        self.packs = order.packs
-        self.identity = metadata.identity(repr)[:_IDENTITY_DIGITS]
-
-    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        return rows_of_packs(self._files.read(*self._reader.places(epoch, numbers)))
-
-    def as_map(self) -> MappedPacks:
-        return MappedPacks(self._files, rows_of_packs)
-
-
-class _TablePacks:
-    order = ORDER
-
-    def __init__(self, folder: Path, paths: Sequence[Path], seed: int, share: _Share) -> None:
-        self._files, shard_multiple = open_tables(folder, paths)
-        order = GlobalOrder(self._files.sizes, seed, self._files.window_rows, streams_of(shard_multiple))
-        self._reader = StreamReader(self._files, order, *share)
-        self.packs = order.packs
-        sizes = [[path.name, path.stat().st_size] for path in paths]
-        self.identity = hashlib.sha256(repr(sizes).encode("utf-8")).hexdigest()[:_IDENTITY_DIGITS]
-
-    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        return self._files.read(*self._reader.places(epoch, numbers))
-
-    def as_map(self) -> MappedPacks:
-        return MappedPacks(self._files, list)
-
-
-class _IndexedPacks:
-    order = ORDER
-
-    def __init__(self, folder: Path, table: Path, seed: int, share: _Share) -> None:
-        self._files = IndexedTable(folder, table)
-        order = GlobalOrder(self._files.sizes, seed, WINDOW_PACKS, streams_of(self._files.shard_multiple))
-        self._reader = StreamReader(self._files, order, *share)
-        self.packs, self.identity = order.packs, self._files.identity
-
-    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        return self._files.read(*self._reader.places(epoch, numbers))
-
-    def as_map(self) -> MappedPacks:
-        return MappedPacks(self._files, list)
-
-
 class _PlannedPacks:
+    """Unpacked records, packed as they are read; otherwise as `_StoredPacks`."""
+
     order = FIRST_ORDER
 
     def __init__(self, records: Path, plan: Path, seed: int) -> None:
@@ -175,12 +145,14 @@ class _PlannedPacks:
         return {**self.__dict__, "_packing": None}
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
+        """The packs of an epoch with these numbers, int64 [n]."""
         if self._packing is None or self._packing[0] != os.getpid():  # its thread does not live on in a forked worker
             packing = OnTheFlyPacking(self._groups, self._schema, batch_packs=1, seed=self._seed)
             self._packing = os.getpid(), packing
         return rows_of_packs(self._packing[1].rows(epoch, numbers))
 
     def as_map(self) -> MappedPacks:
+        """Refused."""
         raise InputError("packs that are made while they are read have no numbers to be read by; pack the records first")
 
 
@@ -224,7 +196,7 @@ class PackedDataset(IterableDataset[Row]):
         self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
         self.batch_packs = batch_packs
         planned, indexed = (None if path is None else Path(path) for path in (plan, table))
-        self._source = _open_packs(folder, seed, (rank, world_size), planned, indexed)
+        self._source = _open_packs(self.folder, seed, (rank, world_size), planned, indexed)
         self.packs = self._source.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(

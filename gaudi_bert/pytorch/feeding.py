@@ -66,16 +66,12 @@ def allowed_BLL(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int
     return allowed
 
 
-def additive_mask_B1LL(allowed: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:  # noqa: N802
-    """`allowed` [B, L, L] as what is added to attention scores: 0 or the lowest number of `dtype`, [B, 1, L, L]."""
-    return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
-
-
 def additive_masks(sequence_ids_BL: torch.Tensor, feeding: Feeding, dtype: torch.dtype = torch.float32) -> Any:
-    """The additive mask [B, 1, L, L] of packs, or one for each kind of layer, by its name."""
+    """What is added to attention scores, 0 or the lowest number of `dtype`, [B, 1, L, L]; or that of each kind of layer."""
 
     def mask(window: int | None) -> torch.Tensor:
-        return additive_mask_B1LL(allowed_BLL(sequence_ids_BL, feeding.causal, window), dtype)
+        allowed = allowed_BLL(sequence_ids_BL, feeding.causal, window)
+        return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
 
     return {kind: mask(window) for kind, window in feeding.layers.items()} or mask(feeding.window)
 

@@ -50,9 +50,6 @@ class IndexedTable(ShardFiles[None]):
         folder: that `pack --index-only` wrote.
         table: what it was made of.
         is_known: another process has found out that it is the one.
-
-    Raises:
-        InputError: the folder holds no index, or `table` is not the one.
     """
 
     def __init__(self, folder: Path, table: Path, is_known: bool = False) -> None:

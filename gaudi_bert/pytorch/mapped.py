@@ -7,46 +7,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.pytorch.rows import Row
 
 _MOST_OPEN = 256
-
-
-class StoredPacks(Protocol):
-    """The shards of a folder, as `records/read/streams.py` has them, and their packs."""
-
-    @property
-    def sizes(self) -> IntArray:
-        """Packs of each, int64."""
-
-    def prepare(self, shard: int) -> Any:
-        """Find out what opening needs."""
-
-    def hold(self, shard: int, prepared: Any) -> None:
-        """Open a shard."""
-
-    def let_go(self, shard: int) -> None:
-        """Close it."""
-
-    def read(self, files: IntArray, records: IntArray) -> Any:
-        """Packs by shard and number, int64 [n] each; the shards are open."""
 
 
 class MappedPacks(Dataset[Row]):
     """The packs of a folder by their numbers.
 
     Args:
-        shards: of the folder.
+        shards: of the folder: `ShardFiles` (`records/read/streams.py`) with their `sizes`, and `read` by shard and number.
         rows_of: makes rows of what `shards.read` gives.
     """
 
-    def __init__(self, shards: StoredPacks, rows_of: Callable[[Any], Sequence[Row]]) -> None:
+    def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
         self._shards, self._rows_of = shards, rows_of
         self._ends = np.cumsum(shards.sizes)
         self._open: dict[int, None] = {}

@@ -36,46 +36,42 @@ from gaudi_bert.pytorch.trial import (
     random_packs,
     scale_of,
     sequences_of,
+    tokens_of_packs,
     uncompiled,
 )
 
 LENGTH, WINDOW = 256, 64
 
 
-def _additive(feeding: Feeding, rows: list[Row], **changes: Any) -> dict[str, Any]:
-    """The batch of target transformers-5, with some inputs replaced."""
-    return {**PackCollator("transformers-5", feeding)(rows), **changes}
+Batch = dict[str, Any]
+Feed = Callable[[Feeding, list[Row]], Batch]
 
 
-def _positions_only(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
-    return _additive(feeding, rows, attention_mask=None)
+def _target(name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __: {}) -> Feed:
+    """The batch of a target, with some inputs replaced."""
+
+    def feed(feeding: Feeding, rows: list[Row]) -> Batch:
+        batch = PackCollator(name, feeding)(rows)
+        return {**batch, **changes(feeding, batch)}
+
+    return feed
 
 
-def _numbers(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
-    batch = _additive(feeding, rows)
-    return {**batch, "attention_mask": batch["sequence_ids"]}
+def _mask(make: Callable[[Feeding, Any], Any]) -> Feed:
+    """The batch of target transformers-5 with a mask that is made of the numbers of the sequences."""
+    return _target("transformers-5", lambda feeding, batch: {"attention_mask": make(feeding, batch["sequence_ids"])})
 
 
-def _bool_mask(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
-    batch = _additive(feeding, rows)
-    return {**batch, "attention_mask": allowed_BLL(batch["sequence_ids"], feeding.causal).unsqueeze(1)}
+def _from_0(feeding: Feeding, batch: Batch) -> Batch:
+    return {"position_ids": batch["position_ids"] - feeding.position_offset} if feeding.positions else {}
 
 
-def _positions_from_0(feeding: Feeding, rows: list[Row]) -> dict[str, Any]:
-    batch = _additive(feeding, rows)
-    return {**batch, "position_ids": batch["position_ids"] - feeding.position_offset} if feeding.positions else batch
-
-
-def _target(name: str) -> Callable[[Feeding, list[Row]], dict[str, Any]]:
-    return lambda feeding, rows: PackCollator(name, feeding)(rows)
-
-
-WAYS: dict[str, Callable[[Feeding, list[Row]], dict[str, Any]]] = {
+WAYS: dict[str, Feed] = {
     **{target: _target(target) for target in TARGETS if target != "optimum-habana"},
-    "positions only": _positions_only,
-    "2-D mask of sequence numbers": _numbers,
-    "4-D bool mask": _bool_mask,
-    "additive mask, positions from 0": _positions_from_0,
+    "positions only": _mask(lambda _, __: None),
+    "2-D mask of sequence numbers": _mask(lambda _, sequence_ids_BL: sequence_ids_BL),
+    "4-D bool mask": _mask(lambda feeding, sequence_ids_BL: allowed_BLL(sequence_ids_BL, feeding.causal).unsqueeze(1)),
+    "additive mask, positions from 0": _target("transformers-5", _from_0),
 }
 """Ways of feeding packs, by name: the targets of `PackCollator`, and what is seen elsewhere."""
 
@@ -136,16 +132,11 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
         options = {} if attention is None else {"attn_implementation": attention}
         return kind.from_pretrained(folder, local_files_only=True, **options).eval()
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise InputError(f"{folder}: transformers cannot open it: {reason}") from error
+        raise InputError(f"{folder}: transformers cannot open it: {one_line(error, 200)}") from error
 
 
 def check_ways(names: Iterable[str]) -> None:
-    """Refuse ways of feeding that are not known.
-
-    Raises:
-        InputError: one is not.
-    """
+    """Refuse ways of feeding that are not known."""
     for name in names:
         if name not in (*WAYS, *TARGETS):
             raise InputError(f"way of feeding {name!r}: known are {', '.join(dict.fromkeys((*TARGETS, *WAYS)))}")
@@ -167,17 +158,9 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
     model = model.eval()
     with torch.no_grad(), uncompiled(), _short_windows(model):
         feeding = feeding_of(model)
-        rows, changed = random_packs(model.config, _length(model.config, feeding), seed)
+        rows, changed = random_packs(model.config, tokens_of_packs(model.config, feeding.position_offset, LENGTH), seed)
         alone = alone_outputs(model, feeding, rows)
         return [_probe(model, feeding, name, rows, changed, alone) for name in names]
-
-
-def _length(config: Any, feeding: Feeding) -> int:
-    most = int(getattr(config.get_text_config(), "max_position_embeddings", None) or LENGTH)
-    length = min(LENGTH, most - feeding.position_offset)
-    if length < 16:
-        raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
-    return length
 
 
 @contextmanager

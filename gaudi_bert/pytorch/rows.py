@@ -71,11 +71,7 @@ class _PackRow(Mapping[str, AnyArray]):
 
 
 def rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
-    """Rows of the ten packed features of B packs, int32 and float32 matrices, which the rows then own.
-
-    Raises:
-        InputError: a pack is not one.
-    """
+    """Rows of the ten packed features of B packs, int32 and float32 matrices, which the rows then own."""
     columns = pack_rows(packs)
     of_tokens = {
         "input_ids": packs["input_ids"],
@@ -101,11 +97,7 @@ def _common_block(rows: Sequence[Row]) -> tuple[_Block, slice] | None:
 
 
 def token_matrix(rows: Sequence[Row], name: str) -> AnyArray:
-    """A column with a value per token, [B, L]; perhaps a view.
-
-    Raises:
-        InputError: the rows have unequal lengths, or hold what is no whole number of 32 bits.
-    """
+    """A column with a value per token, [B, L]; perhaps a view."""
     block = _common_block(rows)
     if block is not None:
         return block[0].of_tokens[name][block[1]]
@@ -130,11 +122,7 @@ def sequence_counts(rows: Sequence[Row], name: str) -> AnyArray:
 
 
 def sequence_matrix(rows: Sequence[Row], name: str, depth: int, empty: int) -> AnyArray:
-    """A column with a value per sequence, int64 [B, depth], then `empty`; no row has more values than `depth`.
-
-    Raises:
-        InputError: a row holds what is no whole number of 32 bits.
-    """
+    """A column with a value per sequence, int64 [B, depth], then `empty`; no row has more values than `depth`."""
     values = np.full((len(rows), depth), empty, np.int64)
     common = _common_block(rows)
     if common is None:

@@ -118,9 +118,6 @@ def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
         config: of a model of `transformers`.
         kind: its class; the one that `transformers` has for the config when None.
         window: how far layers with a longer window see in the copy.
-
-    Raises:
-        InputError: none can be made, or it is not small.
     """
     reasons = []
     for shrink in (_small, _shallow):

@@ -5,8 +5,8 @@ Letters: B packs, L positions, H outputs of a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import huggingface_hub.errors
@@ -50,6 +50,29 @@ def uncompiled() -> AbstractContextManager[Any]:
     if hasattr(torch.compiler, "set_stance"):  # from 2.6 on
         return torch.compiler.set_stance("force_eager")
     return nullcontext()
+
+
+@contextmanager
+def tried(model: Any) -> Iterator[None]:
+    """For running a model as it is: in evaluation mode, without gradients; what it raises is said in one line."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), uncompiled():
+            yield
+    except MODEL_ERRORS as error:
+        raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
+    finally:
+        model.train(was_training)
+
+
+def tokens_of_packs(config: Any, offset: int, wanted: int = 144) -> int:
+    """As many as wanted (more than short windows and blocks hold), or as there are positions from `offset` on."""
+    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    length = min(wanted, most - offset) if type(most) is int else wanted
+    if length < 16:
+        raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
+    return length
 
 
 def random_packs(config: Any, length: int, seed: int) -> tuple[list[Row], list[Row]]:

@@ -37,7 +37,7 @@ TASKS = {
     "classification": ("classification", "Classification"),
     "multi-label": ("classification", "MultiLabel"),
     "regression": ("classification", "Regression"),
-    "token-classification": ("token_classification", "TokenClassification"),
+    "token-classification": ("classification", "TokenClassification"),
     "question-answering": ("question_answering", "QuestionAnswering"),
     "masked-language-modelling": ("language_modelling", "MaskedLanguageModelling"),
     "causal-language-modelling": ("language_modelling", "CausalLanguageModelling"),

@@ -31,6 +31,7 @@ LEAST_GAIN = 1.02
 few lengths."""
 
 GRID = 32
+_ALGORITHM = "lpfhp"  # best fit
 MOST_LENGTHS = 4
 _USUAL_LENGTHS = (64, 128, 256, 512)
 _LENGTH_STEP = 16
@@ -78,15 +79,14 @@ def plan_window(
     *,
     hidden_size: int,
     packed: bool = True,
-    algorithm: str = "lpfhp",
     one_length: int | None = None,
     longest_row: int | None = None,
 ) -> WindowPlan:
     """Choose the lengths of rows and pack.
 
-    `lengths` is int64 [N]. Where nothing is to be packed, each sequence gets a row of its own, all of one length. `lpfhp`
-    is best fit, `optimal` a few packs better and slower. Accelerators compile for each shape, so `one_length` may fix it.
-    Of some models no row may be longer than their positions: `longest_row`.
+    `lengths` is int64 [N]. Where nothing is to be packed, each sequence gets a row of its own, all of one length.
+    Accelerators compile for each shape, so `one_length` may fix it. Of some models no row may be longer than their
+    positions: `longest_row`.
     """
     tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
     rounded = one_length or min(_rounded(longest), longest_row or _rounded(longest))
@@ -95,7 +95,7 @@ def plan_window(
     if packed and one_length is None:
         alone, alone_cost = best_row_lengths(_counts(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size))
     choices = _choices(longest, rounded, one_length, longest_row) if packed else ()
-    solved = [_solve(lengths, choice, algorithm) for choice in choices]
+    solved = [_solve(lengths, choice) for choice in choices]
 
     def cost(mixtures: list[tuple[int, Mixture]]) -> float:
         return sum(packs_of(mixture) * row_cost(length, hidden_size) for length, mixture in mixtures)
@@ -142,23 +142,23 @@ def _choices(longest: int, rounded: int, one_length: int | None, longest_row: in
         yield from ((long, short) for short in _USUAL_LENGTHS if short < longest)
 
 
-def _solve(lengths: IntArray, choice: tuple[int, ...], algorithm: str) -> list[tuple[int, Mixture]]:
+def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, Mixture]]:
     """Each length of rows, and how sequences share them: long rows take what is too long for short ones, are filled up
     with others, best fit first, and short rows take the rest.
     """
     long, *short = choice
     counts = _counts(lengths, long)
     if not short:
-        return [(long, solve(counts, algorithm, deepest(long)).mixture)]
+        return [(long, solve(counts, _ALGORITHM, deepest(long)).mixture)]
     must = counts.copy()
     must[: short[0]] = 0
     rows = OpenPacks(deepest(long))
-    for strategy, count in sorted_mixture(solve(must, algorithm, deepest(long)).mixture).items():
+    for strategy, count in sorted_mixture(solve(must, _ALGORITHM, deepest(long)).mixture).items():
         rows.put(strategy, count, long - sum(strategy))
     remaining = counts[: short[0]].copy()
     for length in range(short[0], 0, -1):
         remaining[length - 1] = fill_open_packs(rows, length, int(remaining[length - 1]))
-    return [(long, rows.close()), (short[0], solve(remaining, algorithm, deepest(short[0])).mixture)]
+    return [(long, rows.close()), (short[0], solve(remaining, _ALGORITHM, deepest(short[0])).mixture)]
 
 
 def _assigned(lengths: IntArray, mixtures: list[tuple[int, Mixture]]) -> Iterator[Part]:

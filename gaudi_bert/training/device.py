@@ -10,17 +10,17 @@ model's compute type on a CPU.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tensorflow as tf
+from pydantic import Field
 
+from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import GaudiSettings
 
 Kind = Literal["auto", "cpu", "hpu"]
@@ -90,13 +90,20 @@ def _set_threads(threads: int) -> None:
 
 BFLOAT16_LIST = Path(__file__).with_name("bfloat16.json")
 _BFLOAT16_VARIABLE = "TF_BF16_CONVERSION"
-_LIST_KEYS = {
-    "allowlist",
-    "conditional_list",
-    "strict_conditional_list",
-    "non_convertible_exceptions",
-    "convertible_exceptions",
-}
+_Exception = Annotated[list[str], Field(min_length=2, max_length=2)]
+"""An expression for names, and a type of operation."""
+
+
+class _OperationList(Artefact):
+    """A list for bfloat16, of types of operations; the runtime says nothing of one that it cannot read."""
+
+    remedy = "write it as bfloat16.json of this package is written"
+
+    allowlist: list[str]
+    conditional_list: list[str]
+    strict_conditional_list: list[str]
+    non_convertible_exceptions: list[_Exception]
+    convertible_exceptions: list[_Exception]
 
 
 class _GaudiMissingError(Exception):
@@ -146,26 +153,9 @@ def runtime_variables(settings: GaudiSettings, precision: Literal["float32", "bf
     }
     if precision == "bfloat16":
         path = Path(settings.bfloat16_list) if settings.bfloat16_list is not None else BFLOAT16_LIST
-        _check_list(path)
+        _OperationList.read(path)
         values[_BFLOAT16_VARIABLE] = str(path.resolve())
     return {name: str(value) for name, value in values.items() if value is not None}
-
-
-def _check_list(path: Path) -> None:
-    """The runtime says nothing of a list that it cannot read."""
-    content = read_json(path)
-    wrong = sorted(set(content) ^ _LIST_KEYS) if isinstance(content, dict) else ["not an object"]
-    if wrong:
-        raise InputError(
-            f"{path}: {wrong[0]} is missing or unknown; a list of operations for bfloat16 has the keys "
-            f"{', '.join(sorted(_LIST_KEYS))}"
-        )
-    for key, entries in content.items():
-        words = 2 if key.endswith("_exceptions") else 1
-        for entry in entries:
-            if not (isinstance(entry, str) if words == 1 else isinstance(entry, list) and len(entry) == words):
-                form = "a type of operation" if words == 1 else "[expression for names, type of operation]"
-                raise InputError(f"{path}: {key} holds {json.dumps(entry)}; each entry must be {form}")
 
 
 def _set_variables(variables: Mapping[str, str]) -> list[str]:

@@ -20,34 +20,14 @@ from gaudi_bert.artefacts.training import EvaluationFigures
 from gaudi_bert.common.arrays import Float32Array, FloatArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.losses import Loss, pretraining_sums
 from gaudi_bert.tasks.packs import place_packs
 from gaudi_bert.tasks.task import BertForTask, Draw
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.input.batches import Batch, ValueLimits, evaluation_batches
+from gaudi_bert.training.input.batches import Batch, evaluation_batches, value_limits
 from gaudi_bert.training.input.source import DataSource
 from gaudi_bert.training.input.task_data import EVALUATION_EPOCH, TaskData
-from gaudi_bert.training.metrics import figures_from_sums
-from gaudi_bert.training.objective import Loss
-
-
-class PretrainingEvaluation(EvaluationFigures):
-    """The result of an evaluation."""
-
-    @property
-    def accuracy(self) -> float:
-        """The figure that a target is set for: the masked-LM accuracy."""
-        return self.masked_lm_accuracy
-
-    def line(self) -> str:
-        """For people."""
-        times = f", {self.masked_lm_accuracy / self.unigram_baseline:.2f} x" if self.unigram_baseline > 0 else ""
-        return (
-            f"masked-LM accuracy {self.masked_lm_accuracy:.4f} (unigram baseline {self.unigram_baseline:.4f}{times}), "
-            f"loss {self.masked_lm_loss:.4f}; next-sentence accuracy {self.next_sentence_accuracy:.4f} "
-            f"(baseline {self.next_sentence_baseline:.4f}), loss {self.next_sentence_loss:.4f}; "
-            f"over {self.sequences:,} sequences"
-        )
+from gaudi_bert.training.objective import PretrainingObjective
 
 
 def majority_share(label_counts: FloatArray) -> float:
@@ -74,10 +54,10 @@ class PretrainingEvaluator:
     ) -> None:
         self._model, self._source, self._communicator = model, source, communicator
         self._loss, self._batch_packs, self._take_packs = loss, batch_packs, take_packs
-        self._limits = ValueLimits.of(source, model.config)
+        self._limits = value_limits(source, model.config)
         self._sums = tf.function(self._trace_sums, autograph=False, reduce_retracing=False)
 
-    def run(self) -> PretrainingEvaluation:
+    def run(self) -> EvaluationFigures:
         """Evaluate."""
         vocabulary = self._model.config.vocab_size
         sums = np.zeros(8, np.float64)
@@ -95,8 +75,8 @@ class PretrainingEvaluator:
         sums, next_counts, token_counts = np.split(totals, [8, 10])
         if not next_counts.any():
             raise InputError(f"{self._source.path}: holds no sequence to evaluate on; prepare more text")
-        return PretrainingEvaluation(
-            **dict(figures_from_sums(sums)),
+        return EvaluationFigures(
+            **dict(PretrainingObjective(self._loss).figures(sums)),
             unigram_baseline=majority_share(token_counts),
             next_sentence_baseline=majority_share(next_counts),
             sequences=int(next_counts.sum()),

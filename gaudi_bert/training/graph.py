@@ -75,7 +75,7 @@ def report_on_step(
     communication_MB: int,
 ) -> GraphReport:
     """Trace the step, check it, and say what it costs."""
-    step, batch = _abstract_step(config, settings, sizes, accumulation_steps, "float32")
+    step, batch = abstract_step(config, settings, sizes, accumulation_steps, "float32")
     graphs = step.trace(batch)
     flops = max(matrix_flops(graph) for graph in graphs.values())
     memory, activations = _memory(config, settings, sizes)
@@ -106,7 +106,7 @@ def _memory(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes) -
     """
     alive, activations = [], []
     for packs in (FEW_PACKS, MANY_PACKS):
-        step, batch = _abstract_step(config, settings, sizes._replace(packs=packs), 2, settings.precision)
+        step, batch = abstract_step(config, settings, sizes._replace(packs=packs), 2, settings.precision)
         graph = step.trace_pass(batch)
         alive.append(live_bytes(graph))
         activations.append(activation_bytes(graph, graph.get_operation_by_name(SUMS_NAME)))
@@ -115,19 +115,7 @@ def _memory(config: BertConfig, settings: TrainingSettings, sizes: BatchSizes) -
     return memory, activations[0] + per_pack * (sizes.packs - FEW_PACKS)
 
 
-def trace_step(
-    config: BertConfig,
-    settings: TrainingSettings,
-    sizes: BatchSizes,
-    accumulation_steps: int,
-    compute_dtype: Literal["float32", "bfloat16"] = "float32",
-) -> dict[str, tf.Graph]:
-    """The graphs of one update, by name (see `TrainingStep.trace`)."""
-    step, batch = _abstract_step(config, settings, sizes, accumulation_steps, compute_dtype)
-    return step.trace(batch)
-
-
-def _abstract_step(
+def abstract_step(
     config: BertConfig,
     settings: TrainingSettings,
     sizes: BatchSizes,

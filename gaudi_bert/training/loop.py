@@ -29,13 +29,13 @@ from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter, progress_line
 from gaudi_bert.training.mlperf import RunEvents
-from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective
+from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, ReportFigures
 from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.step import TrainingStep
 
 
-class Evaluation(Protocol):
+class Evaluation(ReportFigures, Protocol):
     """The result of an evaluation, whatever is trained."""
 
     @property
@@ -45,12 +45,6 @@ class Evaluation(Protocol):
     @property
     def sequences(self) -> int:
         """Sequences evaluated."""
-
-    def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
-
-    def line(self) -> str:
-        """For people."""
 
 
 class _Evaluator(Protocol):
@@ -173,7 +167,7 @@ class TrainingLoop:
         run.communicator.note(f"update {update}", slow=self._is_cold)
         self._interval.begin()
         batches = list(islice(self._batches, run.plan.accumulation_steps))
-        sums = self._step.run(batches, update, self._learning_rate(update))
+        sums = self._step.run(batches, update, learning_rate_at(update, self._settings))
         self._interval.add(sums, batches)
         if self._is_cold:  # the graph was built, which is done once
             task.count_from_now(update)
@@ -184,17 +178,6 @@ class TrainingLoop:
         self._progress = replace(self._progress, update=update, packs=packs)
         if update == 1 and self._settings.updates > 1:
             run.reporter.show(f"train: update 1/{self._settings.updates} done, the graph is built")
-
-    def _learning_rate(self, update: int) -> float:
-        settings = self._settings
-        return learning_rate_at(
-            update,
-            peak=settings.learning_rate,
-            warmup_updates=settings.warmup_updates,
-            updates=settings.updates,
-            decay_power=settings.decay_power,
-            decay_from=settings.decay_from,
-        )
 
     def _after_update(self, stopping: bool) -> None:
         """Report, evaluate and save where it is due."""
@@ -214,14 +197,7 @@ class TrainingLoop:
             )
 
     def _new_interval(self, *, is_cold: bool) -> Interval:
-        objective = self._run.objective
-        return Interval(
-            self._progress.update + 1,
-            has_cold_start=is_cold,
-            sum_count=objective.sums,
-            to_figures=objective.figures,
-            sequence_feature=objective.sequence_feature,
-        )
+        return Interval(self._run.objective, self._progress.update + 1, has_cold_start=is_cold)
 
     def _close_interval(self) -> None:
         run = self._run
@@ -236,7 +212,7 @@ class TrainingLoop:
         self._interval = self._new_interval(is_cold=False)
         values = {
             **report.figures.as_json(),
-            "learning_rate": self._learning_rate(update),
+            "learning_rate": learning_rate_at(update, self._settings),
             "gradient_norm": report.gradient_norm,
             **self._work_done(),
             **report.speed(),

@@ -16,71 +16,19 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.artefacts.base import whole_lines
-from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import FloatArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import explained_os_errors, write_text
 from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch
-
-
-class ReportFigures(Protocol):
-    """Losses and accuracies of a report, whatever is trained."""
-
-    def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
-
-    def line(self) -> str:
-        """For people."""
-
-
-@dataclass(frozen=True)
-class TaskFigures:
-    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
-
-    loss: float
-    accuracy: float | None
-
-    def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def line(self) -> str:
-        """For people."""
-        return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
-
-
-class PretrainingFigures(LossFigures):
-    """Losses and accuracies over some sequences, each weighted exactly."""
-
-    def line(self) -> str:
-        """For people."""
-        return (
-            f"masked-LM loss {self.masked_lm_loss:.3f} accuracy {self.masked_lm_accuracy:.3f}, "
-            f"next-sentence loss {self.next_sentence_loss:.3f} accuracy {self.next_sentence_accuracy:.3f}"
-        )
-
-
-def figures_from_sums(sums: FloatArray) -> PretrainingFigures:
-    """Figures from the eight sums of `gaudi_bert.model.losses.LossSums`, in its order, float64 [8]."""
-    values = sums.tolist()
-    masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
-    masked_lm_loss = masked_sum / max(masked_weight, 1.0)
-    next_sentence_loss = next_sum / max(next_weight, 1.0)
-    return PretrainingFigures(
-        loss=masked_lm_loss + next_sentence_loss,
-        masked_lm_loss=masked_lm_loss,
-        masked_lm_accuracy=min(masked_correct / max(masked_count, 1.0), 1.0),
-        next_sentence_loss=next_sentence_loss,
-        next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
-    )
+from gaudi_bert.training.objective import Objective, ReportFigures
 
 
 class MetricsWriter:
@@ -192,16 +140,14 @@ class IntervalReport:
 class Interval:
     """The updates since the last report.
 
-    `has_cold_start` says whether its first update is the first one of this process; an update gives `sum_count` sums beside
-    the norm of its gradient; `sequence_feature` is not 0 for every real sequence.
+    `has_cold_start` says whether its first update is the first one of this process. An update gives the sums of the
+    objective, and after them the norm of its gradient.
     """
 
+    objective: Objective
     first_update: int
     has_cold_start: bool
     clock: Callable[[], float] = time.perf_counter
-    sum_count: int = 8
-    to_figures: Callable[[FloatArray], ReportFigures] = figures_from_sums
-    sequence_feature: str = "next_sentence_weights"
     _sums: list[tf.Tensor] = field(default_factory=list)
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
     _began: float | None = None
@@ -216,7 +162,7 @@ class Interval:
 
     def add(self, sums: tf.Tensor, batches: list[Batch]) -> None:
         """Add one update: what `TrainingStep.run` returned, and what it was fed."""
-        sequences = sum(int(np.count_nonzero(batch[self.sequence_feature])) for batch in batches)
+        sequences = sum(int(np.count_nonzero(batch[self.objective.sequence_feature])) for batch in batches)
         tokens = sum(int(np.count_nonzero(batch["input_mask"])) for batch in batches)
         packs = sum(len(batch["input_mask"]) for batch in batches)
         self._sums.append(sums)
@@ -232,13 +178,13 @@ class Interval:
         self._check_finite(sums)
         work = np.array(self._work, np.float64)
         measured = work[1:] if self.has_cold_start and len(work) > 1 else work
-        count = self.sum_count
+        count = self.objective.sums
         local = np.concatenate([sums[:, :count].sum(axis=0), work.sum(axis=0), measured.sum(axis=0)])
         total = communicator.sum_array(local)
         sequences, tokens, packs, _ = total[count : count + 4]
         speed = total[count + 4 :] / seconds
         return IntervalReport(
-            figures=self.to_figures(total[:count]),
+            figures=self.objective.figures(total[:count]),
             gradient_norm=float(sums[:, count].mean()),
             sequences=int(sequences),
             tokens=int(tokens),
@@ -254,7 +200,7 @@ class Interval:
         if finite.all():
             return
         number = int(np.argmin(finite))
-        what = "the loss" if not np.isfinite(sums[number, : self.sum_count]).all() else "the gradient"
+        what = "the loss" if not np.isfinite(sums[number, : self.objective.sums]).all() else "the gradient"
         raise FailedError(
             f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
             "lower training.learning_rate or lengthen training.warmup_updates, then train again with --overwrite"

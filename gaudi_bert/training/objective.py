@@ -16,16 +16,24 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import tensorflow as tf
 
+from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import BatchArrays, FloatArray
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.losses import Loss, pretraining_sums
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.tasks.task import Task
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.source import DataSource
-from gaudi_bert.training.metrics import ReportFigures, TaskFigures, figures_from_sums
 
-Loss = Literal["token", "sequence"]
+
+class ReportFigures(Protocol):
+    """Losses and accuracies of a report, whatever is trained."""
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+
+    def line(self) -> str:
+        """For people."""
 
 
 class Objective(Protocol):
@@ -53,31 +61,63 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class PretrainingObjective:
-    """The masked-LM and the next-sentence loss."""
+    """The masked-LM and the next-sentence loss; its sums are those of `gaudi_bert.model.losses.LossSums`, in their order."""
 
     masked_lm_loss: Loss
     sums: int = 8
     sequence_feature: str = "next_sentence_weights"
 
     def weights(self, batch: BatchArrays) -> FloatArray:
-        """As `loss_weights`."""
-        return loss_weights(batch, self.masked_lm_loss)
+        """Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences."""
+        numbers_BQ = batch["masked_lm_weights"]
+        if self.masked_lm_loss == "token":
+            masked = np.count_nonzero(numbers_BQ)
+        else:
+            depth = int(numbers_BQ.max(initial=0))
+            masked = sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
+        return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
     def loss(
         self, outputs: Any, batch: Mapping[str, tf.Tensor], factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """The eight sums of `LossSums`."""
+        """The eight sums."""
         sums = pretraining_sums(outputs, batch, self.masked_lm_loss)
         return sums.masked_lm_sum * factors[0] + sums.next_sentence_sum * factors[1], sums
 
-    def figures(self, sums: FloatArray) -> ReportFigures:
+    def figures(self, sums: FloatArray) -> LossFigures:
         """Both losses and accuracies."""
-        return figures_from_sums(sums)
+        values = sums.tolist()
+        masked_sum, masked_weight, next_sum, next_weight, masked_correct, masked_count, next_correct, next_count = values
+        masked_lm_loss = masked_sum / max(masked_weight, 1.0)
+        next_sentence_loss = next_sum / max(next_weight, 1.0)
+        return LossFigures(
+            loss=masked_lm_loss + next_sentence_loss,
+            masked_lm_loss=masked_lm_loss,
+            masked_lm_accuracy=min(masked_correct / max(masked_count, 1.0), 1.0),
+            next_sentence_loss=next_sentence_loss,
+            next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
+        )
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
+
+    loss: float
+    accuracy: float | None
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def line(self) -> str:
+        """For people."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
 
 
 @dataclass(frozen=True)
 class TaskObjective:
-    """The loss of a task."""
+    """The loss of a task; the sums are those of its `LossSums`."""
 
     task: Task
     sums: int = 3
@@ -90,28 +130,14 @@ class TaskObjective:
     def loss(
         self, outputs: Any, batch: Mapping[str, tf.Tensor], factors: tf.Tensor
     ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """The three sums of `Weighed`."""
+        """The three sums."""
         weighed = self.task.loss(outputs, batch)
         return weighed.loss * factors[0], weighed
 
-    def figures(self, sums: FloatArray) -> ReportFigures:
+    def figures(self, sums: FloatArray) -> TaskFigures:
         """The loss, and the share of right answers where the task has such."""
         loss, _, right = sums / max(sums[1], 1.0)
         return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
-
-
-def loss_weights(batch: BatchArrays, loss: Loss) -> FloatArray:
-    """What the masked-LM and the next-sentence sums of one batch are divided by, float64 [2].
-
-    Masked tokens (`loss: token`) or sequences that have one (`loss: sequence`); and sequences.
-    """
-    numbers_BQ = batch["masked_lm_weights"]
-    if loss == "token":
-        masked = np.count_nonzero(numbers_BQ)
-    else:
-        depth = int(numbers_BQ.max(initial=0))
-        masked = sum(int(np.any(numbers_BQ == number, axis=1).sum()) for number in range(1, depth + 1))
-    return np.array([masked, np.count_nonzero(batch["next_sentence_weights"])], np.float64)
 
 
 # --- The denominators: what the two losses of a micro-batch are divided by before their gradients are added up

@@ -21,7 +21,7 @@ once; `compiled` (XLA) makes one pass of the chain, and writes where it has read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -45,29 +45,17 @@ from gaudi_bert.model.operations import kernel
 # (p = 0.5) as it is (`start`); MLPerf's recipe has no warm-up and p = 1. All of them count updates from 0, so that their
 # warm-up is behind ours by one update, whose rate is zero; after the warm-up `start` is theirs, update by update.
 
-_DecayFrom = Literal["warmup", "start"]
 
-
-def learning_rate_at(
-    update: int,
-    *,
-    peak: float,
-    warmup_updates: int,
-    updates: int,
-    decay_power: float,
-    decay_from: _DecayFrom = "warmup",
-) -> float:
-    """The learning rate of update number `update`, counted from 1.
-
-    Updates after the last one get 0.
-    """
-    if update <= warmup_updates:
-        return peak * update / warmup_updates
-    if decay_from == "start":
+def learning_rate_at(update: int, settings: TrainingSettings) -> float:
+    """The learning rate of update number `update`, counted from 1; updates after the last one get 0."""
+    peak, warmup, updates = settings.learning_rate, settings.warmup_updates, settings.updates
+    if update <= warmup:
+        return peak * update / warmup
+    if settings.decay_from == "start":
         left = 1.0 - (update - 1) / updates
     else:
-        left = 1.0 - (update - warmup_updates) / (updates - warmup_updates + 1)
-    return peak * max(left, 0.0) ** decay_power
+        left = 1.0 - (update - warmup) / (updates - warmup + 1)
+    return peak * max(left, 0.0) ** settings.decay_power
 
 
 _NOT_DECAYED = ("layernorm", "layer_norm", "bias")

@@ -27,11 +27,10 @@ from gaudi_bert.model.operations import widen
 from gaudi_bert.tasks.packs import BatchShape, place_packs
 from gaudi_bert.tasks.rows.types import Sequences
 from gaudi_bert.tasks.window_plan import Part, WindowPlan
+from gaudi_bert.training.weights.model_files import Pooling
 
 Compute: TypeAlias = Callable[[Mapping[str, tf.Tensor]], tf.Tensor]
 """From the features of a batch (`Placement.features`) to [B, S, C] or [B, L, C]."""
-
-Pooling = Literal["cls", "mean", "max"]
 
 _TOKENS_OF_A_BATCH = 1024
 # Below any hidden state; a sequence that is absent has nothing else.

@@ -20,6 +20,7 @@ with factor f (Krell et al. 2021, section 3.3 and appendix D):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from gaudi_bert.config.sections import TrainingSettings
@@ -57,19 +58,23 @@ def _correct_for_packing(settings: TrainingSettings, packing_factor: float) -> T
 class RunPlan:
     """A run before it starts.
 
-    `requested` are the settings as they were given, `settings` what packing makes of them: train with these. The packing
-    factor is a mean over the data; there is one process per card, `processes_per_worker` of them in each worker. `packs` is
-    None where nothing says how many there are; `keys` are the names of the settings, for notes.
+    `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
+    one process per card, `processes_per_worker` of them in each worker. `packs` is None where nothing says how many there
+    are; `keys` are the names of the settings, for notes.
     """
 
     requested: TrainingSettings
-    settings: TrainingSettings
     packing_factor: float
     processes: int
     processes_per_worker: int
     slots_per_pack: int
     packs: int | None
     keys: _BatchKeys = _TRAINING_KEYS
+
+    @cached_property
+    def settings(self) -> TrainingSettings:
+        """What packing makes of the requested settings: train with these."""
+        return _correct_for_packing(self.requested, self.packing_factor)
 
     @property
     def accumulation_steps(self) -> int:
@@ -231,18 +236,3 @@ class RunPlan:
             "slots_per_update": packs * self.slots_per_pack,
             "sequences_per_update": packs * self.packing_factor,
         }
-
-
-def plan_run(
-    settings: TrainingSettings,
-    packing_factor: float,
-    *,
-    processes: int,
-    processes_per_worker: int,
-    slots_per_pack: int,
-    packs: int | None,
-    keys: _BatchKeys = _TRAINING_KEYS,
-) -> RunPlan:
-    """Plan a run; arguments as the attributes of `RunPlan`, `settings` as for unpacked data."""
-    corrected = _correct_for_packing(settings, packing_factor)
-    return RunPlan(settings, corrected, packing_factor, processes, processes_per_worker, slots_per_pack, packs, keys)

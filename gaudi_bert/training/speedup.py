@@ -18,10 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.losses import pretraining_sums
+from gaudi_bert.model.losses import Loss, pretraining_sums
 from gaudi_bert.model.sequences import join_sequences, split_packs
 from gaudi_bert.training.input.batches import Batch
-from gaudi_bert.training.objective import Loss
 
 _PASSES = 5
 

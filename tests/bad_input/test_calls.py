@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from gaudi_bert.common.errors import ArgumentError, InputError
+from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.pack_lengths import pack_histogram, pack_lengths
 from tests.builders.effort import tries
 from tests.builders.watched_worker import WatchedWorker
@@ -49,41 +51,18 @@ COUNTS = [
     "np.array(['1'])", "object()", "iter([1])", "{1}", "np.zeros(3, bool)",
 ]  # fmt: skip
 
-CASES = [
-    *(("pack_lengths", f"{lengths}, 8") for lengths in LENGTHS),
-    *(("pack_lengths", f"[3, 4], {size}") for size in SIZES),
-    *(("pack_lengths", f"[3, 4], 8, depth={depth}") for depth in DEPTHS),
-    *(("pack_lengths", f"[3, 4], 8, algorithm={algorithm}") for algorithm in ALGORITHMS),
-    *(("pack_lengths", f"[3, 4], 8, seed={seed}") for seed in SEEDS),
-    *(("pack_histogram", counts) for counts in COUNTS),
-    *(("pack_histogram", f"[1, 2], {size}") for size in SIZES if size != "None"),
-    *(("pack_histogram", f"[1, 2], depth={depth}") for depth in DEPTHS),
-    *(("pack_histogram", f"[1, 2], algorithm={algorithm}") for algorithm in ALGORITHMS),
-    *(("pack_histogram", f"[1, 2], seed={seed}") for seed in SEEDS),
+PACKING = [
+    *(f"pack_lengths({lengths}, 8)" for lengths in LENGTHS),
+    *(f"pack_lengths([3, 4], {size})" for size in SIZES),
+    *(f"pack_histogram({counts})" for counts in COUNTS),
+    *(f"pack_histogram([1, 2], {size})" for size in SIZES if size != "None"),
+    *(
+        f"{call}, {option}={value})"
+        for call in ("pack_lengths([3, 4], 8", "pack_histogram([1, 2]")
+        for option, values in (("depth", DEPTHS), ("algorithm", ALGORITHMS), ("seed", SEEDS))
+        for value in values
+    ),
 ]
-SAMPLE = CASES[:: tries(3, 1)]
-
-
-def called(name: str, arguments: str) -> tuple[str, str]:
-    """The type of the error, and its message."""
-    function = {"pack_lengths": pack_lengths, "pack_histogram": pack_histogram}[name]
-    try:
-        result = eval(f"function({arguments})", {"function": function, "np": np})
-    except ArgumentError as error:
-        return "ArgumentError", str(error)
-    return "nothing", repr(result)[:200]
-
-
-@pytest.mark.repeated
-@pytest.mark.parametrize(("name", "arguments"), SAMPLE, ids=[f"{name}-{arguments[:40]}" for name, arguments in SAMPLE])
-def test_a_bad_argument_is_named(worker: WatchedWorker, name: str, arguments: str) -> None:
-    outcome = worker.run(called, name, arguments)
-    assert outcome.how == "ended", outcome
-    kind, message = outcome.value
-    assert kind == "ArgumentError", message
-    assert len(message) <= LONGEST_MESSAGE
-    assert "\n" not in message
-
 
 # --- packs for PyTorch
 
@@ -97,12 +76,12 @@ VALUES = [
 ]  # fmt: skip
 COLLATED = [
     *(
-        f"[{{**{ROW}, '{name}': {value}}}]"
+        f"{{**{ROW}, '{name}': {value}}}"
         for name in ("input_ids", "position_ids", "sequence_ids", "labels")
         for value in VALUES
     ),
-    *(f"[{{**{ROW}, 'seq_lens': {value}}}]" for value in ("[2.5]", "[2**40]", "['2']", "[None]", "[True]")),
-    f"[{ROW}, {{**{ROW}, 'input_ids': [5, 6]}}]",
+    *(f"{{**{ROW}, 'seq_lens': {value}}}" for value in ("[2.5]", "[2**40]", "['2']", "[None]", "[True]")),
+    f"{ROW}, {{**{ROW}, 'input_ids': [5, 6]}}",
 ]
 DATASETS = [
     "'absent'", "'records'", "'histogram.json'", "'empty'", "'packed', rank=2, world_size=2", "'packed', rank=-1",
@@ -110,30 +89,30 @@ DATASETS = [
     "'records', plan='histogram.json'", "'records', plan='absent.json'", "'records', plan='pipe'", "'index'",
     "'damaged'",
 ]  # fmt: skip
-TORCH_SAMPLE = [*(("collate", case) for case in COLLATED), *(("dataset", case) for case in DATASETS)][:: tries(3, 1)]
+TORCH = [*(f"PackCollator()([{rows}])" for rows in COLLATED), *(f"list(PackedDataset({each}))" for each in DATASETS)]
+SAMPLE = [*PACKING[:: tries(3, 1)], *TORCH[:: tries(3, 1)]]
 
 
-def with_torch(kind: str, arguments: str, folder: Path) -> tuple[str, str]:
+def called(expression: str, folder: Path) -> tuple[str, str]:
     """The type of the error, and its message."""
-    from gaudi_bert.pytorch import PackCollator, PackedDataset
     from tests.builders.watched_worker import inside
 
-    names: dict[str, Any] = {"np": np, "PackCollator": PackCollator, "PackedDataset": PackedDataset}
-    expression = f"PackCollator()({arguments})" if kind == "collate" else f"list(PackedDataset({arguments}))"
+    names: dict[str, Any] = {"np": np, "pack_lengths": pack_lengths, "pack_histogram": pack_histogram}
+    if expression in TORCH:
+        from gaudi_bert.pytorch import PackCollator, PackedDataset
+
+        names |= {"PackCollator": PackCollator, "PackedDataset": PackedDataset}
     try:
         with inside(folder):
             result = eval(expression, names)
     except InputError as error:
-        return "InputError", str(error)
+        return type(error).__name__, str(error)
     return "nothing", repr(result)[:200]
 
 
 @pytest.fixture(scope="module")
 def folders(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Beside what is good: an empty folder, an index without tokens, a packed table with a column of nulls, a pipe."""
-    import os
-    import shutil
-
     import pyarrow
     from pyarrow import parquet
 
@@ -151,12 +130,13 @@ def folders(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.repeated
-@pytest.mark.parametrize(("kind", "arguments"), TORCH_SAMPLE, ids=[f"{kind}-{text[-40:]}" for kind, text in TORCH_SAMPLE])
-def test_bad_packs_for_pytorch_are_named(worker: WatchedWorker, folders: Path, kind: str, arguments: str) -> None:
-    pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
-    outcome = worker.run(with_torch, kind, arguments, folders)
+@pytest.mark.parametrize("expression", SAMPLE, ids=[f"{text[:15]}-{text[-40:]}" for text in SAMPLE])
+def test_a_bad_argument_is_named(worker: WatchedWorker, folders: Path, expression: str) -> None:
+    if expression in TORCH:
+        pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
+    outcome = worker.run(called, expression, folders)
     assert outcome.how == "ended", outcome
-    error, message = outcome.value
-    assert error == "InputError", message
+    kind, message = outcome.value
+    assert kind == ("InputError" if expression in TORCH else "ArgumentError"), message
     assert len(message) <= LONGEST_MESSAGE
     assert "\n" not in message

@@ -31,7 +31,7 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
     from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
     from gaudi_bert.tasks.rows.types import TextRow
-    from gaudi_bert.training.weights.sentence_folder import read_sentence_folder
+    from gaudi_bert.training.weights.model_files import read_sentence_folder
     from gaudi_bert.training.weights.sources import read_weights
     from gaudi_bert.training.weights.task_models import read_task_folder
 

@@ -29,6 +29,7 @@ from gaudi_bert.pytorch import (
     update_counts,
     update_loss,
 )
+from tests.builders.effort import LONG
 
 LENGTH, PACKS, VOCABULARY, LABELS = 24, 24, 50, 3
 UPDATES, PACKS_OF_UPDATE, MICRO_BATCH = 6, 4, 2  # one epoch: each pack once
@@ -48,13 +49,12 @@ _LLAMA = {**_SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 HEADS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "masked": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_BERT)), None),
     "causal": (lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_LLAMA)), None),
-    "tokens": (lambda: transformers.BertForTokenClassification(transformers.BertConfig(**_BERT)), None),
     "sequences": (lambda: PackedBertForSequenceClassification(transformers.BertConfig(**_BERT)), "label"),
-    "regression": (
-        lambda: PackedBertForSequenceClassification(transformers.BertConfig(**{**_BERT, "num_labels": 1})),
-        "score",
-    ),
 }
+if LONG:
+    HEADS["tokens"] = (lambda: transformers.BertForTokenClassification(transformers.BertConfig(**_BERT)), None)
+    _ONE = {**_BERT, "num_labels": 1}
+    HEADS["regression"] = (lambda: PackedBertForSequenceClassification(transformers.BertConfig(**_ONE)), "score")
 
 
 def write_packs(folder: Path) -> None:

@@ -36,11 +36,11 @@ def _rows(folder: Path) -> Iterator[int]:
 
 def _batches(folder: Path) -> Iterator[int]:
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, evaluation_batches, training_batches
+    from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
 
     source = open_source(folder)
-    limits = ValueLimits.of(source, BertConfig(max_position_embeddings=source.schema.max_sequence_length))
+    limits = value_limits(source, BertConfig(max_position_embeddings=source.schema.max_sequence_length))
     updates = source.epoch_packs() // 8
     yield from (8 for _ in islice(training_batches(source, limits, 8, TrainingOrder(seed=1, shuffle_packs=4096)), updates))
     yield from (0 for _ in evaluation_batches(source, limits, 8))

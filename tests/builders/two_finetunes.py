@@ -13,6 +13,7 @@ from gaudi_bert.stages.tasks.finetune import finetune
 from gaudi_bert.stages.tasks.task_rows import tokenized_file
 from gaudi_bert.stages.training.model_results import FineTuneInput
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
 from gaudi_bert.training.evaluate import TaskEvaluator
@@ -58,17 +59,26 @@ def fine_tuned(files: Path, task: str, out: Path, threads: int | None = None) ->
     finetune(settings, rows, out, reporter=QUIET)
 
 
-def evaluated(model: Path, path: Path, communicator: Communicator, depth: int | str = 2) -> Any:
-    """A model of a task on a file of rows, by as many processes as there are."""
+def rows_of(model: Path, path: Path) -> tuple[Sequences, tuple[Row, ...]]:
+    """A file of rows as a model's tokenizer has them."""
+    folder = read_task_folder(model)
+    settings = TaskSettings(name=folder.task, stride=4)
+    return tokenized_file(path, folder.task, settings, open_tokenizer(model), folder.labels, LENGTH)
+
+
+def evaluator(model: Path, path: Path, communicator: Communicator, depth: int | str = 2, seed: int = 3) -> TaskEvaluator:
+    """Of a model of a task, on a file of rows."""
     folder = read_task_folder(model)
     task = folder.make_task()
-    settings = TaskSettings(name=folder.task, stride=4)
-    tokenizer = open_tokenizer(model)
-    sequences, rows = tokenized_file(path, folder.task, settings, tokenizer, folder.labels, LENGTH, keep_rows=True)
+    sequences, rows = rows_of(model, path)
     data = TaskData.planned(path, "", rows, sequences, max_sequence_length=LENGTH, algorithm="optimal", depth=depth)
     bert = open_task_model(folder, task)
-    evaluator = TaskEvaluator(bert, data, communicator, batch_packs=MICRO_BATCH, seed=3, best_metric=task.best_metric)
-    return evaluator.run()
+    return TaskEvaluator(bert, data, communicator, batch_packs=MICRO_BATCH, seed=seed, best_metric=task.best_metric)
+
+
+def evaluated(model: Path, path: Path, communicator: Communicator, **given: Any) -> Any:
+    """What it says, by as many processes as there are."""
+    return evaluator(model, path, communicator, **given).run()
 
 
 def as_json(evaluation: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The model as a whole: names, start, inputs that do not fit, dropout, types, and a graph that Gaudi could compile."""
+"""The model as a whole: names, start, inputs that do not fit, dropout and types."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_unknown_weights_are_refused():
 
 @pytest.mark.parametrize(
     ("attention", "masked_slots", "is_cheaper"),
-    [("bidirectional", 17, True), ("causal", 27, True), ("bidirectional", 28, False), ("causal", 37, False)],
+    [("causal", 27, True), ("bidirectional", 28, False)],
 )
 def test_last_layer_is_computed_where_it_is_read(attention, masked_slots, is_cheaper):
     """Of 31 places, 3 are read for sequences: with 28 masked slots as many are read as there are."""
@@ -196,29 +196,3 @@ def test_bfloat16_is_near_float32():
     for name, gradient in gradients.items():
         assert narrow_gradients[name].dtype == np.float32
         assert np.linalg.norm(narrow_gradients[name] - gradient) <= 0.1 * np.linalg.norm(gradient), name
-
-
-FORBIDDEN_OPERATIONS = {"Where", "Unique", "UniqueV2", "DynamicPartition", "NonMaxSuppression", "PyFunc", "EagerPyFunc"}
-
-
-@pytest.mark.parametrize(("attention", "loss"), [("bidirectional", "token"), ("causal", "sequence")])
-def test_training_graph_has_static_shapes_and_plain_types(attention, loss):
-    model = small_model(attention=attention)
-    variables = list(model.variables_by_name.values())
-
-    def step(batch, seed):
-        with tf.GradientTape() as tape:
-            sums = pretraining_sums(model(batch, dropout_seed=seed), batch, loss)
-            total = sums.masked_lm_sum / sums.masked_lm_weight + sums.next_sentence_sum / sums.next_sentence_weight
-        gradients = tape.gradient(total, variables)
-        assert all(isinstance(gradient, tf.Tensor) for gradient in gradients)
-        return total, gradients
-
-    specs = {name: tf.TensorSpec(value.shape, value.dtype) for name, value in small_batch().items()}
-    graph = tf.function(step, autograph=False).get_concrete_function(specs, tf.TensorSpec([2], tf.int32)).graph
-    for operation in graph.get_operations():
-        assert operation.type not in FORBIDDEN_OPERATIONS, operation.name
-        for tensor in operation.outputs:
-            assert tensor.dtype not in (tf.float64, tf.string), tensor.name
-            if tensor.dtype != tf.resource:
-                assert tensor.shape.is_fully_defined(), tensor.name

@@ -133,16 +133,6 @@ def test_float64_shows_that_the_rest_is_rounding():
     assert all(difference <= 1e-7 * size for difference, size in found.gradients.values())
 
 
-def test_true_gradient_of_the_key_bias_is_zero():
-    model = small_model()
-    values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
-    sequences = [sequence for pack in random_packs(3, [[7, 9]]) for sequence in pack]
-    gradients = naive.everything(model.config, values, sequences, "token")[2]
-    for name, gradient in gradients.items():
-        if name.endswith("/key/bias"):
-            assert np.abs(gradient).max() < 1e-16
-
-
 @pytest.mark.parametrize("damage", ["mask", "positions"])
 def test_the_proof_sees_a_missing_mask_and_running_positions(damage):
     batch = join_sequences(random_packs(5, [[11, 9, 13]]), 33, 13, 3)

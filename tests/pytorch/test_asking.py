@@ -26,8 +26,8 @@ SIZES = {
     "initializer_range": 0.3,
 }
 SAMPLE = {
-    "next token": ("gemma", "olmo2", "mixtral", "falcon", "mistral", "mpt", "bert"),
-    "masked tokens": ("bert", "albert", "modernbert"),
+    "next token": ("gemma", "mixtral", "falcon", "mistral", "mpt", "bert"),
+    "masked tokens": ("albert", "modernbert"),
     "none": ("t5",),
 }
 REFUSED = {

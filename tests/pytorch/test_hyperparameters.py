@@ -6,7 +6,7 @@ import pytest
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.training.run_plan import plan_run
+from gaudi_bert.training.run_plan import RunPlan
 
 pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 pytest.importorskip("transformers")
@@ -39,7 +39,7 @@ def test_the_rules_are_those_of_our_trainer(correction: str, factor: float, proc
         beta_2=0.999,
         packing_correction=correction,
     )
-    plan = plan_run(settings, factor, processes=processes, processes_per_worker=1, slots_per_pack=8, packs=None)
+    plan = RunPlan(settings, factor, processes=processes, processes_per_worker=1, slots_per_pack=8, packs=None)
     found = translate_arguments(PADDED, factor, processes=processes, batch_packs=4, correction=correction)
     assert found["per_device_train_batch_size"] == 4
     agree(found["gradient_accumulation_steps"], plan.accumulation_steps, 1 if correction == "betas" else 0, scale=1.0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,8 +26,37 @@ from gaudi_bert.training.checkpoint import (
     remove_old_checkpoints,
     write_checkpoint,
 )
-from tests.builders.first_edition_checkpoint import write_first_edition
 from tests.builders.properties import examples
+
+
+def write_first_edition(folder: Path, checkpoint: Checkpoint) -> Path:
+    """As version 0.1 of this package wrote it, all tensors float32."""
+    groups = {
+        "model": checkpoint.variables,
+        "first_moment": checkpoint.first_moments,
+        "second_moment": checkpoint.second_moments,
+    }
+    tensors = {f"{group}/{name}": np.asarray(value, "<f4") for group, each in groups.items() for name, value in each.items()}
+    entries, end = {}, 0
+    for name, tensor in tensors.items():
+        entries[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    state = {
+        "format_version": 1,
+        "update": checkpoint.update,
+        "progress": dict(checkpoint.progress),
+        "settings": dict(checkpoint.settings),
+        "crc32": {name: zlib.crc32(tensor.tobytes()) for name, tensor in tensors.items()},
+    }
+    text = json.dumps(state)
+    checksum = str(zlib.crc32(json.dumps([entries, text]).encode()))
+    header = json.dumps({**entries, "__metadata__": {"gaudi_bert": text, "crc32": checksum}}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    path = folder / f"update-{checkpoint.update:08d}.safetensors"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"".join(value.tobytes() for value in tensors.values()))
+    return path
+
 
 EDITIONS = pytest.mark.parametrize("write", [write_checkpoint, write_first_edition])
 

@@ -124,9 +124,9 @@ def test_a_list_of_ones_own_is_checked_before_the_runtime_passes_over_it(tmp_pat
     path.write_text(json.dumps(content))
     assert runtime_variables(settings, "bfloat16")["TF_BF16_CONVERSION"] == str(path)
     for key, value, said in [
-        ("allow_list", [], "allow_list is missing or unknown"),
-        ("allowlist", [["MatMul"]], r'allowlist holds \["MatMul"\]; each entry must be a type of operation'),
-        ("convertible_exceptions", ["MatMul"], "each entry must be .expression for names, type of operation"),
+        ("allow_list", [], "unknown key `allow_list`; write it as bfloat16.json"),
+        ("allowlist", [["MatMul"]], r"`allowlist\.0` = \['MatMul'\]"),
+        ("convertible_exceptions", ["MatMul"], r"`convertible_exceptions\.0` = 'MatMul'"),
     ]:
         path.write_text(json.dumps({**content, key: value}))
         with pytest.raises(InputError, match=said):

@@ -18,6 +18,7 @@ from gaudi_bert.training.graph import (
     CARDS,
     USABLE_SHARE,
     MemoryModel,
+    abstract_step,
     activation_bytes,
     check_graphs,
     live_bytes,
@@ -25,7 +26,6 @@ from gaudi_bert.training.graph import (
     memory_model,
     operations_of,
     report_on_step,
-    trace_step,
 )
 
 NUMBERS = tf.TensorSpec([4], tf.float32)
@@ -137,10 +137,15 @@ def test_counters_seeds_and_keys_of_64_bits_pass() -> None:
     assert check_graphs({"step": graph_of(function, tf.TensorSpec([2], tf.int32))}) == []
 
 
+def graphs_of(config: BertConfig, sizes: BatchSizes = SIZES, steps: int = 1, dtype: str = "float32", **training):
+    step, batch = abstract_step(config, TrainingSettings(**training), sizes, steps, dtype)
+    return step.trace(batch)
+
+
 @functools.cache
 def traced(optimizer: str, loss: str, compute_dtype: str, accumulation_steps: int) -> dict[str, tf.Graph]:
-    settings = TrainingSettings(optimizer=optimizer, loss=loss)
-    return trace_step(CONFIG, settings, SIZES, accumulation_steps, compute_dtype)
+    config = CONFIG if loss == "token" else dataclasses.replace(CONFIG, attention="causal")
+    return graphs_of(config, SIZES, accumulation_steps, compute_dtype, optimizer=optimizer, loss=loss)
 
 
 def test_the_training_step_is_fit() -> None:
@@ -191,7 +196,7 @@ def forward_flops(config: BertConfig, sizes: BatchSizes) -> int:
 
 def test_flops_are_those_counted_by_hand_three_times_over() -> None:
     """A backward pass multiplies twice for each product of the forward pass."""
-    graphs = trace_step(TWO_LAYERS, TrainingSettings(), SIZES, 1)
+    graphs = graphs_of(TWO_LAYERS)
     flops = 3 * forward_flops(TWO_LAYERS, SIZES) + 2 * token_type_flops(TWO_LAYERS, SIZES)
     assert matrix_flops(graphs["update"]) == flops
 
@@ -232,7 +237,7 @@ def test_kept_for_the_backward_pass_is_what_it_reads_of_the_forward_pass() -> No
 
 def test_memory_for_any_number_of_packs_is_what_a_trace_would_say() -> None:
     def measured(packs: int) -> np.ndarray:
-        return live_bytes(trace_step(CONFIG, TrainingSettings(), SIZES._replace(packs=packs), 1)["update"])
+        return live_bytes(graphs_of(CONFIG, SIZES._replace(packs=packs))["update"])
 
     model = memory_model(measured(64), measured(66), 64, 66)
     assert model.peak(1718) == measured(1718).max()

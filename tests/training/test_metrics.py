@@ -1,40 +1,53 @@
-"""metrics.jsonl and TensorBoard: one value per update, whatever was stopped; intervals; the server for Prometheus."""
+"""What a run tells: metrics.jsonl and TensorBoard, intervals, the server for Prometheus, MLPerf's log."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import socket
+import sys
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from gaudi_bert.artefacts.training import LossFigures, TrainingResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
+from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
+from gaudi_bert.model.config import BertConfig
 from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.metrics import (
     Interval,
     MetricsServer,
     MetricsWriter,
-    PretrainingFigures,
-    figures_from_sums,
     progress_line,
 )
+from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
+from gaudi_bert.training.objective import PretrainingObjective
+from gaudi_bert.training.run_plan import RunPlan
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
+from tests.builders.effort import LONG
 
+OBJECTIVE = PretrainingObjective("token")
+LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+WHO = MlperfSettings(log=True, organization="someone", platform="two cores")
 BATCH = {"next_sentence_weights": np.array([[1, 1], [1, 0]]), "input_mask": np.array([[1, 1, 2], [1, 0, 0]])}
 
 
 def test_figures_are_sums_by_weights() -> None:
-    figures = figures_from_sums(np.array([30.0, 10, 4, 8, 5, 20, 3, 4]))
+    figures = OBJECTIVE.figures(np.array([30.0, 10, 4, 8, 5, 20, 3, 4]))
     assert figures.as_json() == {
         "loss": 3.5,
         "masked_lm_loss": 3.0,
@@ -73,7 +86,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path) -> None:
 
 def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_speed() -> None:
     times = iter([0.0, 100.0, 102.0])
-    interval = Interval(1, has_cold_start=True, clock=lambda: next(times))
+    interval = Interval(OBJECTIVE, 1, has_cold_start=True, clock=lambda: next(times))
     sums = tf.constant([30.0, 10, 4, 8, 5, 20, 3, 4, 2.0])
     for batches in ([BATCH], [BATCH, BATCH]):
         interval.begin()
@@ -90,7 +103,7 @@ def test_an_interval_counts_real_work_and_leaves_the_first_update_out_of_the_spe
 
 def test_time_between_intervals_is_nobodys() -> None:
     times = iter([7.0, 8.0])
-    interval = Interval(51, has_cold_start=False, clock=lambda: next(times))
+    interval = Interval(OBJECTIVE, 51, has_cold_start=False, clock=lambda: next(times))
     for _ in range(3):
         interval.begin()
         interval.add(tf.ones(9), [BATCH])
@@ -101,7 +114,7 @@ def test_time_between_intervals_is_nobodys() -> None:
     ("slot", "value", "what"), [(0, np.nan, "the loss"), (2, np.inf, "the loss"), (8, np.nan, "the gradient")]
 )
 def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None:
-    interval = Interval(41, has_cold_start=False)
+    interval = Interval(OBJECTIVE, 41, has_cold_start=False)
     good, bad = np.ones(9, np.float32), np.ones(9, np.float32)
     bad[slot] = value
     for sums in (good, good, bad, bad):
@@ -111,7 +124,7 @@ def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None
 
 
 def test_the_line_for_people() -> None:
-    figures = PretrainingFigures(
+    figures = LossFigures(
         loss=5.8134, masked_lm_loss=5.1234, masked_lm_accuracy=0.2, next_sentence_loss=0.69, next_sentence_accuracy=0.5
     )
     values = {"tokens_per_second": 12345.6, "sequences_per_second": 321.0, "packing_factor": 2.3456}
@@ -190,33 +203,139 @@ class Scraper(Reporter):
             thread.join(30)
 
 
-def test_a_real_training_is_scraped_while_it_runs_and_not_afterwards(tmp_path: Path) -> None:
-    packed = data.write_packed(tmp_path / "data", data.make_packs(29))
-    port = free_port()
-    settings = pipeline_from_mapping(
-        {
-            "model": data.MODEL,
-            "training": {
-                "updates": 6,
-                "warmup_updates": 1,
-                "global_batch_sequences": 16,
-                "micro_batch_packs": 8,
-                "log_every_updates": 2,
-                "metrics_port": port,
-            },
-        },
-        "test",
-    )
-    scraper = Scraper(port)
-    train(settings, packed, None, tmp_path / "run", reporter=scraper)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["update"] for line in lines] == list(scraper.found) == [2, 4, 6]
-    for line in lines:
-        served = scraper.found[line["update"]]
+@dataclass(frozen=True)
+class Run:
+    """Its folder, its result, what was served, and what came to standard output."""
+
+    folder: Path
+    result: TrainingResult
+    scraper: Scraper
+    printed: str
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """A training that is scraped while it runs, with MLPerf's log; it may end early, by its target."""
+    pytest.importorskip("mlperf_logging")
+    folder, port = tmp_path_factory.mktemp("run"), free_port()
+    packed = data.write_packed(folder / "data", data.make_packs(16))
+    training = {
+        "optimizer": "lamb",
+        "updates": 6,
+        "warmup_updates": 1,
+        "global_batch_sequences": 16,
+        "micro_batch_packs": 8,
+        "log_every_updates": 1,
+        "evaluate_every_updates": 2,
+        "target_masked_lm_accuracy": 1e-9,
+        "metrics_port": port,
+    }
+    mlperf = WHO.model_copy(update={"division": "open"}).model_dump()
+    settings = pipeline_from_mapping({"model": data.MODEL, "training": training, "mlperf": mlperf}, "test")
+    scraper, out = Scraper(port), io.StringIO()
+    with contextlib.redirect_stdout(out):
+        result = train(settings, packed, packed, folder / "run", reporter=scraper).training
+    return Run(folder / "run", result, scraper, out.getvalue())
+
+
+def test_a_real_training_is_scraped_while_it_runs_and_not_afterwards(run: Run) -> None:
+    reports = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    reports = [line for line in reports if line["kind"] == "train"]
+    assert [line["update"] for line in reports] == list(run.scraper.found) == list(range(1, run.result.updates + 1))
+    for line in reports:
+        served = run.scraper.found[line["update"]]
         assert served["gaudi_bert_planned_updates"] == 6
         assert served["gaudi_bert_update"] == line["update"]
         identical(served["gaudi_bert_train_masked_lm_loss"], line["masked_lm_loss"])
         assert served["gaudi_bert_train_tokens_per_second"] == line["tokens_per_second"]
         assert served["gaudi_bert_tokens_total"] == line["tokens"]
     with pytest.raises(urllib.error.URLError, match="refused"):
-        scrape(port)
+        scrape(run.scraper.port)
+
+
+# --- MLPerf's log: accepted by MLPerf's own checker, as far as a small run can be; nothing of it unless asked for
+
+
+def accepted(log: Path, ruleset: str) -> bool:
+    """Whether MLPerf's checker passes `log`."""
+    compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
+    checker = compliance.make_checker("training", ruleset, quiet=False, werror=True)
+    return compliance.main(str(log), f"training_{ruleset}/common.yaml", checker)[0]
+
+
+def entries(log: Path) -> list[dict]:
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def keys(log: Path) -> list[str]:
+    return [line["key"] for line in entries(log)]
+
+
+def write_log(path: Path, accuracies: list[float], settings: MlperfSettings = WHO) -> None:
+    """The log of a run of BERT-large whose evaluations gave `accuracies`; the last one is the target."""
+    pytest.importorskip("mlperf_logging")
+    training = TrainingSettings(optimizer="lamb", global_batch_sequences=448, micro_batch_packs=28)
+    plan = RunPlan(training, 2.0, processes=8, processes_per_worker=8, slots_per_pack=512, packs=1000)
+    log = MlperfLog(path, settings)
+    log.describe(plan, SimpleNamespace(packs=1000, packing_factor=2.0), LARGE)
+    with log:
+        log.begins(0)
+        for number, accuracy in enumerate(accuracies, start=1):
+            log.evaluation_begins(number * 448)
+            log.evaluation_ends(number * 448, accuracy, 10_000, finished=number == len(accuracies))
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("ruleset", ["2.1.0", "3.0.0", "3.1.0", "4.0.0", "4.1.0"] if LONG else ["2.1.0", "4.1.0"])
+def test_a_run_that_reached_the_target_is_accepted_in_the_closed_division(tmp_path: Path, ruleset: str) -> None:
+    write_log(tmp_path / "mlperf.log", [0.31, 0.724])
+    assert accepted(tmp_path / "mlperf.log", ruleset)
+
+
+def test_the_checker_refuses_a_run_that_did_not(tmp_path: Path) -> None:
+    write_log(tmp_path / "mlperf.log", [0.31, 0.719])
+    assert not accepted(tmp_path / "mlperf.log", "4.1.0")
+
+
+def test_blocks_and_evaluations_alternate(tmp_path: Path) -> None:
+    write_log(tmp_path / "mlperf.log", [0.1, 0.8])
+    run = keys(tmp_path / "mlperf.log")
+    block, evaluation = ["block_start", "block_stop"], ["eval_start", "eval_accuracy", "eval_stop"]
+    first = [*evaluation[:1], "eval_samples", *evaluation[1:]]
+    assert run[run.index("run_start") :] == ["run_start", *block, *first, *block, *evaluation, "run_stop"]
+    assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "success"
+    values = {line["key"]: line["value"] for line in entries(tmp_path / "mlperf.log")}
+    assert (values["global_batch_size"], values["gradient_accumulation_steps"]) == (448, 1)
+    assert (values["train_samples"], values["eval_samples"]) == (2000, 10_000)
+
+
+def test_a_run_that_fails_is_aborted(tmp_path: Path) -> None:
+    pytest.importorskip("mlperf_logging")
+    log = MlperfLog(tmp_path / "mlperf.log", WHO)
+    with pytest.raises(FailedError), log:
+        log.begins(0)
+        raise FailedError("the loss is not finite")
+    assert keys(tmp_path / "mlperf.log")[-2:] == ["block_stop", "run_stop"]
+    assert entries(tmp_path / "mlperf.log")[-1]["metadata"]["status"] == "aborted"
+
+
+def test_the_log_of_a_real_run_is_accepted_in_the_open_division(run: Run) -> None:
+    log = run.folder / "mlperf.log"
+    assert accepted(log, "4.1.0")
+    assert ":::MLLOG" not in run.printed
+    accuracies = [line["value"] for line in entries(log) if line["key"] == "eval_accuracy"]
+    agree(accuracies[-1], run.result.evaluation.masked_lm_accuracy)
+    assert entries(log)[-1]["metadata"]["status"] == ("success" if run.result.reached_target else "aborted")
+
+
+def test_without_being_asked_nothing_is_written_or_loaded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
+    assert type(open_events(tmp_path / "mlperf.log", MlperfSettings(), is_first=True)) is RunEvents
+    assert type(open_events(tmp_path / "mlperf.log", WHO, is_first=False)) is RunEvents
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_package_is_said_with_the_remedy(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlperf_logging.mllog", None)
+    with pytest.raises(InputError, match=r"install version 4\.1\.68, or set it to false"):
+        open_events(tmp_path / "mlperf.log", WHO, is_first=True)

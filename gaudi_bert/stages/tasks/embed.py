@@ -32,7 +32,7 @@ from gaudi_bert.stages.tasks.answer_rows import (
 from gaudi_bert.stages.tasks.answer_stream import STANDARD_OUTPUT, RowStream, StreamResult
 from gaudi_bert.stages.tasks.model_folders import open_model_folder
 from gaudi_bert.tasks.rows.types import Row, Sequences
-from gaudi_bert.training.weights.sentence_folder import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
 
 _ENDINGS = (".npy", ".parquet", ".jsonl")
 _ROWS_AT_ONCE = 8192

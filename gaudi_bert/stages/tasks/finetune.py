@@ -41,13 +41,13 @@ from gaudi_bert.training.input.task_data import TaskData, task_batches
 from gaudi_bert.training.loop import Evaluation, TrainingRun
 from gaudi_bert.training.objective import TaskObjective
 from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan, plan_run
-from gaudi_bert.training.weights.task_models import StartWeights, start_weights, weights_identity, write_task_folder
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
+from gaudi_bert.training.weights.task_models import StartWeights, start_weights, weights_checksum, write_task_folder
 
 PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
 
 # Settings that name files, which are known by their content.
-FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
+_FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
 
 
 def finetune(
@@ -105,7 +105,6 @@ class _FineTuneJob:
     """What is known of a run before anything is built."""
 
     settings: PipelineSettings
-    files: FineTuneInput
     task: Task
     start: StartWeights
     tokenizer: RowTokenizer
@@ -119,12 +118,6 @@ class _FineTuneJob:
     def section(self) -> FineTuneSettings:
         """The settings of fine-tuning."""
         return self.settings.finetune
-
-
-def _loop_settings(section: FineTuneSettings, **more: object) -> TrainingSettings:
-    """The settings of the training loop; `more` are those that fine-tuning expresses in other words."""
-    shared = {name: getattr(section, name) for name in LoopSettings.model_fields}
-    return TrainingSettings.model_validate({**shared, **more})
 
 
 def _plan_job(
@@ -157,7 +150,7 @@ def _plan_job(
     processes = processes_of(settings, communicator, dry_run)
     plan = _plan(section, data, processes, settings.resources.processes_per_worker)
     best_metric = _best_metric(task, section, evaluation is not None)
-    return _FineTuneJob(settings, files, task, start, tokenizer, data, evaluation, plan, best_metric, out)
+    return _FineTuneJob(settings, task, start, tokenizer, data, evaluation, plan, best_metric, out)
 
 
 def _data(
@@ -170,8 +163,7 @@ def _data(
 ) -> TaskData:
     section, name = settings.finetune, cast(TaskName, settings.task.name)
     length = section.max_sequence_length
-    # Rows are kept of both files: whether a question has no answer is known from them alone.
-    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length, keep_rows=True)
+    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length)
     if sequences.cut_rows:
         what = "cut" if settings.task.too_long == "truncate" else "taken in windows"
         reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
@@ -208,16 +200,16 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
     per_update = micro_batch * steps * processes
     updates = math.ceil(section.epochs * packs / per_update)
     an_epoch = math.ceil(packs / per_update)
-    settings = _loop_settings(
-        section,
-        micro_batch_packs=micro_batch,
-        global_batch_sequences=section.batch_sequences,
-        updates=updates,
-        warmup_updates=min(updates, round(section.warmup_share * updates)),
-        evaluate_every_updates=section.evaluate_every_updates or an_epoch,
-        save_every_updates=section.save_every_updates or an_epoch,
-    )
-    return plan_run(
+    in_other_words = {
+        "micro_batch_packs": micro_batch,
+        "global_batch_sequences": section.batch_sequences,
+        "updates": updates,
+        "warmup_updates": min(updates, round(section.warmup_share * updates)),
+        "evaluate_every_updates": section.evaluate_every_updates or an_epoch,
+        "save_every_updates": section.save_every_updates or an_epoch,
+    }
+    settings = TrainingSettings.model_validate({**_loop_settings(section), **in_other_words})
+    return RunPlan(
         settings,
         factor,
         processes=processes,
@@ -226,6 +218,11 @@ def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_p
         packs=packs,
         keys=FINE_TUNING_KEYS,
     )
+
+
+def _loop_settings(section: FineTuneSettings) -> dict[str, Any]:
+    """The settings that are those of the training loop too."""
+    return {name: getattr(section, name) for name in LoopSettings.model_fields}
 
 
 def _batch_of(section: FineTuneSettings, factor: float, processes: int) -> tuple[int, int]:
@@ -276,12 +273,12 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
 
 def _signature(job: _FineTuneJob) -> Signature:
     """What the model depends on."""
-    section = job.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | FILES)
+    section = job.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES)
     task = job.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
     inputs = {
         "data": job.data.identity,
         "evaluation_data": job.evaluation.identity if job.evaluation is not None else None,
-        "model": weights_identity(job.start.weights),
+        "model": f"{job.start.weights.path.name}:{weights_checksum(job.start.weights)}",
         "tokenizer": file_identity(job.tokenizer.file),
         "labels": list(job.task.labels),
     }
@@ -322,7 +319,7 @@ def _train(job: _FineTuneJob, session: Session, reporter: Reporter) -> FineTunin
         folder=job.out,
         stored_settings={
             "model": job.start.config.to_json(),
-            "training": {name: getattr(job.section, name) for name in LoopSettings.model_fields},
+            "training": _loop_settings(job.section),
             COMPILED_KEY: session.compiled,
         },
         reporter=reporter,

@@ -49,10 +49,8 @@ def tokenized_file(
     tokenizer: RowTokenizer,
     labels: tuple[str, ...],
     max_sequence_length: int,
-    *,
-    keep_rows: bool = True,
 ) -> tuple[Sequences, tuple[Row, ...]]:
-    """All sequences of a file of labelled rows, and the rows themselves where they are kept."""
+    """All sequences of a file of labelled rows, and the rows themselves."""
     labelled = not task.endswith("-language-modelling")
     parts, counts, all_rows = [], [], []
     for rows in windows(read_rows(path, task, settings, labelled=labelled), _WINDOW_ROWS):
@@ -68,7 +66,7 @@ def tokenized_file(
             )
         )
         counts.append(len(rows))
-        all_rows += rows if keep_rows else []
+        all_rows += rows
     if not parts:
         raise InputError(f"{path}: holds no rows; give a file with at least one")
     return join_sequences(parts, counts), tuple(all_rows)

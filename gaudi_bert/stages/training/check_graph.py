@@ -17,7 +17,7 @@ from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.stages.training.model_results import GraphResult
 from gaudi_bert.stages.training.train import model_config
 from gaudi_bert.training.graph import CardFit, report_on_step
-from gaudi_bert.training.run_plan import plan_run
+from gaudi_bert.training.run_plan import RunPlan
 
 PROBLEMS_SHOWN = 20
 
@@ -40,7 +40,7 @@ def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
     data = _sizes(settings, folder.split("train").packed)
     config = model_config(settings.model, data.vocabulary_size, data.max_sequence_length)
     cards = settings.resources.processes_per_worker
-    plan = plan_run(
+    plan = RunPlan(
         settings.training,
         data.packing_factor,
         processes=settings.resources.workers * cards,

@@ -23,7 +23,7 @@ from gaudi_bert.training.checkpoint import Checkpoint, checkpoint_identity, find
 from gaudi_bert.training.device import open_device
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.evaluate import PretrainingEvaluation, PretrainingEvaluator
+from gaudi_bert.training.evaluate import PretrainingEvaluator
 from gaudi_bert.training.input.source import DataSource, check_fits
 
 # Packed and unpacked figures are sums of the same float32 terms in another order.
@@ -103,7 +103,7 @@ def _evaluate(
         reporter.say(f"evaluate: {shown(source.path)}: {evaluations[-1].line()}")
     unpacked, difference = None, None
     if len(evaluations) > 1:
-        unpacked = EvaluationFigures(**dict(evaluations[1]))
+        unpacked = evaluations[1]
         difference = _compare(evaluations[0], evaluations[1], f"{sources[0].path} and {sources[1].path}")
         reporter.say(f"evaluate: packed and unpacked figures differ by at most {difference:.1e}")
     return EvaluationResult(
@@ -115,7 +115,7 @@ def _evaluate(
     )
 
 
-def _compare(one: PretrainingEvaluation, other: PretrainingEvaluation, what: str) -> float:
+def _compare(one: EvaluationFigures, other: EvaluationFigures, what: str) -> float:
     """The largest difference of any figure; counts must be equal, so theirs weighs as it is."""
     values = other.as_json()
     difference = max(abs(value - values[name]) for name, value in one.as_json().items())

@@ -36,7 +36,7 @@ from gaudi_bert.tasks.packs import BatchShape
 from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.window_plan import deepest
 from gaudi_bert.training.weights.model_files import TaskConfig
-from gaudi_bert.training.weights.saved_model import ServingSizes, write_saved_model, write_task_saved_model
+from gaudi_bert.training.weights.saved_model import write_saved_model, write_task_saved_model
 from gaudi_bert.training.weights.sources import Weights, read_weights, write_google_checkpoint
 from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
 
@@ -101,7 +101,7 @@ def _export(weights: Weights, out: Path, kind: str, vocabulary: Path | None, row
         files=files,
         parameters=parameter_count(config),
         vocabulary=str(words) if words is not None else None,
-        sizes=sizes.letters if kind == "savedmodel" else None,
+        sizes=sizes if kind == "savedmodel" else None,
     )
 
 
@@ -166,13 +166,14 @@ def _write_google(folder: Path, weights: Weights, config: BertConfig) -> None:
     write_json(folder / "bert_config.json", values)
 
 
-def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> ServingSizes:
-    """The sizes of the data that a model of ours was trained on; else what is common."""
+def _serving_sizes(weights: Weights, config: BertConfig, rows: int) -> dict[str, int]:
+    """The sizes, by letter, of the data that a model of ours was trained on; else what is common."""
     data = weights.settings.get("data", {})
     length = data.get("max_sequence_length", config.max_position_embeddings)
     predictions = data.get("max_predictions", max(1, round(MASKED_SHARE * length)))
     depth = data.get("depth", COMMON_DEPTH)
-    return ServingSizes(rows, length, predictions, data.get("masked_slots", predictions + depth), depth)
+    slots = data.get("masked_slots", predictions + depth)
+    return {"B": rows, "L": length, "P": predictions, "Q": slots, "S": depth}
 
 
 def _vocabulary(weights: Weights, config: BertConfig, given: Path | None, reporter: Reporter) -> Path | None:

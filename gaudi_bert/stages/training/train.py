@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -23,21 +22,21 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import ModelSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.config import BertConfig, parameter_specs
+from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.stages.results import Made
 from gaudi_bert.stages.training.inputs import leave_tokenizer, local_weights, open_data, open_on_the_fly
 from gaudi_bert.stages.training.model_results import DryRun
 from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.evaluate import PretrainingEvaluation, PretrainingEvaluator
-from gaudi_bert.training.input.batches import Batch, TrainingOrder, ValueLimits, training_batches
+from gaudi_bert.training.evaluate import PretrainingEvaluator
+from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 from gaudi_bert.training.loop import Outcome, TrainingRun
 from gaudi_bert.training.mlperf import MlperfLog, open_events
 from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.run_plan import RunPlan, plan_run
+from gaudi_bert.training.run_plan import RunPlan
 from gaudi_bert.training.speedup import measure_speedup
 from gaudi_bert.training.weights.sources import load_weights
 
@@ -139,7 +138,7 @@ def _plan_job(
     processes = processes_of(settings, communicator, dry_run)
     if source.cache is not None:
         source.cache.check_room(source.streams, processes)
-    plan = plan_run(
+    plan = RunPlan(
         settings.training,
         source.packing_factor,
         processes=processes,
@@ -167,7 +166,6 @@ def _describe_job(job: _TrainingJob, dry_run: bool) -> list[str]:
     """The run as lines for people; all of its figures before a dry run."""
     settings, source, config = job.plan.settings, job.source, job.config
     chosen, training = job.settings.model, job.settings.training
-    parameters = sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
     asked = "as requested" if {"hidden_size", "num_hidden_layers"} & chosen.model_fields_set else _DEFAULT_MODEL
     kind = f"packed, depth {source.depth}" if source.is_packed else "not packed"
     vocabulary = f"vocabulary {config.vocab_size:,}"
@@ -176,7 +174,7 @@ def _describe_job(job: _TrainingJob, dry_run: bool) -> list[str]:
     layers = count_of(config.num_hidden_layers, "layer")
     lines = [
         f"{name_of_sizes(chosen) or 'a BERT'}: {layers}, hidden size {config.hidden_size}, "
-        f"{parameters / 1e6:,.1f} million parameters; {asked}",
+        f"{parameter_count(config) / 1e6:,.1f} million parameters; {asked}",
         f"{shown(source.path)} ({kind}, length {source.schema.max_sequence_length}, {vocabulary})",
         f"{settings.optimizer}, learning rate {settings.learning_rate:g}"
         + (_SMALL_MODELS_RATE if config.hidden_size >= 512 and "learning_rate" not in training.model_fields_set else ""),
@@ -233,7 +231,7 @@ def _set_up(job: _TrainingJob, folder: Path, session: Session, reporter: Reporte
             batch_packs=settings.micro_batch_packs,
             take_packs=settings.evaluate_packs,
         )
-    limits = ValueLimits.of(source, job.config)
+    limits = value_limits(source, job.config)
 
     def batches(order: TrainingOrder) -> Iterator[Batch]:
         return training_batches(source, limits, settings.micro_batch_packs, order)
@@ -273,7 +271,7 @@ def _measure_speedup(run: TrainingRun, model: BertForPretraining, source: DataSo
 
 
 def _result(outcome: Outcome, plan: RunPlan, realized_speedup: float | None) -> TrainingResult:
-    report, evaluation = outcome.report, cast(PretrainingEvaluation | None, outcome.evaluation)
+    report, evaluation = outcome.report, cast(EvaluationFigures | None, outcome.evaluation)
     return TrainingResult(
         updates=outcome.progress.update,
         sequences=outcome.progress.sequences,
@@ -285,7 +283,7 @@ def _result(outcome: Outcome, plan: RunPlan, realized_speedup: float | None) -> 
         packing_factor=plan.packing_factor,
         sequences_per_update=plan.sequences_per_update,
         reached_target=outcome.reached_target,
-        training=LossFigures.model_validate(report.figures.as_json()) if report is not None else None,
-        evaluation=EvaluationFigures(**dict(evaluation)) if evaluation is not None else None,
+        training=cast(LossFigures, report.figures) if report is not None else None,
+        evaluation=evaluation,
         realized_speedup=realized_speedup,
     )

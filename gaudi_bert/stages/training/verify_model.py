@@ -29,7 +29,7 @@ from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.stages.training.inputs import local_weights, open_data
 from gaudi_bert.stages.training.model_results import VerifyModelResult
 from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
-from gaudi_bert.training.input.batches import ValueLimits, check_values
+from gaudi_bert.training.input.batches import check_values, value_limits
 from gaudi_bert.training.input.source import DataSource, check_fits
 
 OUTPUT_BOUND = 1e-5
@@ -215,7 +215,7 @@ def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
         }
     )
     batch = {name: tensors[name].numpy() for name in PACKED_FEATURES}
-    check_values(batch, ValueLimits.of(source, config), lambda row: names[row])
+    check_values(batch, value_limits(source, config), lambda row: names[row])
     if source.is_packed:
         return batch
     return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)

@@ -5,7 +5,7 @@ pack g mod N of epoch g div N, where N is the packs of an epoch, and process r o
 batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
 read is one number of packs, whoever read them: a run continues there with any number of processes.
 
-Batches are decoded a few ahead by a thread. Values are checked on the host (`value_limits.py`); an error names the file and
+Batches are decoded a few ahead by a thread. Values are checked on the host (`check_values`); an error names the file and
 the record.
 """
 
@@ -33,6 +33,7 @@ from gaudi_bert.training.input.source import DataSource
 
 Batch = dict[str, Int32Array | Float32Array]
 Item = TypeVar("Item")
+ValueLimits = Mapping[str, int]
 
 _BATCHES_AHEAD = 4
 
@@ -167,35 +168,26 @@ def _ahead(items: Iterator[Item]) -> Iterator[Item]:
 # run would go on, on garbage. The check costs a few minima and maxima over small integers on the host.
 
 
-@dataclass(frozen=True)
-class ValueLimits:
-    """The largest value of each feature; the smallest is 0."""
-
-    largest: Mapping[str, int]
-
-    @classmethod
-    def of(cls, source: DataSource, config: BertConfig) -> ValueLimits:
-        """The limits that the data's sizes and the model set."""
-        last = source.schema.max_sequence_length - 1
-        return cls(
-            {
-                "input_ids": config.vocab_size - 1,
-                "input_mask": source.depth,
-                "segment_ids": config.type_vocab_size - 1,
-                "positions": last,
-                "masked_lm_positions": last,
-                "masked_lm_ids": config.vocab_size - 1,
-                "masked_lm_weights": source.depth,
-                "next_sentence_positions": last,
-                "next_sentence_labels": 1,
-                "next_sentence_weights": 1,
-            }
-        )
+def value_limits(source: DataSource, config: BertConfig) -> dict[str, int]:
+    """The largest value of each feature that the data's sizes and the model allow; the smallest is 0."""
+    last = source.schema.max_sequence_length - 1
+    return {
+        "input_ids": config.vocab_size - 1,
+        "input_mask": source.depth,
+        "segment_ids": config.type_vocab_size - 1,
+        "positions": last,
+        "masked_lm_positions": last,
+        "masked_lm_ids": config.vocab_size - 1,
+        "masked_lm_weights": source.depth,
+        "next_sentence_positions": last,
+        "next_sentence_labels": 1,
+        "next_sentence_weights": 1,
+    }
 
 
 def check_values(batch: BatchArrays, limits: ValueLimits, name_of: Callable[[int], str]) -> None:
     """Check one packed batch, whose rows `name_of` names in errors."""
-    for name, largest in limits.largest.items():
+    for name, largest in limits.items():
         values = batch[name]
         if values.min() < 0 or values.max() > largest or not np.isfinite(values).all():
             row, slot = np.argwhere(~((values >= 0) & (values <= largest)))[0]

@@ -8,7 +8,6 @@ fraction of the rows. A pretrained model returns `sequence_output`, `pooled_outp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
@@ -30,30 +29,16 @@ Serve = Callable[..., dict[str, tf.Tensor]]
 _Shapes = dict[str, list[int]]
 
 
-@dataclass(frozen=True)
-class ServingSizes:
-    """The static sizes of both signatures: rows, positions of a row, and masked positions and sequences of a pack."""
+def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays, sizes: Mapping[str, int]) -> None:
+    """Write a pretrained model into `folder`, which is made.
 
-    rows: int
-    max_sequence_length: int
-    max_predictions: int
-    masked_slots: int
-    depth: int
+    `sizes` are the static ones of both signatures, by the letters of shapes: B rows, L positions of a row, P masked
+    positions of a sequence, Q of a pack, S depth.
+    """
 
-    @property
-    def letters(self) -> dict[str, int]:
-        """By the letters of shapes: B rows, L positions, P masked positions of a sequence, Q of a pack, S depth."""
-        return {
-            "B": self.rows,
-            "L": self.max_sequence_length,
-            "P": self.max_predictions,
-            "Q": self.masked_slots,
-            "S": self.depth,
-        }
+    def shape_of(letters: str) -> list[int]:
+        return [sizes[letter] for letter in letters]
 
-
-def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays, sizes: ServingSizes) -> None:
-    """Write a pretrained model into `folder`, which is made; `sizes` are those of the signatures."""
     model = BertForPretraining(config, seed=0)
     model.load_values(variables)
 
@@ -67,7 +52,7 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
         }
 
     def serve_packed(**features: tf.Tensor) -> dict[str, tf.Tensor]:
-        labels = {name: _nothing(PACKED_FEATURES[name], sizes) for name in LABELS}
+        labels = {name: tf.zeros(shape_of(PACKED_FEATURES[name][0]), PACKED_FEATURES[name][1]) for name in LABELS}
         return run({**features, **labels})
 
     def serve_unpacked(**features: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -84,23 +69,10 @@ def write_saved_model(folder: Path, config: BertConfig, variables: WeightArrays,
         folder,
         model,
         {
-            "serving_default": (serve_unpacked, _shapes(_UNPACKED_INPUTS, sizes)),
-            "packed": (serve_packed, _shapes(_PACKED_INPUTS, sizes)),
+            "serving_default": (serve_unpacked, {name: shape_of(letters) for name, letters in _UNPACKED_INPUTS.items()}),
+            "packed": (serve_packed, {name: shape_of(letters) for name, letters in _PACKED_INPUTS.items()}),
         },
     )
-
-
-def _shapes(inputs: Mapping[str, str], sizes: ServingSizes) -> _Shapes:
-    return {name: _shape(letters, sizes) for name, letters in inputs.items()}
-
-
-def _nothing(feature: tuple[str, tf.DType], sizes: ServingSizes) -> tf.Tensor:
-    letters, dtype = feature
-    return tf.zeros(_shape(letters, sizes), dtype)
-
-
-def _shape(letters: str, sizes: ServingSizes) -> list[int]:
-    return [sizes.letters[letter] for letter in letters]
 
 
 # --- A fine-tuned model, with its head: both signatures give `logits`

@@ -74,11 +74,6 @@ def start_weights(path: Path, task: Task) -> StartWeights:
     return StartWeights(weights, config, variables, fresh)
 
 
-def weights_identity(weights: Weights) -> str:
-    """What distinguishes weights from others: the name of their folder or file, and a checksum of all that they hold."""
-    return f"{weights.path.name}:{weights_checksum(weights)}"
-
-
 def weights_checksum(weights: Weights) -> str:
     """CRC-32 of all names and values."""
     checksum = 0
@@ -142,7 +137,6 @@ def open_task_model(
     task: Task,
     *,
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
-    compiled: bool = False,
     weights: Weights | None = None,
 ) -> BertForTask:
     """The model of a folder, with its weights."""
@@ -151,7 +145,7 @@ def open_task_model(
     for name, spec in specs.items():
         if not _fits(weights.variables, name, spec):
             raise InputError(f"{folder.path}: {name} is missing or of another shape; fine-tune the model again")
-    model = BertForTask(folder.config, task, seed=0, compute_dtype=compute_dtype, compiled=compiled)
+    model = BertForTask(folder.config, task, seed=0, compute_dtype=compute_dtype)
     model.load_values({name: weights.variables[name] for name in specs})
     return model
 

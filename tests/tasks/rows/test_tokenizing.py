@@ -15,7 +15,7 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks.rows.fields import find_labels
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.tasks.rows.tokenizing import best_windows, tokenize_rows, window_bounds
-from gaudi_bert.tasks.rows.types import IdsRow, QuestionRow, Row, Sequences, TaggedRow, TextRow
+from gaudi_bert.tasks.rows.types import IdsRow, QuestionRow, Row, Sequences, TaggedRow, TextRow, join_sequences
 from tests.builders.bert_folder import VOCABULARY, write_tokenizer
 from tests.builders.properties import examples
 
@@ -246,3 +246,23 @@ def test_windows_cover_the_text(tokens: int, room: int, data: st.DataObject) -> 
     for token, window in enumerate(chosen):
         sides = [min(token - start, end - 1 - token) for start, end in bounds]
         assert sides[window] == max(sides) >= 0
+
+
+def made(target: object) -> Sequences:
+    return Sequences(
+        row=np.array([0, 0, 1]),
+        offsets=np.array([0, 2, 3, 6]),
+        input_ids=np.arange(6, dtype=np.int32),
+        segment_ids=np.array([0, 1, 0, 0, 1, 1], np.int8),
+        target=target,  # type: ignore[arg-type]
+        cut_rows=1,
+    )
+
+
+def test_sequences_of_several_windows_are_joined() -> None:
+    joined = join_sequences([made(np.array([1, 2, 3])), made(np.array([4, 5, 6]))], [2, 3])
+    assert joined.row.tolist() == [0, 0, 1, 2, 2, 3]
+    assert joined.offsets.tolist() == [0, 2, 3, 6, 8, 9, 12]
+    assert joined.lengths.tolist() == [2, 1, 3, 2, 1, 3]
+    assert joined.target.tolist() == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+    assert (joined.cut_rows, joined.words) == (2, None)

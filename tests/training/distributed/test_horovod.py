@@ -276,7 +276,4 @@ def test_a_server_that_cannot_be_reached_is_an_error_with_a_remedy() -> None:
         port = closed.getsockname()[1]
     with pytest.raises(FailedError, match=rf"rank 0 does not answer at port {port} of 127.0.0.1; open that port"):
         connect_to_server(["127.0.0.1"], port)
-
-
-def test_this_host_has_a_name() -> None:
     assert own_addresses()[-1] == socket.gethostname()

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -220,28 +219,33 @@ def test_an_evaluation_by_two_is_that_by_one(rows, files, results) -> None:
     agree(both[0]["figures"], alone["figures"], 1e-6)
 
 
-@dataclass(frozen=True)
 class OneOfMany(Communicator):
-    """A process that keeps what it gives to the sums."""
+    """Any process of any number, one after the other; it keeps what it gives to the sums."""
 
-    given: list[np.ndarray] = field(default_factory=list, compare=False)
+    def become(self, rank: int, size: int) -> list[np.ndarray]:
+        given: list[np.ndarray] = []
+        for name, value in (("rank", rank), ("size", size), ("given", given)):
+            object.__setattr__(self, name, value)
+        return given
 
     def sum_array(self, values: Any) -> np.ndarray:
         self.given.append(np.array(values, np.float64))
         return self.given[-1]
 
 
-@pytest.mark.parametrize("size", [3, 7])
-def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(size, files, results) -> None:
-    model, path = results / "tasks" / finetunes.EVALUATED_TASK, files / "evaluation-19.jsonl"
-    whole = OneOfMany()
-    expected = finetunes.evaluated(model, path, whole)
-    shares = [OneOfMany(rank, size) for rank in range(size)]
-    for share in shares:
-        finetunes.evaluated(model, path, share)
-    sums, logits = (sum(share.given[number] for share in shares) for number in range(2))
-    agree(sums, whole.given[0], 1e-9)
-    agree(logits, expected.logits)
-    shared = sum((share.given[1] != 0).any(axis=1).astype(int) for share in shares)
-    assert shared.max() == 1, "a token that two processes answered"
-    assert any(not share.given[1].any() for share in shares) == (size > 5)
+def test_the_shares_of_any_number_of_processes_add_up_to_the_whole(files, results) -> None:
+    model, path, one = results / "tasks" / finetunes.EVALUATED_TASK, files / "evaluation-19.jsonl", OneOfMany()
+    evaluator = finetunes.evaluator(model, path, one)
+    whole = one.become(0, 1)
+    expected = evaluator.run()
+    for size in (3, 7):
+        shares = []
+        for rank in range(size):
+            shares.append(one.become(rank, size))
+            evaluator.run()
+        sums, logits = (sum(share[number] for share in shares) for number in range(2))
+        agree(sums, whole[0], 1e-9)
+        agree(logits, expected.logits)
+        shared = sum((share[1] != 0).any(axis=1).astype(int) for share in shares)
+        assert shared.max() == 1, "a token that two processes answered"
+        assert any(not share[1].any() for share in shares) == (size > 5)

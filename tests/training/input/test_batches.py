@@ -21,7 +21,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.tasks.rows.types import Sequences
 from gaudi_bert.tasks.task import task_named
-from gaudi_bert.training.input.batches import TrainingOrder, ValueLimits, evaluation_batches, training_batches
+from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
 from gaudi_bert.training.input.source import ShardCache, check_fits, open_source, open_stored_source
 from gaudi_bert.training.input.task_data import TaskData, task_batches
 from tests.builders import training_data as data
@@ -42,7 +42,7 @@ CONFIG = BertConfig(
 
 
 def limits(source):
-    return ValueLimits.of(source, CONFIG)
+    return value_limits(source, CONFIG)
 
 
 def rows(batches) -> list[bytes]:
@@ -71,21 +71,6 @@ def test_an_epoch_holds_every_pack_once_and_epochs_join_without_a_gap(packed) ->
 def test_the_order_depends_on_the_seed_alone(packed) -> None:
     assert train_rows(packed, 3, 15) == train_rows(packed, 3, 15)
     assert train_rows(packed, 3, 15) != train_rows(packed, 3, 15, seed=2)
-
-
-@pytest.mark.parametrize("skipped", [3, 27, 30, 60])
-def test_reading_goes_on_where_it_stopped(packed, skipped) -> None:
-    assert train_rows(packed, 3, 30)[skipped:] == train_rows(packed, 3, 30 - skipped // 3, packs_done=skipped)
-
-
-def test_any_number_of_processes_reads_the_one_order(packed) -> None:
-    alone = train_rows(packed, batch_packs=1, batches=60)
-    for size in (2, 3, 4, 8):
-        for done in (0, 7, 31):
-            shares = [train_rows(packed, 1, 5, rank=rank, size=size, packs_done=done) for rank in range(size)]
-            for number, row in enumerate(alone[done : done + 5 * size]):
-                rank = (done + number) % size
-                assert row in shares[rank][number // size : number // size + 1]
 
 
 @pytest.mark.repeated
@@ -149,7 +134,7 @@ def one_error(folder: Path, config: BertConfig = CONFIG) -> str:
         source = open_source(folder)
         check_fits(source, config)
         order = TrainingOrder(seed=1, shuffle_packs=5)
-        list(islice(training_batches(source, ValueLimits.of(source, config), 4, order), 10))
+        list(islice(training_batches(source, value_limits(source, config), 4, order), 10))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -245,8 +230,9 @@ def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) ->
     assert "no metadata.json" in one_error(tmp_path)
 
 
-def test_thousands_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> None:
-    folder = write_many_shards(tmp_path / "many", make_case(tmp_path / "case").packed, 2656)
+@pytest.mark.repeated
+def test_hundreds_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> None:
+    folder = write_many_shards(tmp_path / "many", make_case(tmp_path / "case").packed, tries(664, 2656))
     found = read_in_a_process("batches", folder, 256)
     assert found["packs"] == read_metadata(folder).packs // 8 * 8
     assert 16 < found["mapped"] <= 100
@@ -267,20 +253,20 @@ def test_a_bucket_is_read_through_the_shards_of_its_streams(s3: S3Server, tmp_pa
     config = replace(CONFIG, vocab_size=30522, max_position_embeddings=29)
     batches, room = 3 * metadata.packs // 4, int(np.sort(table.bytes)[-4:].sum())
     sizes = {table.name(shard): int(table.bytes[shard]) for shard in range(len(table))}
-    wanted = rows(islice(training_batches(local, ValueLimits.of(local, config), 4, order), batches))
+    wanted = rows(islice(training_batches(local, value_limits(local, config), 4, order), batches))
     with mirrored(Path("s3://bucket/cached"), store) as folder:
         cache = ShardCache(folder, table, room, 3)
         cache.check_room(2, 1)
         stored = open_stored_source(folder, metadata, cache)
         found, most = [], 0
-        with closing(training_batches(stored, ValueLimits.of(stored, config), 4, order)) as read:
+        with closing(training_batches(stored, value_limits(stored, config), 4, order)) as read:
             for batch in islice(read, batches):
                 found += rows([batch])
                 most = max(most, sum(sizes.get(name, 0) for name in os.listdir(folder)))
         assert found == wanted
         assert 0 < most <= room < table.bytes.sum()
-        evaluated = rows(evaluation_batches(stored, ValueLimits.of(stored, config), 4))
-        assert evaluated == rows(evaluation_batches(local, ValueLimits.of(local, config), 4))
+        evaluated = rows(evaluation_batches(stored, value_limits(stored, config), 4))
+        assert evaluated == rows(evaluation_batches(local, value_limits(local, config), 4))
 
 
 def test_a_shard_stays_while_it_is_read_and_then_until_its_room_is_needed(s3: S3Server, tmp_path: Path) -> None:

@@ -82,13 +82,6 @@ def test_rows_are_no_longer_than_needed() -> None:
     assert plan_window(np.array([290, 301]), hidden_size=384).parts[0].length == 304
 
 
-@pytest.mark.parametrize("algorithm", ["lpfhp", "optimal"])
-def test_algorithms(algorithm: str) -> None:
-    lengths = np.repeat([20, 43, 64], [60, 30, 10])
-    plan = plan_window(lengths, hidden_size=384, algorithm=algorithm)
-    check(plan, lengths)
-
-
 # --- the lengths of rows that hold one sequence each, beside all others that could be chosen
 
 

@@ -22,7 +22,7 @@ from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
 from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
 from gaudi_bert.tasks.rows.types import TextRow
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
-from gaudi_bert.training.weights.sentence_folder import SentenceFolder, read_sentence_folder
+from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.weights.sources import load_weights, read_weights, write_google_checkpoint
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
