@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import io
 import os
@@ -98,6 +99,8 @@ def typed(command: str, folder: Path) -> Done:
         if command not in INSTEAD or planned.returncode:
             return Done(planned.returncode, "", planned.stderr)
     command = INSTEAD.get(command, command)
+    if command == f"gaudi-bert estimate {SHIPPED}":
+        return estimate_of_shipped()
     if not command.startswith("gaudi-bert "):
         (folder / "bin").mkdir(exist_ok=True)
         program = folder / "bin" / "gaudi-bert"
@@ -109,6 +112,12 @@ def typed(command: str, folder: Path) -> Done:
         return Done(done.returncode, done.stdout, done.stderr)
     words = [file for word in shlex.split(command)[1:] for file in sorted(glob.glob(word, root_dir=folder)) or [word]]
     return run_command(*words, *(matching(ADDED, command) or []), folder=folder)
+
+
+@functools.cache
+def estimate_of_shipped() -> Done:
+    """The dearest command that needs no file, which several pages have."""
+    return run_command("estimate", SHIPPED)
 
 
 def run_python(block: Block, names: dict[str, Any], page: str) -> None:

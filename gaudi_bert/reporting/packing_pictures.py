@@ -126,11 +126,11 @@ def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower
     """Slots before and after packing, to scale: real tokens and padding; the proven bound as a line."""
     figure, axes = _figure(height=3.2)
     for place, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
-        axes.barh(place, tokens, 0.5, color=BLUE, label="real tokens" if place else None)
-        axes.barh(place, rows * slots - tokens, 0.5, tokens, color=GREY, label="padding" if place else None)
+        axes.barh(place, tokens, 0.44, color=BLUE, label="real tokens" if place else None)
+        axes.barh(place, rows * slots - tokens, 0.44, tokens, color=GREY, label="padding" if place else None)
         share = percent(tokens / (rows * slots), 2)
-        axes.text(0.005 * rows_before * slots, place - 0.28, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
-    axes.plot([lower_bound * slots] * 2, [0.75, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
+        axes.text(0.005 * rows_before * slots, place - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
+    axes.plot([lower_bound * slots] * 2, [0.78, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
     axes.set_xlim(0, rows_before * slots)
     axes.set_ylim(1.6, -0.6)
     axes.set_yticks([])
@@ -267,6 +267,7 @@ def page_style() -> Iterator[None]:
         "axes.spines.right": False,
         "font.size": _PAGE_FONT,
         "axes.titlesize": "medium",
+        "figure.constrained_layout.hspace": 0.08,
         "lines.linewidth": 2.5,
         "lines.markersize": 8,
         "font.sans-serif": ["DejaVu Sans"],
@@ -315,7 +316,6 @@ def _figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
 
     figure = Figure(figsize=(8, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(hspace=0.08)
     return figure, figure.add_subplot() if rows is None else figure.subplots(rows, squeeze=False)[:, 0]
 
 

@@ -268,8 +268,8 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
         f"no packing of this depth has fewer than {packing.lower_bound:,} (gap {packing.gap})",
         f"{job.start.weights.path} ({job.start.weights.kind}): {count_of(config.num_hidden_layers, 'layer')}, hidden size "
         f"{config.hidden_size}; {len(job.start.fresh)} variables start from random numbers",
-        f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; {section.optimizer}, "
-        f"learning rate {section.learning_rate:g}",
+        f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
+        f"{section.optimizer}, learning rate {section.learning_rate:g}",
         *job.plan.short_lines(),
         *(job.plan.table() if dry_run else []),
     ]
