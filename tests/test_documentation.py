@@ -12,15 +12,10 @@ import pytest
 import typer
 
 from gaudi_bert.cli.main import app
+from tests.builders.pages import PAGES, ROOT, blocks, name
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 PROSE = {page: re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S) for page in PAGES}
 LONGEST_LINE = 125
-
-
-def name(page: Path) -> str:
-    return str(page.relative_to(ROOT))
 
 
 def commands() -> dict[str, Any]:
@@ -44,9 +39,9 @@ COMMANDS = commands()
 def quoted_commands() -> Iterator[tuple[str, str]]:
     """(page, command line) of each `gaudi-bert ...` line in a block of code."""
     for page in PAGES:
-        for block in re.findall(r"```\w*\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S):
-            for line in block.splitlines():
-                match = re.match(r"(?:\.venv/bin/)?gaudi-bert (.*)", line.strip())
+        for block in blocks(page):
+            for line in block.commands:
+                match = re.search(r"(?:^|[/|(] *)gaudi-bert (.*)", line)
                 if match is not None:
                     yield name(page), match[1]
 

@@ -133,30 +133,50 @@ echo 4711
 """
 
 
+def run_example(example: str, folder: Path) -> None:
+    """Run an example of the page in `folder`, with programs that stand for other machines: each runs its command here."""
+    (folder / "bin").mkdir()
+    programs = {
+        "gaudi-bert": f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n',
+        "sbatch": SBATCH,
+        "ssh": '#!/bin/sh\nexec sh -c "$2"\n',
+    }
+    for name, text in programs.items():
+        program = folder / "bin" / name
+        program.write_text(text)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    # Four parts on the page, two here: each process takes a second to start.
+    script = EXAMPLES[example]
+    for four, two in (
+        ("=0-3", "=0-1"),
+        ("seq 0 3", "seq 0 1"),
+        ("K/4", "K/2"),
+        ("in 0 1 2 3", "in 0 1"),
+        ("part/4", "part/2"),
+    ):
+        script = script.replace(four, two)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NUMBA_NUM_THREADS": "1"}
+    command = ["bash", "-eu", "-c", script]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_planning_of_the_page_plans_what_one_command_plans(case: PackingCase, tmp_path: Path) -> None:
+    (tmp_path / "histograms").mkdir()
+    for part in range(2):
+        works("histogram", case.records, "--out", tmp_path / "histograms" / f"{part}.json", "--shard", f"{part}/2")
+    run_example("Planning", tmp_path)
+    works("plan", *(tmp_path / "histograms" / f"{part}.json" for part in range(2)), "--out", tmp_path / "whole.json")
+    assert (tmp_path / "plan.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
 @pytest.mark.parametrize("example", ["xargs", "Slurm"])
 @pytest.mark.slow
 def test_an_example_of_the_page_packs_what_one_command_packs(example: str, case: PackingCase, tmp_path: Path) -> None:
     (tmp_path / "records").symlink_to(case.records)
-    (tmp_path / "bin").mkdir()
-    programs = {"gaudi-bert": f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n', "sbatch": SBATCH}
-    for name, text in programs.items():
-        program = tmp_path / "bin" / name
-        program.write_text(text)
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    # Four parts on the page, two here: each process takes a second to start.
-    script = EXAMPLES[example].replace("--array=0-3", "--array=0-1").replace("seq 0 3", "seq 0 1").replace("K/4", "K/2")
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NUMBA_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["bash", "-eu", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_example(example, tmp_path)
     works("pack", case.records, "--out", tmp_path / "whole")
     packed = made_in(tmp_path / "packed")
     assert packed == made_in(tmp_path / "whole")

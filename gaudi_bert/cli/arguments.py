@@ -29,14 +29,21 @@ Shard = Annotated[
         help="Do only part K of N (K from 0); auto takes both from a Slurm array, auto/N takes K from an Indexed Job.",
     ),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes or threads; default: all cores.", show_default=False)]
+Workers = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Processes or threads; default: all cores.", show_default=False)
+]
 Algorithm = Annotated[str | None, typer.Option(help="nnls, optimal, nnlshp, ennlshp, spfhp, lpfhp, greedy, ffd, none.")]
 Depth = Annotated[str | None, typer.Option(metavar="S|max", help="Most sequences per pack, or max.")]
 InputColumn = Annotated[
     str | None, typer.Option(metavar="NAME", help="Tables: the column of token ids (input_ids).", show_default=False)
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of every random choice.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: packing.depth=4.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a setting (`gaudi-bert settings` lists them): training.updates=100."
+    ),
+]
 Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
 
 

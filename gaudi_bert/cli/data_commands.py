@@ -236,7 +236,7 @@ def pack(
     depth: arguments.Depth = None,
     seed: arguments.Seed = None,
     max_sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tables: slots per pack.", show_default=False)
+        int | None, typer.Option(min=1, metavar="L", help="Tables: slots per pack.", show_default=False)
     ] = None,
     too_long: Annotated[
         str | None,

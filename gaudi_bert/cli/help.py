@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +18,8 @@ from gaudi_bert.common.errors import InputError
 if TYPE_CHECKING:
     from gaudi_bert.config.values import Settings
 
+# Arguments that a folder, a file or a pattern may be.
+_TAKE_PATTERNS = ("records", "source")
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 
@@ -40,12 +44,25 @@ class Command(TyperCommand):
         return _coloured(plain)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; what is too much is explained."""
+        """Parse the arguments; files that a shell made of a pattern are that pattern again, more is explained."""
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, args)
         if ctx.args and not ctx.resilient_parsing:
-            raise InputError(_one_too_many(ctx.args[0], ctx.command_path))
+            self._gather_files(ctx)
         return rest
+
+    def _gather_files(self, ctx: Any) -> None:
+        """Give the first argument of a command that takes a pattern all words but those of the arguments after it."""
+        first, *others = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
+        words = [*(str(ctx.params[parameter.name]) for parameter in (first, *others)), *ctx.args]
+        files = words[: len(words) - len(others)]
+        pattern = _pattern_of(files) if first.name in _TAKE_PATTERNS else None
+        if pattern is None:
+            raise InputError(_one_too_many(ctx.args[0], ctx.command_path))
+        ctx.params[first.name] = pattern
+        for parameter, word in zip(others, words[len(files) :], strict=True):
+            ctx.params[parameter.name] = type(ctx.params[parameter.name])(word)
+        ctx.args.clear()
 
 
 class Commands(TyperGroup):
@@ -109,12 +126,13 @@ def _show_defaults(command: str, parameters: Sequence[Any]) -> None:
 
 def _sections(command: str) -> list[tuple[str, type[Settings]]]:
     """The settings that a command's options are keys of; `pack` has those of TFRecords, and those of tables."""
-    from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
+    from gaudi_bert.config.sections import FineTuneSettings, PackingSettings, PrepareSettings, TableSettings
 
     sections: dict[str, list[tuple[str, type[Settings]]]] = {
         "prepare": [("", PrepareSettings)],
         "plan": [("", PackingSettings)],
         "pack": [("", PackingSettings), ("tables: ", TableSettings)],
+        "finetune": [("", FineTuneSettings)],
     }
     return sections.get(command, [])
 
@@ -127,8 +145,22 @@ def _default(section: type[Settings], name: str) -> str:
     return f"{default / 2**30:g}GiB" if name.endswith("_bytes") else str(default)
 
 
+def _pattern_of(files: Sequence[str]) -> str | None:
+    """The pattern with one `*` that stands for just these files; None where there is no such pattern."""
+    start = _common_beginning(files)
+    end = _common_beginning([file[len(start) :][::-1] for file in files])[::-1]
+    pattern = f"{glob.escape(start)}*{glob.escape(end)}"
+    is_one = not pattern.endswith(".json") and sorted(glob.glob(pattern)) == sorted(files)
+    return pattern if is_one and any(map(os.path.isfile, files)) else None
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)
+    return first[: sum(1 for _ in takewhile(lambda letters: letters[0] == letters[1], zip(first, last, strict=False)))]
+
+
 def _one_too_many(argument: str, command: str) -> str:
     if Path(argument).exists():
-        pattern = f"{Path(argument).parent}/*{Path(argument).suffix}"
+        pattern = Path(argument).parent / f"*{Path(argument).suffix}"
         return f"{argument}: one file, folder or pattern is expected; put a pattern in quotes: {command} '{pattern}'"
     return f"{argument}: is not expected here; see: {command} --help"

@@ -27,7 +27,7 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 def count_of(number: int, noun: str) -> str:
     """How many things there are, for people: 1 pack, 1,500 packs, 2 processes. `noun` has a regular plural."""
-    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch")) else "s"
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "tch")) else "s"
     return f"{number:,} {noun}{ending}"
 
 

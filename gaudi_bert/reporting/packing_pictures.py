@@ -23,9 +23,11 @@ from gaudi_bert.common.files import atomic_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#c8c8c8", "#7d8899"
+# Padding is pale on a light page and on a dark one: its grey lets the page through.
+BLUE, ORANGE, RED, GREY, DARK_GREY = "#3b78c4", "#d9731a", "#d6453d", "#7d889966", "#7d8899"
 _SHADES = ("#3b78c4", "#6f9fd8", "#a9c7e8", "#7a6bb0", "#b9aedb")
 _INKS = ("white", "black", "black", "white", "black")
+_PAGE_FONT = 17
 _MOST_STRATEGIES, _MOST_BARS, _MOST_DECIMALS = 30, 48, 9
 
 
@@ -63,8 +65,8 @@ def draw_histogram(
 def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: int, most: int = _MOST_STRATEGIES) -> Figure:
     """The strategies used most, each as a row of its sequences to scale, with its share of all packs; padding is grey."""
     shown = sorted(mixture, key=lambda strategy: (-mixture[strategy], strategy))[:most]
-    size = 7 if most == _MOST_STRATEGIES else 11
-    figure, axes = _figure(height=1.2 + 0.021 * size * len(shown))
+    size = 7 if most == _MOST_STRATEGIES else _PAGE_FONT - 2
+    figure, axes = _figure(height=1.2 + 0.023 * size * len(shown))
     packs = sum(mixture.values())
     for row, strategy in enumerate(shown):
         start = 0
@@ -95,7 +97,7 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
     The arrays are int64 [L]: rows that hold 1, 2, ..., L tokens.
     """
     panels = [(before, "before packing", DARK_GREY)] + ([(after, "after packing", BLUE)] if after is not None else [])
-    figure, axes = _figure(height=2.5 * len(panels), rows=len(panels))
+    figure, axes = _figure(height=2.7 * len(panels), rows=len(panels))
     slots = len(before)
     width = -(-slots // _MOST_BARS)
     # Bins end at L, so that the last one holds the rows that are full or nearly so.
@@ -111,7 +113,7 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
         if share[-1] > top:
             lengths = f"{spans[-1][0] + 1} to {slots}" if width > 1 else str(slots)
             words = f"{percent(share[-1] / 100)} of rows: {lengths} tokens ↑"
-            panel.set_title(words, loc="right", fontsize=12)
+            panel.set_title(words, loc="right", fontsize="medium")
         panel.set_xlim(0, slots)
         panel.set_ylim(0, top)
         panel.set_xlabel(f"real tokens in a row {when}")
@@ -122,19 +124,19 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
 
 def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
     """Slots before and after packing, to scale: real tokens and padding; the proven bound as a line."""
-    figure, axes = _figure(height=2.2)
+    figure, axes = _figure(height=3.2)
     for place, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
-        axes.barh(place, tokens, 0.5, color=BLUE, label="real tokens" if place else None)
-        axes.barh(place, rows * slots - tokens, 0.5, tokens, color=GREY, label="padding" if place else None)
+        axes.barh(place, tokens, 0.44, color=BLUE, label="real tokens" if place else None)
+        axes.barh(place, rows * slots - tokens, 0.44, tokens, color=GREY, label="padding" if place else None)
         share = percent(tokens / (rows * slots), 2)
-        axes.text(0.005 * rows_before * slots, place - 0.3, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
-    axes.plot([lower_bound * slots] * 2, [0.7, 1.35], color=RED, label=f"proven bound: {lower_bound:,} rows")
+        axes.text(0.005 * rows_before * slots, place - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
+    axes.plot([lower_bound * slots] * 2, [0.78, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
     axes.set_xlim(0, rows_before * slots)
     axes.set_ylim(1.6, -0.6)
     axes.set_yticks([])
     axes.set_xlabel("slots")
     axes.xaxis.set_major_formatter(_short_numbers())
-    axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    _legend_above(axes)
     return figure
 
 
@@ -245,7 +247,7 @@ def draw_curves(
     axes.xaxis.set_major_formatter(_short_numbers())
     axes.grid(axis="y", alpha=0.3)
     if values:
-        axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+        _legend_above(axes)
     return figure
 
 
@@ -254,13 +256,20 @@ def draw_curves(
 
 @contextmanager
 def page_style() -> Iterator[None]:
-    """Pictures drawn in this context are legible on a light and on a dark page: mid-grey ink, no background."""
+    """Pictures drawn in this context are legible on a light and on a dark page: mid-grey ink, no background.
+
+    They are 8 inches wide and shown 345 pixels wide on a telephone, where this font has 10 pixels.
+    """
     import matplotlib
 
     style: dict[Any, Any] = {
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "font.size": 12,
+        "font.size": _PAGE_FONT,
+        "axes.titlesize": "medium",
+        "figure.constrained_layout.hspace": 0.08,
+        "lines.linewidth": 2.5,
+        "lines.markersize": 8,
         "font.sans-serif": ["DejaVu Sans"],
     }
     style |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), DARK_GREY)
@@ -308,6 +317,11 @@ def _figure(height: float = 4.5, rows: int | None = None) -> tuple[Figure, Any]:
     figure = Figure(figsize=(8, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.add_subplot() if rows is None else figure.subplots(rows, squeeze=False)[:, 0]
+
+
+def _legend_above(axes: Any) -> None:
+    """A legend over the picture: on a telephone's page, three names do not fit side by side."""
+    axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1.2, columnspacing=1.2)
 
 
 def _short_numbers() -> Any:

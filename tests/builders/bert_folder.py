@@ -37,7 +37,7 @@ def write_tokenizer(folder: Path, lower_case: bool = True) -> Path:
     return folder
 
 
-def write_bert(folder: Path, seed: int = 1, layers: int = 2) -> Path:
+def write_bert(folder: Path, seed: int = 1, layers: int = 2, positions: int = 64) -> Path:
     """The folder, with the tokenizer and a model whose weights are noise of a size that makes outputs differ."""
     from safetensors.numpy import save_file
 
@@ -45,7 +45,7 @@ def write_bert(folder: Path, seed: int = 1, layers: int = 2) -> Path:
     from gaudi_bert.model.huggingface import to_hugging_face
 
     write_tokenizer(folder)
-    config = {**CONFIG, "num_hidden_layers": layers}
+    config = {**CONFIG, "num_hidden_layers": layers, "max_position_embeddings": positions}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     random = np.random.default_rng(seed)
     values = {

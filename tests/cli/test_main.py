@@ -20,6 +20,7 @@ from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli.main import COMMANDS
 from gaudi_bert.config.sections import PrepareSettings
 from tests.builders.command_line import run_command
+from tests.builders.folders import contents
 from tests.builders.packing_case import PackingCase, make_case
 
 
@@ -116,6 +117,7 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
         ("plan", "algorithm", "nnls"),
         ("pack", "depth", "3; tables: max"),
         ("pack", "group-bytes", "1GiB"),
+        ("finetune", "depth", "6"),
         ("prepare", "train-vocab", str(PrepareSettings().train_vocab)),
     ],
 )
@@ -125,13 +127,27 @@ def test_help_tells_defaults_of_settings(command: str, option: str, default: str
     assert f"default: {default}]" in line
 
 
-def test_files_that_the_shell_made_of_a_pattern_are_explained(tmp_path: Path) -> None:
-    for name in ("a.tfrecord", "b.tfrecord"):
-        (tmp_path / name).touch()
-    done = run_command("pack", "a.tfrecord", "b.tfrecord", "--out", "o", folder=tmp_path)
+def test_files_that_the_shell_made_of_a_pattern_are_that_pattern(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=3, sequences_per_file=7)
+    files = sorted(path.relative_to(tmp_path) for path in case.records.iterdir())
+    for name, records in (("quoted", [f"{files[0].parent}/*"]), ("unquoted", files)):
+        done = run_command("pack", *records, "--out", name, "--workers", 1, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        done = run_command("verify", *records, name, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "unquoted") == contents(tmp_path / "quoted")
+
+
+@pytest.mark.parametrize("names", [["a.x", "c.x"], ["a.json", "b.json"], ["a", "b"]])
+def test_what_no_pattern_stands_for_is_explained(names: list[str], tmp_path: Path) -> None:
+    for file in ("a.x", "b.x", "c.x", "a.json", "b.json"):
+        (tmp_path / file).touch()
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    done = run_command("pack", *names, "--out", "o", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: b.tfrecord: one file, folder or pattern is expected; put a pattern in quotes: ")
-    assert "'./*.tfrecord'" in done.stderr
+    assert done.stderr.startswith(f"error: {names[1]}: one file, folder or pattern is expected; put a pattern in quotes: ")
+    assert f" pack '*{Path(names[1]).suffix}'" in done.stderr
 
 
 def test_as_a_module_of_its_own_process() -> None:

@@ -45,6 +45,16 @@ def test_packs_are_what_the_sequences_are_alone(kind: str, head: str) -> None:
     assert verdict_on(small_random_model(kind, head)) == "right"
 
 
+@pytest.mark.parametrize("seed", [8, 10])
+def test_fresh_weights_in_which_tokens_hardly_move_one_another_are_no_obstacle(seed: int) -> None:
+    torch.manual_seed(seed)
+    special = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "max_position_embeddings": 258}
+    config = transformers.RobertaConfig(
+        **{**SIZES, "vocab_size": 4096, "hidden_size": 64, "initializer_range": 0.02}, **special
+    )
+    assert not PackCollator("transformers-5", transformers.RobertaForMaskedLM(config)).feeding.causal
+
+
 @pytest.mark.parametrize(("kind", "head"), cases(REFUSED))
 def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
     with pytest.raises(InputError, match="give it rows of one sequence") as caught:

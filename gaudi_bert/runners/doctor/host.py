@@ -30,7 +30,8 @@ class HostAnswers:
     `modules` is the output of `hl-smi -Q`, `runtimes` that of `docker info`; `device_nodes` are the names below /dev/accel
     and the /dev/hl* of old drivers, `software` is the version of the vendor's TensorFlow bridge. `memory_lock` is in bytes,
     -1 without limit; `cores` are physical ones, 0 where that is not known; `environment` holds the variables that start
-    with HABANA_. `python` is that of this process, `tensorflow` the version that is installed there.
+    with HABANA_. `python` is that of this process, `tensorflow` and `pytorch` the versions that are
+    installed there (PyTorch counts only with transformers).
     """
 
     hl_smi: str = ""
@@ -47,6 +48,7 @@ class HostAnswers:
     environment: Mapping[str, str] = field(default_factory=dict)
     python: tuple[int, int] = (3, 11)
     tensorflow: str = ""
+    pytorch: str = ""
 
 
 def ask_host() -> HostAnswers:
@@ -68,6 +70,7 @@ def ask_host() -> HostAnswers:
         environment={name: value for name, value in os.environ.items() if name.startswith("HABANA_")},
         python=sys.version_info[:2],
         tensorflow=_installed("tensorflow-cpu") or _installed("tensorflow"),
+        pytorch=_installed("torch") if _installed("transformers") else "",
     )
 
 
@@ -111,24 +114,31 @@ def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckRe
     """One result per check, in an order in which fixing makes sense; without any cards, only what matters there."""
     if not settings.resources.cards and not answers.device_nodes:
         cards = passed("cards", "none here, and the pipeline asks for none")
-        return [_training(answers, settings), cards, _runtime(answers, settings)]
+        return [_commands(answers), cards, _runtime(answers, settings)]
     return [check(answers, settings) for check in _CHECKS]
 
 
-def _training(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:
-    """Whether TensorFlow is here, and what runs without it."""
-    python = ".".join(map(str, answers.python))
-    rest = "estimate, compare, pack, verify, import and PyTorch's side run here; train, evaluate and finetune do not"
-    if not (3, 10) <= answers.python <= (3, 11):
-        remedy = "for those, make an environment of Python 3.10 or 3.11, or use --on docker"
-        return warning("training", f"TensorFlow 2.15 has no version for Python {python}: {rest}", remedy)
-    if not answers.tensorflow:
-        remedy = "for those: pip install 'gaudi-bert[tensorflow]', or use --on docker"
-        return warning("training", f"TensorFlow is not installed: {rest}", remedy)
-    if not answers.tensorflow.startswith("2.15."):
+def _commands(answers: HostAnswers) -> CheckResult:
+    """Which commands run here: training needs TensorFlow; `embed` and `predict` take PyTorch where there is none."""
+    python, torch = ".".join(map(str, answers.python)), "pip install 'gaudi-bert[pytorch]'"
+    if answers.tensorflow.startswith("2.15."):
+        encoders = "any encoder" if answers.pytorch else f"a BERT (for other encoders: {torch})"
+        runs = f"everything runs here, embed and predict with {encoders}"
+        return passed("commands", f"Python {python}, TensorFlow {answers.tensorflow}: {runs}")
+    if answers.tensorflow:
         remedy = "pip install 'gaudi-bert[tensorflow]'"
-        return warning("training", f"TensorFlow is {answers.tensorflow}, and 2.15 is needed", remedy)
-    return passed("training", f"Python {python} and TensorFlow {answers.tensorflow}: everything runs here")
+        return warning("commands", f"TensorFlow is {answers.tensorflow}, and 2.15 is needed", remedy)
+    data = "estimate, compare, pack, verify, import"
+    rest, remedy = (
+        (f"{data}, embed and predict (by PyTorch) run here; train, evaluate and finetune do not", "")
+        if answers.pytorch
+        else (f"{data} run here; train, evaluate, finetune, embed and predict do not", f"; for embed and predict: {torch}")
+    )
+    if not (3, 10) <= answers.python <= (3, 11):
+        remedy = f"to train, make an environment of Python 3.10 or 3.11, or use --on docker{remedy}"
+        return warning("commands", f"TensorFlow 2.15 has no version for Python {python}: {rest}", remedy)
+    remedy = f"to train: pip install 'gaudi-bert[tensorflow]', or use --on docker{remedy}"
+    return warning("commands", f"TensorFlow is not installed: {rest}", remedy)
 
 
 def _driver(answers: HostAnswers, settings: PipelineSettings) -> CheckResult:

@@ -21,7 +21,7 @@ from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
 from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
 from gaudi_bert.config.values import free_settings
@@ -261,10 +261,10 @@ def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
         f"{packing.packs:,} packs of depth {packing.depth_used} ({packing.algorithm_used}), "
         f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
         f"no packing of this depth has fewer than {packing.lower_bound:,} (gap {packing.gap})",
-        f"{job.start.weights.path} ({job.start.weights.kind}): {config.num_hidden_layers} layers, hidden size "
+        f"{job.start.weights.path} ({job.start.weights.kind}): {count_of(config.num_hidden_layers, 'layer')}, hidden size "
         f"{config.hidden_size}; {len(job.start.fresh)} variables start from random numbers",
-        f"asked for {section.batch_sequences:,} sequences per update, {section.epochs} epochs; {section.optimizer}, "
-        f"learning rate {section.learning_rate:g}",
+        f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
+        f"{section.optimizer}, learning rate {section.learning_rate:g}",
         *job.plan.short_lines(),
         *(job.plan.table() if dry_run else []),
     ]

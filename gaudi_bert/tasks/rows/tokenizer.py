@@ -121,7 +121,8 @@ def open_tokenizer(folder: Path) -> RowTokenizer:
         if os.path.lexists(file):
             return RowTokenizer(read(file), file, hashlib.sha256(read_file(file)).hexdigest())
     raise InputError(
-        f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there, as the tokenizer's save_pretrained does"
+        f"{folder}: holds no tokenizer; put the model's {_WHOLE} or {_WORDS} there (finetune takes "
+        "the folder of one by --vocab too)"
     )
 
 

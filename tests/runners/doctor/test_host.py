@@ -93,17 +93,25 @@ def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "tensorflow", "verdict", "said"),
+    ("python", "tensorflow", "torch", "verdict", "said"),
     [
-        ((3, 11), "2.15.1", "ok", "Python 3.11 and TensorFlow 2.15.1: everything runs here"),
-        ((3, 13), "", "warning", "no version for Python 3.13: estimate, compare, pack, verify"),
-        ((3, 10), "", "warning", "TensorFlow is not installed: estimate, compare, pack, verify"),
-        ((3, 11), "2.16.1", "warning", "TensorFlow is 2.16.1, and 2.15 is needed"),
+        ((3, 11), "2.15.1", "2.13", "ok", "TensorFlow 2.15.1: everything runs here, embed and predict with any encoder"),
+        ((3, 11), "2.15.1", "", "ok", "everything runs here, embed and predict with a BERT (for other encoders: pip"),
+        (
+            (3, 13),
+            "",
+            "",
+            "warning",
+            "Python 3.13: estimate, compare, pack, verify, import run here; train, evaluate, finetu",
+        ),
+        ((3, 13), "", "2.13", "warning", "import, embed and predict (by PyTorch) run here; train, evaluate and finetune do"),
+        ((3, 10), "", "", "warning", "TensorFlow is not installed: estimate, compare, pack, verify"),
+        ((3, 11), "2.16.1", "", "warning", "TensorFlow is 2.16.1, and 2.15 is needed"),
     ],
 )
-def test_what_can_run_and_what_cannot(python: tuple[int, int], tensorflow: str, verdict: str, said: str) -> None:
-    result = check_host(HostAnswers(python=python, tensorflow=tensorflow), load_pipeline(None))[0]
-    assert (result.check, result.verdict) == ("training", verdict)
+def test_what_can_run_and_what_cannot(python: tuple[int, int], tensorflow: str, torch: str, verdict: str, said: str) -> None:
+    result = check_host(HostAnswers(python=python, tensorflow=tensorflow, pytorch=torch), load_pipeline(None))[0]
+    assert (result.check, result.verdict) == ("commands", verdict)
     assert said in result.found
     assert bool(result.remedy) == (verdict == "warning")
 

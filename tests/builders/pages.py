@@ -1,0 +1,48 @@
+"""README.md and the pages below docs/: their blocks of code, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+# A block of no language, or of bash, holds commands; one of `text` what the commands before it print.
+SHELL = ("", "bash")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the number of its first line."""
+
+    language: str
+    text: str
+    line: int
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands: those after `$`, or where there is no `$`, all lines; `\\` at an end joins lines."""
+        if self.language not in SHELL:
+            return []
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line[2:] for line in lines if line.startswith("$ ")] or [line for line in lines if line.strip()]
+
+    @property
+    def output(self) -> list[str]:
+        """The lines that the block says are printed."""
+        shown = self.language == "text" or re.search(r"^\$ ", self.text, flags=re.MULTILINE)
+        return [line for line in self.text.splitlines() if shown and line.strip("$ .") and not line.startswith("$ ")]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        yield Block(match[1], match[2], text[: match.start()].count("\n") + 2)
+
+
+def name(page: Path) -> str:
+    """The page as a reader calls it."""
+    return str(page.relative_to(ROOT))

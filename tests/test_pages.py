@@ -1,0 +1,170 @@
+"""Every command of README.md and of the pages below docs/, typed in order: it ends well and prints what the page says."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders.command_line import Done, run_command
+from tests.builders.effort import LONG
+from tests.builders.once import once
+from tests.builders.page_data import SMALL, make_page_data
+from tests.builders.pages import PAGES, ROOT, Block, blocks, name
+
+# Each page has a folder of its own, which holds what the page presupposes (builders/page_data.py) and nothing else.
+PRESUPPOSED = {
+    "README.md": "my-tfrecords train.jsonl dev.jsonl new.jsonl MODEL",
+    "docs/compare.md": "lengths.npy",
+    "docs/docker.md": "pipelines",
+    "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased pipelines work",
+    "docs/leaks.md": "my-bert",
+    "docs/object-stores.md": "",
+    "docs/pack.md": "my-tfrecords wiki vocab.txt bert-rows",
+    "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
+    "docs/pytorch.md": "my-tfrecords my-bert",
+    "docs/start.md": "my-tfrecords",
+    "docs/tables.md": "dataset texts my-model pairs",
+    "docs/train.md": "my.yaml records work pipelines",
+}
+# Pages whose commands another test runs.
+ELSEWHERE = {
+    "docs/kubernetes.md": "tests/k8s/test_documentation.py",  # against a fake API server; kubectl's folders are built
+    "docs/many-machines.md": "tests/test_many_machines.py",  # with an sbatch of its own
+}
+# What is not run here, by pattern, and why. tests/test_documentation.py parses each `gaudi-bert` among them.
+NOT_HERE = {
+    r"git clone .*|pip install .*|cd gaudi-bert|make test": "installs or downloads: .ci/run does it on a clean clone",
+    r".*s3://.*|export AWS_.*|kubectl .*|gaudi-bert run mine.yaml --on .*": "needs a bucket or a cluster",
+    r"gaudi-bert run mine.yaml --render manifests/": "of a pipeline in a bucket: tests/k8s/test_object_store.py",
+    r"python -m mlperf_logging\..*": "needs MLPerf's package: tests/training/test_mlperf.py",
+}
+# What is added to a command so that it takes seconds: fewer updates, a smaller model; containers are only planned.
+ADDED = {
+    r"gaudi-bert train .*": SMALL,
+    r"gaudi-bert finetune .*": ["--set=finetune.epochs=1"],
+    r"gaudi-bert doctor --graph .*": SMALL[:4],
+    r".*gaudi-bert run .* --on docker.*|gaudi-bert run pipelines/wnut17.*": ["--dry-run"],
+}
+# Exact only where the data ship with the package; of other data, numbers are masked.
+SHIPPED = "wikipedia-512"
+TWO_FILES = "--set finetune.data=../train.jsonl --set finetune.evaluation_data=../dev.jsonl --set finetune.epochs=2"
+# What is run in place of a command: what `make` runs where a page shows what it prints, on less; but in the long form, less.
+INSTEAD = {
+    r"make pack train finetune": f"gaudi-bert run pipelines/finetune-demo.yaml --stages finetune {TWO_FILES}",
+    **({} if LONG else {r"gaudi-bert compare wikipedia-512": "gaudi-bert compare squad-384"}),
+}
+# Python that runs without TensorFlow and PyTorch too, is a fragment, or trains for hours.
+PYTHON_ELSEWHERE = {
+    "README.md": "tests/test_python_page.py",
+    "docs/python.md": "tests/test_python_page.py",
+    "docs/finetuning.md": "tests/stages/tasks/test_finetune.py",
+    "docs/pytorch.md": "tests/pytorch/test_examples.py",
+}
+PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def page_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once(tmp_path_factory, "page-data", make_page_data)
+
+
+def matching(patterns: dict[str, Any], command: str) -> Any:
+    """What the first pattern that is the whole command stands for, or None."""
+    return next((value for pattern, value in patterns.items() if re.fullmatch(pattern, command)), None)
+
+
+def masked(line: str, exact: bool) -> str:
+    """A line without the width of its columns and, unless `exact`, without its numbers, which are those of other data."""
+    line = " ".join(line.split())
+    return line if exact else re.sub(r"\d[\d,]*(\.\d+)?", "#", line)
+
+
+def typed(command: str, folder: Path) -> Done:
+    """Run a command as in a shell; `gaudi-bert` in this process, smaller where it would take hours."""
+    command = command.partition("  #")[0].removeprefix(".venv/bin/").strip()
+    if command.startswith("make "):
+        planned = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+        if command not in INSTEAD or planned.returncode:
+            return Done(planned.returncode, "", planned.stderr)
+    command = INSTEAD.get(command, command)
+    if command == f"gaudi-bert estimate {SHIPPED}":
+        return estimate_of_shipped()
+    if not command.startswith("gaudi-bert "):
+        (folder / "bin").mkdir(exist_ok=True)
+        program = folder / "bin" / "gaudi-bert"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gaudi_bert "$@"\n')
+        program.chmod(0o755)
+        environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        words = ["bash", "-c", command]
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        return Done(done.returncode, done.stdout, done.stderr)
+    words = [file for word in shlex.split(command)[1:] for file in sorted(glob.glob(word, root_dir=folder)) or [word]]
+    return run_command(*words, *(matching(ADDED, command) or []), folder=folder)
+
+
+@functools.cache
+def estimate_of_shipped() -> Done:
+    """The dearest command that needs no file, which several pages have."""
+    return run_command("estimate", SHIPPED)
+
+
+def run_python(block: Block, names: dict[str, Any], page: str) -> None:
+    """A script whose `print` say in a comment what they print."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block.text, page, "exec"), names)
+    assert printed.getvalue().splitlines() == PRINTS.findall(block.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if name(page) in PRESUPPOSED], ids=name)
+def test_what_a_page_says_to_type_works_and_prints_what_it_says(
+    page: Path, page_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for item in PRESUPPOSED[name(page)].split():
+        copy = shutil.copytree if (page_data / item).is_dir() else shutil.copyfile
+        copy(page_data / item, tmp_path / item)
+    names: dict[str, Any] = {}
+    printed, exact = "", False
+    for block in blocks(page):
+        where = f"{name(page)}:{block.line}"
+        if block.language == "python" and name(page) not in PYTHON_ELSEWHERE:
+            run_python(block, names, where)
+        for number, command in enumerate(block.commands):
+            if number == 0:
+                printed, exact = "", SHIPPED in command
+            if matching(NOT_HERE, command):
+                continue
+            done = typed(command, tmp_path)
+            assert done.returncode == 0, f"{where}: {command}\n{done.stdout}{done.stderr}"
+            printed += done.stdout + done.stderr
+        seen = {masked(line, exact) for line in printed.splitlines()}
+        missing = [line for line in block.output if masked(line, exact) not in seen]
+        assert missing == [], f"{where}: not printed, but: {printed}"
+
+
+def test_each_page_with_commands_is_run() -> None:
+    to_type = {name(page) for page in PAGES for block in blocks(page) if block.commands or block.language == "python"}
+    assert to_type == {*PRESUPPOSED, *ELSEWHERE, "docs/python.md"}
+    for page, test in {**ELSEWHERE, **PYTHON_ELSEWHERE}.items():
+        assert (ROOT / page).exists()
+        assert (ROOT / test).exists()
+
+
+@pytest.mark.parametrize("pattern", [*NOT_HERE, *ADDED, *INSTEAD])
+def test_each_exception_is_needed(pattern: str) -> None:
+    commands = [command for page in PAGES for block in blocks(page) for command in block.commands]
+    assert any(re.fullmatch(pattern, command) for command in commands)
