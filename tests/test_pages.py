@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import io
 import os
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.builders.command_line import Done, run_command
-from tests.builders.effort import LONG
+from tests.builders.effort import LONG, long_form
 from tests.builders.once import once
 from tests.builders.page_data import SMALL, make_page_data
 from tests.builders.pages import PAGES, ROOT, Block, blocks, name
@@ -34,12 +33,12 @@ PRESUPPOSED = {
     "docs/pack.md": "my-tfrecords wiki vocab.txt bert-rows",
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
     "docs/pytorch.md": "my-tfrecords my-bert",
-    "docs/start.md": "my-tfrecords",
     "docs/tables.md": "dataset texts my-model pairs",
     "docs/train.md": "my.yaml records work pipelines",
 }
-# Pages whose commands another test runs.
+# Pages whose commands another test runs, or this one on another page.
 ELSEWHERE = {
+    "docs/start.md": "README.md",  # which has them all
     "docs/kubernetes.md": "tests/k8s/test_documentation.py",  # against a fake API server; kubectl's folders are built
     "docs/many-machines.md": "tests/test_many_machines.py",  # with an sbatch of its own
 }
@@ -99,8 +98,6 @@ def typed(command: str, folder: Path) -> Done:
         if command not in INSTEAD or planned.returncode:
             return Done(planned.returncode, "", planned.stderr)
     command = INSTEAD.get(command, command)
-    if command == f"gaudi-bert estimate {SHIPPED}":
-        return estimate_of_shipped()
     if not command.startswith("gaudi-bert "):
         (folder / "bin").mkdir(exist_ok=True)
         program = folder / "bin" / "gaudi-bert"
@@ -112,12 +109,6 @@ def typed(command: str, folder: Path) -> Done:
         return Done(done.returncode, done.stdout, done.stderr)
     words = [file for word in shlex.split(command)[1:] for file in sorted(glob.glob(word, root_dir=folder)) or [word]]
     return run_command(*words, *(matching(ADDED, command) or []), folder=folder)
-
-
-@functools.cache
-def estimate_of_shipped() -> Done:
-    """The dearest command that needs no file, which several pages have."""
-    return run_command("estimate", SHIPPED)
 
 
 def run_python(block: Block, names: dict[str, Any], page: str) -> None:
@@ -156,9 +147,21 @@ def test_what_a_page_says_to_type_works_and_prints_what_it_says(
         assert missing == [], f"{where}: not printed, but: {printed}"
 
 
+@long_form
+def test_the_table_of_compare_is_what_its_command_prints() -> None:
+    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8").split("## The published histograms")[0]
+    rows = re.findall(r"^\| ([\w-]+) `(\w+)` \| ([\d,]+) \| ([\d.]+ %) \|", page, flags=re.MULTILINE)
+    printed = [line.split("(")[0].split() for line in run_command("compare", SHIPPED).stdout.splitlines()]
+    assert len(rows) == 10
+    for tool, algorithm, packs, efficiency in rows:
+        assert any(line[:5] == [tool, algorithm, packs, *efficiency.split()] for line in printed), algorithm
+
+
 def test_each_page_with_commands_is_run() -> None:
-    to_type = {name(page) for page in PAGES for block in blocks(page) if block.commands or block.language == "python"}
-    assert to_type == {*PRESUPPOSED, *ELSEWHERE, "docs/python.md"}
+    commands = {name(page): {command for block in blocks(page) for command in block.commands} for page in PAGES}
+    to_type = {page for page, typed in commands.items() if typed}
+    assert to_type == {*PRESUPPOSED, *ELSEWHERE}
+    assert commands["docs/start.md"] <= commands["README.md"]
     for page, test in {**ELSEWHERE, **PYTHON_ELSEWHERE}.items():
         assert (ROOT / page).exists()
         assert (ROOT / test).exists()
