@@ -180,41 +180,29 @@ class HistogramFile(Artefact):
 # --- read without the counts of the files
 
 
-@dataclass(frozen=True)
-class ListedHistogram:
-    """A histogram.json without the counts of its files.
+def list_histogram(path: Path | str) -> tuple[HistogramFile, IntArray | None]:
+    """Read and check a histogram.json; the counts of its files are left where they lie, if each has a line of its own.
 
-    Attributes:
-        counts, max_masked: int64 [L]: sequences of each length, and the most masked positions of one; None if unknown.
-        files: in the order of the file; None where only counts are known.
+    Returns:
+        The content, and the most masked positions of a sequence of each length, int64 [L]; None where no files are known.
     """
-
-    max_sequence_length: int
-    max_predictions: int | None
-    vocabulary: VocabularyInfo | None
-    counts: IntArray
-    max_masked: IntArray | None
-    files: tuple[CountedFile, ...] | None
-
-
-def list_histogram(path: Path | str) -> ListedHistogram:
-    """Read and check a histogram.json; a file as `gaudi-bert histogram` writes it line by line, and any other as a whole."""
     listed = _list_lines(Path(path))
     if listed is not None:
         return listed
     content = HistogramFile.read(path)
-    most = None if content.files is None else _MostMasked(content.max_sequence_length)
-    for file in content.files or ():
-        if most is not None:
-            most.add(file.counts.rows)
-    return _listed(content, most, content.files)
+    if content.files is None:
+        return content, None
+    most = _MostMasked(content.max_sequence_length)
+    for file in content.files:
+        most.add(file.counts.rows)
+    return content, most.max_masked
 
 
 _COUNTS = b', "counts": '
 _FILES = b' "files": [\n'
 
 
-def _list_lines(path: Path) -> ListedHistogram | None:
+def _list_lines(path: Path) -> tuple[HistogramFile, IntArray] | None:
     """The same of a file with a line for each input file; None for any other, and where something is wrong with it."""
     try:
         with open_file(path) as handle:
@@ -239,7 +227,7 @@ def _list_lines(path: Path) -> ListedHistogram | None:
     except (OSError, ValueError, ValidationError):
         return None  # whoever reads it as a whole says what is wrong
     whole = ends_here and most.counts.tolist() == list(content.counts) and len({file.name for file in files}) == len(files)
-    return _listed(content, most, tuple(files)) if whole else None
+    return (content.model_copy(update={"files": tuple(files)}), most.max_masked) if whole else None
 
 
 _LONGEST_HEAD = 1 << 20
@@ -258,17 +246,6 @@ class _MostMasked:
             raise ValueError("a length or a masked count is out of range")
         np.add.at(self.counts, lengths - 1, sequences)
         np.maximum.at(self.max_masked, lengths - 1, masked)
-
-
-def _listed(content: HistogramFile, most: _MostMasked | None, files: tuple[CountedFile, ...] | None) -> ListedHistogram:
-    return ListedHistogram(
-        content.max_sequence_length,
-        content.max_predictions,
-        content.vocabulary,
-        np.array(content.counts, np.int64),
-        None if most is None else most.max_masked,
-        files,
-    )
 
 
 def _file_of(line: bytes) -> CountedFile:
