@@ -25,25 +25,21 @@ from gaudi_bert.common.files import open_file
 MAX_TOKENS = 2**62
 
 
-Place = tuple[Path, int, int]
-"""Path, offset and size of the line of a file in histogram.json."""
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class FileCounts:
-    """The counts of a file; of many files they are large, so those in lines of their own are read again when asked for.
+    """The counts of a file; of many files they are large, so they may be left where they lie and read again when asked for.
 
     Attributes:
-        place: where they lie; None where `kept` holds them.
+        kept: int64 [pairs, 3], in order: length, masked positions, and how many sequences have both.
+        place: of what is not kept, the path of histogram.json, the name of the file, and offset and size of its line.
     """
 
-    name: str = ""
-    kept: IntArray | None = None
-    place: Place | None = None
+    kept: IntArray | None
+    place: tuple[Path, str, int, int] | None = None
 
     @property
     def rows(self) -> IntArray:
-        """int64 [pairs, 3], in order: length, masked positions, and how many sequences have both."""
+        """As `kept`."""
         return _numbers(self._stored()) if self.kept is None else self.kept
 
     @property
@@ -51,13 +47,17 @@ class FileCounts:
         """The same as JSON."""
         return self._stored().decode() if self.kept is None else json.dumps(self.kept.tolist())
 
+    def leave_at(self, *place: Any) -> None:
+        """Keep the `place` alone."""
+        self.kept, self.place = None, place
+
     def _stored(self) -> bytes:
-        path, offset, size = self.place or (Path(), 0, 0)
+        path, name, offset, size = self.place or (Path(), "", 0, 0)
         with open_file(path) as handle:
             handle.seek(offset)
             line = handle.read(size)
         head, _, rows = line.rstrip(b",\n").rpartition(_COUNTS)
-        if len(line) != size or json.loads(head + b"}").get("name") != self.name:
+        if len(line) != size or json.loads(head + b"}").get("name") != name:
             raise InputError(f"{path}: was changed while it was read; run the same command again")
         return rows.removesuffix(b"}")
 
@@ -72,7 +72,7 @@ def _counts(value: Any) -> FileCounts:
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
         raise ValueError("must be rows of whole numbers: [length, masked positions, sequences]")
     ordered: IntArray = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
-    return FileCounts(kept=ordered)
+    return FileCounts(ordered)
 
 
 class CountedFile(InputFile):
@@ -214,14 +214,14 @@ def _list_lines(path: Path) -> tuple[HistogramFile, IntArray] | None:
                 head.append(line)
             content = HistogramFile.model_validate_json(b"".join([*head, b' "files": null}']))
             most, files = _MostMasked(content.max_sequence_length), []
-            line = b""
+            fields, line = set(CountedFile.model_fields), b""  # one set for all: pydantic's own take most of the memory
             for line in handle:
                 if line.startswith(b" ]"):
                     break
                 file = _file_of(line)
                 most.add(file.counts.rows)
-                counts = FileCounts(file.name, place=(path, position, len(line)))
-                files.append(file.model_copy(update={"counts": counts}))
+                file.counts.leave_at(path, file.name, position, len(line))
+                files.append(CountedFile.model_construct(fields, **dict(file)))
                 position += len(line)
             ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]
     except (OSError, ValueError, ValidationError):

@@ -130,7 +130,7 @@ def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress:
         crc32c=scan.file_crc32c,
         sequences=records.records,
         tokens=sum(length * count for length, _, count in counts),
-        counts=FileCounts(kept=np.array(counts, np.int64)),
+        counts=FileCounts(np.array(counts, np.int64)),
     )
 
 
