@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.histogram import HistogramFile, list_histogram
@@ -13,7 +12,6 @@ from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.packing.certificate import Certificate, check_certificate
 from gaudi_bert.stages.data.plan import plan, plan_shard
 from tests.builders.agree import agree
 from tests.builders.folders import contents
@@ -83,21 +81,6 @@ def test_a_plan_holds_what_the_contract_says(tmp_path: Path) -> None:
     assert "seconds" not in (tmp_path / "plan.json").read_text()
 
 
-def test_a_plan_is_a_function_of_its_inputs(tmp_path: Path) -> None:
-    whole = histogram(files=6, sequences=200)
-    halves = [{**whole, "files": whole["files"][start::2]} for start in range(2)]
-    for half in halves:
-        half["counts"] = [
-            sum(row[2] for file in half["files"] for row in file["counts"] if row[0] == size + 1) for size in range(16)
-        ]
-    one = write(tmp_path / "histogram.json", whole)
-    several = [write(tmp_path / f"histogram-{number}.json", half) for number, half in enumerate(halves)]
-    for name, sources in (("a", [one]), ("b", [one]), ("c", several)):
-        plan(sources, tmp_path / name / "plan.json", settings(algorithm="nnls"), reporter=QUIET)
-    assert (tmp_path / "a/plan.json").read_bytes() == (tmp_path / "b/plan.json").read_bytes()
-    assert (tmp_path / "a/plan.json").read_bytes() == (tmp_path / "c/plan.json").read_bytes()
-
-
 def test_finished_is_skipped_and_other_settings_are_refused(tmp_path: Path) -> None:
     source, out = write(tmp_path / "histogram.json", histogram(2, 100)), tmp_path / "plan.json"
     first = plan([source], out, settings(), reporter=QUIET)
@@ -120,17 +103,6 @@ def test_counts_alone_are_planned_and_said_not_to_be_writable(tmp_path: Path) ->
     assert made["writable"] is False
     assert (made["files"], made["groups"][0]["files"], made["masked_slots"]) == ([], [], None)
     assert "cannot be written" in heard.getvalue()
-
-
-def test_the_bound_can_be_checked_from_the_plan(tmp_path: Path) -> None:
-    source = HISTOGRAMS / "squad-384.json"
-    plan([source], tmp_path / "plan.json", settings(algorithm="optimal"), reporter=QUIET)
-    group = whole_plan(tmp_path / "plan.json")["groups"][0]
-
-    prices = np.array(group["bound_prices"])
-    counts = np.array(json.loads(source.read_text())["counts"])
-    proven = check_certificate(Certificate(prices, 3, group["lower_bound"]), counts)
-    assert proven == group["lower_bound"] == group["packs"] == 40_195
 
 
 def test_a_file_larger_than_a_group_is_said(tmp_path: Path) -> None:

@@ -155,6 +155,13 @@ def test_an_index_says_what_the_packs_hold(tmp_path: Path) -> None:
             assert [one[name] for name in kept] == [other[name] for name in kept]
 
 
+def test_the_groups_of_an_index_hold_as_many_rows_as_their_lengths_take_memory(tmp_path: Path) -> None:
+    """32 bytes a row, whatever its tokens take: 6 of 20 row groups are nearly 1 MiB."""
+    tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [7]}] * 100_000, row_group_size=5000)
+    chosen = settings(index_only=True, group_bytes=2**20)
+    assert pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET).written.content.group_count == 4
+
+
 @pytest.mark.parametrize(("depth", "sequences"), [("max", 500), ("max", 40), (8, 40)])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_rows_that_stay_together(tmp_path: Path, depth: Any, sequences: int, scattered: bool) -> None:
