@@ -82,7 +82,7 @@ class Engine:
 
     def __init__(self, records: Path, planned: Path) -> None:
         from gaudi_bert.artefacts.plan import WritablePlan
-        from gaudi_bert.records.assign import assign_sequences
+        from gaudi_bert.common.dealing import deal_sequences
         from gaudi_bert.records.files import list_record_files
         from gaudi_bert.records.packed_shards import PackEncoder, output_buffer
         from gaudi_bert.records.read.group import buffer_bytes, match_files, planned_files, read_group
@@ -95,7 +95,7 @@ class Engine:
         self.files = planned_files(matched, self.plan, 0)
         self.buffer = np.zeros(buffer_bytes(self.files), np.uint8)
         self.group = read_group(self.files, self.unpacked_schema, self.buffer, 1, lambda _bytes: None)
-        dealt = assign_sequences(self.group.lengths, self.plan.group(0).strategies, SEED, 0)
+        dealt = deal_sequences(self.group.lengths, self.plan.group(0).strategies, SEED, 0)
         self.assignment = dealt
         self.encoder = PackEncoder(self.schema, self.group, dealt)
         self.out = output_buffer(self.schema)

@@ -25,25 +25,21 @@ from gaudi_bert.common.files import open_file
 MAX_TOKENS = 2**62
 
 
-Place = tuple[Path, int, int]
-"""Path, offset and size of the line of a file in histogram.json."""
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class FileCounts:
-    """The counts of a file; of many files they are large, so those in lines of their own are read again when asked for.
+    """The counts of a file; of many files they are large, so they may be left where they lie and read again when asked for.
 
     Attributes:
-        place: where they lie; None where `kept` holds them.
+        kept: int64 [pairs, 3], in order: length, masked positions, and how many sequences have both.
+        place: of what is not kept, the path of histogram.json, the name of the file, and offset and size of its line.
     """
 
-    name: str = ""
-    kept: IntArray | None = None
-    place: Place | None = None
+    kept: IntArray | None
+    place: tuple[Path, str, int, int] | None = None
 
     @property
     def rows(self) -> IntArray:
-        """int64 [pairs, 3], in order: length, masked positions, and how many sequences have both."""
+        """As `kept`."""
         return _numbers(self._stored()) if self.kept is None else self.kept
 
     @property
@@ -51,13 +47,17 @@ class FileCounts:
         """The same as JSON."""
         return self._stored().decode() if self.kept is None else json.dumps(self.kept.tolist())
 
+    def leave_at(self, *place: Any) -> None:
+        """Keep the `place` alone."""
+        self.kept, self.place = None, place
+
     def _stored(self) -> bytes:
-        path, offset, size = self.place or (Path(), 0, 0)
+        path, name, offset, size = self.place or (Path(), "", 0, 0)
         with open_file(path) as handle:
             handle.seek(offset)
             line = handle.read(size)
         head, _, rows = line.rstrip(b",\n").rpartition(_COUNTS)
-        if len(line) != size or json.loads(head + b"}").get("name") != self.name:
+        if len(line) != size or json.loads(head + b"}").get("name") != name:
             raise InputError(f"{path}: was changed while it was read; run the same command again")
         return rows.removesuffix(b"}")
 
@@ -72,7 +72,7 @@ def _counts(value: Any) -> FileCounts:
     if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind != "i":
         raise ValueError("must be rows of whole numbers: [length, masked positions, sequences]")
     ordered: IntArray = rows[np.lexsort((rows[:, 1], rows[:, 0]))].astype(np.int64)
-    return FileCounts(kept=ordered)
+    return FileCounts(ordered)
 
 
 class CountedFile(InputFile):
@@ -180,41 +180,29 @@ class HistogramFile(Artefact):
 # --- read without the counts of the files
 
 
-@dataclass(frozen=True)
-class ListedHistogram:
-    """A histogram.json without the counts of its files.
+def list_histogram(path: Path | str) -> tuple[HistogramFile, IntArray | None]:
+    """Read and check a histogram.json; the counts of its files are left where they lie, if each has a line of its own.
 
-    Attributes:
-        counts, max_masked: int64 [L]: sequences of each length, and the most masked positions of one; None if unknown.
-        files: in the order of the file; None where only counts are known.
+    Returns:
+        The content, and the most masked positions of a sequence of each length, int64 [L]; None where no files are known.
     """
-
-    max_sequence_length: int
-    max_predictions: int | None
-    vocabulary: VocabularyInfo | None
-    counts: IntArray
-    max_masked: IntArray | None
-    files: tuple[CountedFile, ...] | None
-
-
-def list_histogram(path: Path | str) -> ListedHistogram:
-    """Read and check a histogram.json; a file as `gaudi-bert histogram` writes it line by line, and any other as a whole."""
     listed = _list_lines(Path(path))
     if listed is not None:
         return listed
     content = HistogramFile.read(path)
-    most = None if content.files is None else _MostMasked(content.max_sequence_length)
-    for file in content.files or ():
-        if most is not None:
-            most.add(file.counts.rows)
-    return _listed(content, most, content.files)
+    if content.files is None:
+        return content, None
+    most = _MostMasked(content.max_sequence_length)
+    for file in content.files:
+        most.add(file.counts.rows)
+    return content, most.max_masked
 
 
 _COUNTS = b', "counts": '
 _FILES = b' "files": [\n'
 
 
-def _list_lines(path: Path) -> ListedHistogram | None:
+def _list_lines(path: Path) -> tuple[HistogramFile, IntArray] | None:
     """The same of a file with a line for each input file; None for any other, and where something is wrong with it."""
     try:
         with open_file(path) as handle:
@@ -226,20 +214,20 @@ def _list_lines(path: Path) -> ListedHistogram | None:
                 head.append(line)
             content = HistogramFile.model_validate_json(b"".join([*head, b' "files": null}']))
             most, files = _MostMasked(content.max_sequence_length), []
-            line = b""
+            fields, line = set(CountedFile.model_fields), b""  # one set for all: pydantic's own take most of the memory
             for line in handle:
                 if line.startswith(b" ]"):
                     break
                 file = _file_of(line)
                 most.add(file.counts.rows)
-                counts = FileCounts(file.name, place=(path, position, len(line)))
-                files.append(file.model_copy(update={"counts": counts}))
+                file.counts.leave_at(path, file.name, position, len(line))
+                files.append(CountedFile.model_construct(fields, **dict(file)))
                 position += len(line)
             ends_here = b"".join([line, *handle]).split() == [b"]", b"}"]
     except (OSError, ValueError, ValidationError):
         return None  # whoever reads it as a whole says what is wrong
     whole = ends_here and most.counts.tolist() == list(content.counts) and len({file.name for file in files}) == len(files)
-    return _listed(content, most, tuple(files)) if whole else None
+    return (content.model_copy(update={"files": tuple(files)}), most.max_masked) if whole else None
 
 
 _LONGEST_HEAD = 1 << 20
@@ -258,17 +246,6 @@ class _MostMasked:
             raise ValueError("a length or a masked count is out of range")
         np.add.at(self.counts, lengths - 1, sequences)
         np.maximum.at(self.max_masked, lengths - 1, masked)
-
-
-def _listed(content: HistogramFile, most: _MostMasked | None, files: tuple[CountedFile, ...] | None) -> ListedHistogram:
-    return ListedHistogram(
-        content.max_sequence_length,
-        content.max_predictions,
-        content.vocabulary,
-        np.array(content.counts, np.int64),
-        None if most is None else most.max_masked,
-        files,
-    )
 
 
 def _file_of(line: bytes) -> CountedFile:

@@ -214,19 +214,20 @@ def of_counts(counts: Sequence[int]) -> dict[str, Any]:
 # --- packed tables
 
 
-_Policy = Literal["error", "truncate", "split", "drop"]
+TooLong = Literal["error", "truncate", "split", "drop"]
 
 
 class TooLongRows(Artefact):
     """What became of rows longer than a pack.
 
     Attributes:
+        policy: what becomes of them: refused, cut to their first tokens, cut into pieces, or left out.
         dropped_rows: how many of them are in no pack.
         dropped_tokens: tokens that are in no pack.
         added_sequences: sequences beyond one per row, from splitting.
     """
 
-    policy: _Policy
+    policy: TooLong
     rows: Count
     dropped_rows: Count
     dropped_tokens: Count

@@ -1,4 +1,5 @@
-"""The shards of a packed folder: one by one as manifests list them, by group as metadata.json does, and as arrays."""
+"""The shards of a packed folder: one by one as manifests list them, by group as metadata.json does, and as arrays; and how
+the packs of a group are dealt to them."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class ShardTable:
         if self.given_names:
             return self.given_names[shard]
         group, number = self.place(shard)
-        return f"packed-{group:05d}-{number:05d}{self.ending}"
+        return shard_name(group, number, self.ending)
 
     def packs_before(self, shard: int) -> int:
         """Packs of the earlier shards of its group."""
@@ -119,3 +120,44 @@ class ShardTable:
         table = cls(packs, sizes, firsts.astype(np.int64), Path(names[0]).suffix if names else "")
         is_numbered = len(firsts) > 0 and all(table.name(number) == name for number, name in enumerate(names))
         return table if is_numbered else replace(table, given_names=names, group_firsts=np.zeros(1, np.int64), ending="")
+
+
+# --- which packs go into which shard: any run of packs is a fair sample of its group (`common.dealing`), so any shard is
+
+
+def shard_name(group: int, shard: int, ending: str) -> str:
+    """`packed-GGGGG-SSSSS.tfrecord`, or with another ending."""
+    return f"packed-{group:05d}-{shard:05d}{ending}"
+
+
+def count_shards(packs: int, total_bytes: int, shard_multiple: int, shard_bytes: int, packs_of_a_shard: int = 0) -> int:
+    """The smallest multiple of `shard_multiple` that keeps shards of equal packs within `shard_bytes`.
+
+    `total_bytes` is a bound on the bytes of all packs; one pack is never split. With `packs_of_a_shard` it may be fewer:
+    the smallest divisor of `shard_multiple` that keeps shards within so many packs, too.
+    """
+
+    def bytes_of(shards: int) -> float:
+        return -(-packs // shards) * (total_bytes / max(packs, 1))
+
+    for fewer in range(1, shard_multiple):
+        few_packs = shard_multiple % fewer == 0 and -(-packs // fewer) <= packs_of_a_shard
+        if few_packs and bytes_of(fewer) <= shard_bytes:
+            return fewer
+    shards = shard_multiple
+    while shards < packs and bytes_of(shards) > shard_bytes:
+        shards += shard_multiple
+    return shards
+
+
+def shard_bounds(packs: int, shards: int, packs_before: int) -> IntArray:
+    """int64 [shards + 1]: shard s holds packs bounds[s] .. bounds[s + 1] - 1 of the group.
+
+    Shares differ by at most one pack. Where they do, the larger ones continue where the groups before
+    (`packs_before` packs in all) left off, as if all packs of the data set were dealt in turn: so the shares
+    of the ranks, which take every W-th shard, differ by at most one pack over the whole data set and not by
+    one per group.
+    """
+    share, larger = divmod(packs, shards)
+    extra = (np.arange(shards) - packs_before) % shards < larger
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(share + extra)])

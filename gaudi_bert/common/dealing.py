@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
 
-class _DealtPacks(NamedTuple):
-    """Pack p holds `members[starts[p] : starts[p + 1]]`.
+class Assignment(NamedTuple):
+    """Packs in their order: pack p holds `members[starts[p] : starts[p + 1]]`.
 
     Attributes:
         starts: int64 [packs + 1].
@@ -29,14 +29,19 @@ class _DealtPacks(NamedTuple):
     starts: IntArray
     members: AnyArray
 
+    @property
+    def packs(self) -> int:
+        """Number of packs."""
+        return self.starts.size - 1
+
 
 def deal_sequences(
     lengths: AnyArray,
     strategies: Sequence[tuple[Sequence[int], int]],
     seed: int,
     group: int,
-    members: AnyArray,
-) -> _DealtPacks:
+    kind: type[np.signedinteger[Any]] = np.int32,
+) -> Assignment:
     """Deal sequences to the packs of a plan.
 
     Args:
@@ -44,7 +49,7 @@ def deal_sequences(
         strategies: pairs (lengths of a pack, how many such packs).
         seed: of both orders.
         group: number of the group, so that groups differ.
-        members: int32 or int64 [sequences], to be filled.
+        kind: int32 or int64, of the members.
     """
     sizes = np.array([len(strategy) for strategy, _ in strategies], dtype=np.int64)
     counts = np.array([count for _, count in strategies], dtype=np.int64)
@@ -53,15 +58,15 @@ def deal_sequences(
         itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
     )
     firsts = _first_places(lengths, flat, np.repeat(counts, sizes))
-    order = permutation(lengths.size, seed, "sequences", group).astype(members.dtype)
-    by_length = np.empty_like(members)
+    order = permutation(lengths.size, seed, "sequences", group).astype(kind)
+    by_length, members = np.empty_like(order), np.empty_like(order)
     _sort_by_length(lengths, order, firsts.copy(), by_length)
     del order
     kinds = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
     kinds = kinds[permutation(kinds.size, seed, "packs", group)]
     starts = np.zeros(kinds.size + 1, dtype=np.int64)
     _fill_packs(kinds, flat, flat_starts, by_length, firsts, starts, members)
-    return _DealtPacks(starts, members)
+    return Assignment(starts, members)
 
 
 def _first_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> IntArray:

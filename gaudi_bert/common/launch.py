@@ -36,7 +36,6 @@ class Launch:
     """How this process was started.
 
     Attributes:
-        launcher: the program that started it.
         rank: its number, from 0.
         size: how many were started together.
     """

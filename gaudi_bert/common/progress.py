@@ -57,7 +57,6 @@ class TaskProgress:
     """How far a task is.
 
     Attributes:
-        name: of the task.
         share: what is done, in percent.
         rate: units per second; 0 where none is done yet.
         unit: "bytes", "sequences", ...: a plural.

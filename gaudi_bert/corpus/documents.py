@@ -12,26 +12,30 @@ from __future__ import annotations
 import glob
 import gzip
 import html
+import io
 import itertools
 import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_TEXTS
-from gaudi_bert.common.files import open_file
+from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
+from gaudi_bert.records.tables.arrow import require_pyarrow
 
+Compression = Literal["gzip", "zstd"]
 FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]
 
 DOCUMENT_CHARACTERS = 1 << 20
 _READ_BYTES = 1 << 20
-_LONGEST_LINE_BYTES = 64 << 20
+LONGEST_LINE_BYTES = 64 << 20
 _SAMPLE_DOCUMENTS = 200
 _SAMPLE_LINES = 2000
 
@@ -105,12 +109,9 @@ def source_identity(source: Source) -> dict[str, Any]:
         content = json.dumps(python_texts(source.name), sort_keys=True, ensure_ascii=True).encode("utf-8")
         checksum, size = zlib.crc32(content), len(content)
     else:
-        try:
-            with open_file(source.path) as handle:
-                while chunk := handle.read(_READ_BYTES):
-                    checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
-        except OSError as error:
-            raise InputError(f"{source.path}: cannot read: {error.strerror}; check the file and its permissions") from error
+        with explained_os_errors(source.path, "read"), open_file(source.path) as handle:
+            while chunk := handle.read(_READ_BYTES):
+                checksum, size = zlib.crc32(chunk, checksum), size + len(chunk)
     return {"name": source.name, "bytes": size, "crc32": f"{checksum:08x}"}
 
 
@@ -143,7 +144,7 @@ def detect_format(source: Source) -> TextFormat:
     """The format of `source`, from its beginning."""
     if source.path is None:
         return TextFormat("Python documentation", False, "sentences")
-    with _open_bytes(source.path) as handle:
+    with explained_os_errors(source.path, "read"), open_file(source.path) as handle:
         beginning = handle.read(6)
     for magic, compression in _OTHER_COMPRESSIONS.items():
         if beginning.startswith(magic):
@@ -167,14 +168,18 @@ def detect_format(source: Source) -> TextFormat:
 def _format_of_line(text: str, path: Path) -> FormatName:
     if text.startswith("<doc "):
         return "WikiExtractor"
-    if text.startswith("{"):
-        names = path.name.lower()
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError):
-            return "JSON lines" if ".json" in names else "plain text"
-        return "JSON lines"
-    return "plain text"
+    return "JSON lines" if is_json_line(text.encode("utf-8"), path) else "plain text"
+
+
+def is_json_line(line: bytes, path: Path) -> bool:
+    """Whether a line, the first of its file that is not blank, is an object of JSON, or is said to be by the file's name."""
+    if not line.startswith(b"{"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return ".json" in path.name.lower()
+    return True
 
 
 def read_documents(source: Source, text_format: TextFormat) -> Iterator[list[str]]:
@@ -253,30 +258,37 @@ def _json_documents(path: Path, lines: Iterator[_Line]) -> Iterator[list[str]]:
         yield [stripped for part in text.splitlines() if (stripped := part.strip())]
 
 
-def _open_bytes(path: Path) -> BinaryIO:
-    try:
-        return open_file(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}; check the file and its permissions") from error
+@contextmanager
+def opened_text(path: Path, compression: Compression | None) -> Iterator[BinaryIO]:
+    """The file as its text lies in it."""
+    with explained_os_errors(path, "read"), open_file(path) as raw:
+        try:
+            if compression == "gzip":
+                with gzip.open(raw) as handle:
+                    yield io.BufferedReader(handle)  # type: ignore[type-var]
+            elif compression == "zstd":
+                pyarrow = require_pyarrow()
+                with pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd") as handle:
+                    yield io.BufferedReader(handle, 1 << 18)
+            else:
+                yield raw
+        except (EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise InputError(f"{path}: is damaged or cut short ({shortened(str(error))}); compress it again") from error
 
 
 def _read_lines(path: Path, gzipped: bool) -> Iterator[_Line]:
     """The stripped lines of a UTF-8 file; a byte order mark is skipped."""
     offset = 0
-    with _open_bytes(path) as raw:
-        handle = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if gzipped else raw
+    with opened_text(path, "gzip" if gzipped else None) as handle:
         for number in itertools.count(1):
-            try:
-                line = handle.readline(_LONGEST_LINE_BYTES)
-            except (EOFError, zlib.error, OSError) as error:
-                raise InputError(
-                    f"{path}: line {number}: cannot read on ({error}); the file is damaged or cut short"
-                ) from error
+            line = handle.readline(LONGEST_LINE_BYTES)
             if not line:
                 return
-            if len(line) >= _LONGEST_LINE_BYTES:
+            if len(line) >= LONGEST_LINE_BYTES:
                 raise InputError(
-                    f"{path}: line {number} is longer than {_LONGEST_LINE_BYTES >> 20} MiB; break its lines, if this is text"
+                    f"{path}: line {number} is longer than {LONGEST_LINE_BYTES >> 20} MiB; break its lines, if this is text"
                 )
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -7,21 +7,16 @@ so it is one part. The parts are a function of the file, whoever reads them.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import explained_os_errors, open_file
-from gaudi_bert.corpus.documents import Source
+from gaudi_bert.corpus.documents import LONGEST_LINE_BYTES, Compression, Source, is_json_line, opened_text
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
-from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.texts import read_text_column, row_groups
 
 _Form = Literal["lines", "json", "parquet", "built-in"]
@@ -31,7 +26,6 @@ _COMPRESSIONS: dict[bytes, _Compression] = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 _PARQUET = b"PAR1"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LONGEST_LINE_BYTES = 64 << 20
 
 
 class Text(NamedTuple):
@@ -52,7 +46,7 @@ class TextPart:
 
     source: Source
     form: _Form
-    compression: _Compression | None
+    compression: Compression | None
     start: int
     end: int
     size_bytes: int
@@ -104,7 +98,6 @@ def read_texts(part: TextPart, column: str) -> Iterator[Text]:
     """The texts of a part, as they are; blank lines are none, a blank value of a field or column is one.
 
     Args:
-        part: what to read.
         column: the field of JSON, or the column of Parquet, that holds the text.
     """
     if part.form == "built-in":
@@ -124,57 +117,31 @@ def read_texts(part: TextPart, column: str) -> Iterator[Text]:
 # --- lines
 
 
-def _form_of_lines(path: Path, compression: _Compression | None) -> _Form:
+def _form_of_lines(path: Path, compression: Compression | None) -> _Form:
     """Whether the first line that is not blank is an object of JSON."""
-    with _opened(path, compression) as handle:
+    with opened_text(path, compression) as handle:
         first = b""
-        while not first.strip() and (line := handle.readline(_LONGEST_LINE_BYTES)):
+        while not first.strip() and (line := handle.readline(LONGEST_LINE_BYTES)):
             first = line.removeprefix(_BYTE_ORDER_MARK)
     if first.startswith(b"<doc "):
         raise InputError(f"{path}: holds WikiExtractor's <doc ...>; extract it once more with --json, a text on each line")
-    if not first.lstrip().startswith(b"{"):
-        return "lines"
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        return "json" if ".json" in path.name.lower() else "lines"
-    return "json"
-
-
-@contextmanager
-def _opened(path: Path, compression: _Compression | None) -> Iterator[BinaryIO]:
-    """The file as its text lies in it."""
-    with explained_os_errors(path, "read"), open_file(path) as raw:
-        try:
-            if compression == "gzip":
-                with gzip.open(raw) as handle:
-                    yield io.BufferedReader(handle)  # type: ignore[type-var]
-            elif compression == "zstd":
-                pyarrow = require_pyarrow()
-                with pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd") as handle:
-                    yield io.BufferedReader(handle, 1 << 18)
-            else:
-                yield raw
-        except (EOFError, zlib.error, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise InputError(f"{path}: is damaged or cut short ({shortened(str(error))}); compress it again") from error
+    return "json" if is_json_line(first.lstrip(), path) else "lines"
 
 
 def _lines(part: TextPart) -> Iterator[bytes]:
     """The lines that begin in the bytes of a part; every line of a compressed file."""
     path = part.path
-    with _opened(path, part.compression) as handle:
+    with opened_text(path, part.compression) as handle:
         at = part.start
         if at:
             handle.seek(at - 1)
             at += len(handle.readline()) - 1
         while part.compression is not None or at < part.end:
-            line = handle.readline(_LONGEST_LINE_BYTES)
+            line = handle.readline(LONGEST_LINE_BYTES)
             if not line:
                 return
-            if len(line) >= _LONGEST_LINE_BYTES:
-                most = _LONGEST_LINE_BYTES >> 20
+            if len(line) >= LONGEST_LINE_BYTES:
+                most = LONGEST_LINE_BYTES >> 20
                 raise InputError(f"{path}: a line is longer than {most} MiB; break it, if this is text")
             yield line if at else line.removeprefix(_BYTE_ORDER_MARK)
             at += len(line)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import numpy as np
 
 from gaudi_bert.common.arrays import FloatArray
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import measured
 from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, solve
 from gaudi_bert.packing.heuristics import count_greedy_packs, count_sorted_tokens
@@ -84,7 +82,6 @@ def estimate_packing(
     Args:
         histogram: the sequences, at least one.
         lower_bound: what is proven at this depth; raised where the algorithm proves more.
-        seed: of `greedy`.
         work: what the algorithm may do; None for its own limit.
     """
     length, most = histogram.max_sequence_length, depth_of(depth, histogram.max_sequence_length)
@@ -123,21 +120,17 @@ def _pack(histogram: Histogram, algorithm: str, depth: int, seed: int, work: Wor
     return packs * histogram.max_sequence_length, solved
 
 
-def scan_lengths(
-    histogram: Histogram, depth: int | str, algorithm: str = "lpfhp", lengths: Iterable[int] | None = None
-) -> list[LengthEstimate]:
-    """Pack the same sequences into packs of other lengths (paper Q); by default the data's own length, up to twice that.
+def scan_lengths(histogram: Histogram, depth: int | str) -> list[LengthEstimate]:
+    """Pack the same sequences by LPFHP into packs of the data's own length and of others, up to twice that (paper Q).
 
     A pack may be longer than the longest sequence: that costs attention (quadratic in the length of a pack, if the whole
     square is computed) and saves padding.
     """
     own = histogram.max_sequence_length
-    if lengths is None:
-        lengths = sorted({round(own * factor) for factor in LENGTH_FACTORS})
     rows = []
-    for length in lengths:
+    for length in sorted({round(own * factor) for factor in LENGTH_FACTORS}):
         longer = rescaled(histogram, length)
-        packs = sum(solve(longer.counts, algorithm, depth_of(depth, length)).mixture.values())
+        packs = sum(solve(longer.counts, "lpfhp", depth_of(depth, length)).mixture.values())
         rows.append(
             LengthEstimate(
                 length,
@@ -177,23 +170,16 @@ class Gumbel:
         value: FloatArray = self.location - self.scale * np.log(-np.log(share))
         return value
 
-    def cumulative(self, value: FloatArray | float) -> FloatArray:
-        """The share of draws below `value`."""
-        share: FloatArray = np.exp(-np.exp(-(np.asarray(value) - self.location) / self.scale))
-        return share
-
 
 MEASURED_ON_8 = Gumbel(1.6038, 0.1288)
 """Speed-up of un-padding over padding on 8 GPUs, BERT pretraining on Wikipedia, 32 sequences each (paper E)."""
 
 
-def fit_one_device(measured: Gumbel = MEASURED_ON_8, devices: int = 8) -> Gumbel:
-    """The distribution of one device: the slowest of `devices` has `measured`'s median and mode (equations 13, 14)."""
-    if devices < 2:
-        raise InputError(f"devices is {devices}; the distribution of one device can be derived from 2 or more")
+def fit_one_device() -> Gumbel:
+    """The distribution of one device: the slowest of 8 has the measured median and mode (equations 13, 14)."""
     shares = np.array([0.5, np.exp(-1.0)])
-    values = measured.quantile(shares)  # median and mode
-    scores = Gumbel(0.0, 1.0).quantile(1 - (1 - shares) ** (1 / devices))
+    values = MEASURED_ON_8.quantile(shares)  # median and mode
+    scores = Gumbel(0.0, 1.0).quantile(1 - (1 - shares) ** (1 / 8))
     scale = float((values[0] - values[1]) / (scores[0] - scores[1]))
     return Gumbel(float(values[1] - scale * scores[1]), scale)
 
@@ -206,13 +192,14 @@ def unpadding_speed_up(one_device: Gumbel, accelerators: int) -> float:
     return float(one_device.quantile(slowest).mean())
 
 
-def linear_speed_up(histogram: Histogram, accelerators: int, device_sequences: int = DEVICE_SEQUENCES) -> float:
+def linear_speed_up(histogram: Histogram, accelerators: int) -> float:
     """Expected speed-up of an ideal un-padding on these data, whose time is exactly the tokens of the largest batch.
+
+    The tokens of a device's batch are taken as normally distributed.
 
     Args:
         histogram: the sequences, at least one.
         accelerators: devices that wait for each other.
-        device_sequences: sequences per device; the sum of their tokens is taken as normally distributed.
     """
     lengths = np.arange(1, histogram.max_sequence_length + 1)
     shares = histogram.counts / histogram.sequences
@@ -220,6 +207,6 @@ def linear_speed_up(histogram: Histogram, accelerators: int, device_sequences: i
     variance = float(shares @ (lengths - mean) ** 2)
     quantiles = (np.arange(QUANTILES // 100) + 0.5) / (QUANTILES // 100)
     largest = np.array([NormalDist().inv_cdf(share) for share in quantiles ** (1 / accelerators)])
-    tokens = mean * device_sequences + float(largest.mean()) * np.sqrt(variance * device_sequences)
-    padded_tokens = histogram.max_sequence_length * device_sequences
+    tokens = mean * DEVICE_SEQUENCES + float(largest.mean()) * np.sqrt(variance * DEVICE_SEQUENCES)
+    padded_tokens = histogram.max_sequence_length * DEVICE_SEQUENCES
     return float(padded_tokens / min(tokens, padded_tokens))

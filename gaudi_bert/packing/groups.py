@@ -44,7 +44,6 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
         files: of different names, in any order, on which nothing depends.
         group_sequences: most sequences a group.
         group_bytes: most bytes a group.
-        seed: of the permutation.
 
     Returns:
         The groups; within a group the files are in the order of their names.

@@ -35,7 +35,6 @@ def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, w
     Args:
         mixture: packs of at most `depth` sequences.
         max_length: tokens of a pack.
-        depth: most sequences in a pack.
         enough: packs at which to stop, such as a proven bound.
         work: what may be done.
 

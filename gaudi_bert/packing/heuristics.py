@@ -15,7 +15,7 @@ import numpy as np
 from gaudi_bert.common.arrays import Int32Array, IntArray, permutation
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, sorted_mixture
+from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, mixture_of_packs, sorted_mixture
 
 
 def pack_none(counts: IntArray, depth: int = 1) -> Mixture:
@@ -292,23 +292,22 @@ def count_greedy_packs(counts: IntArray, depth: int, *, seed: int, separators: i
     Args:
         counts: int64 [L].
         depth: most sequences per pack; L for no limit, as in T5.
-        seed: of the shuffle.
         separators: tokens between two sequences of a pack.
     """
     lengths = shuffled_lengths(counts, seed)
     return int(_next_fit(lengths, len(counts), depth, separators, np.zeros(0, dtype=np.int64)))
 
 
-def pack_greedily(counts: IntArray, depth: int, *, seed: int, separators: int = 0) -> Mixture:
+def pack_greedily(counts: IntArray, depth: int, *, seed: int) -> Mixture:
     """GREEDY: sequences as they come, each into the present pack or, if it does not fit, into a new one: "just concatenate".
 
     This leaves a fifth of the slots empty. Arguments as `count_greedy_packs`.
     """
     lengths = shuffled_lengths(counts, seed)
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    packs = int(_next_fit(lengths, len(counts), depth, separators, starts))
+    packs = int(_next_fit(lengths, len(counts), depth, 0, starts))
     starts[packs] = len(lengths)
-    return _strategies(lengths, starts[: packs + 1])
+    return sorted_mixture(mixture_of_packs(lengths, starts[: packs + 1]))
 
 
 def shuffled_lengths(counts: IntArray, seed: int) -> Int32Array:
@@ -341,18 +340,6 @@ def _next_fit(lengths: Int32Array, capacity: int, depth: int, separators: int, s
         room -= needed
         held += 1
     return packs
-
-
-def _strategies(lengths: Int32Array, starts: IntArray) -> Mixture:
-    """Count equal packs, one number of sequences at a time."""
-    sizes = np.diff(starts)
-    mixture: Mixture = {}
-    for size in np.unique(sizes).tolist():
-        first = starts[:-1][sizes == size]
-        members = np.sort(lengths[first[:, None] + np.arange(size)], axis=1)
-        strategies, counts = np.unique(members, axis=0, return_counts=True)
-        mixture.update(zip(map(tuple, strategies.tolist()), counts.tolist(), strict=True))
-    return sorted_mixture(mixture)
 
 
 # --- SORT, sorted batching (paper 1 and table 1)

@@ -152,27 +152,26 @@ def whole_number(value: Any, name: str, least: int, most: int | None = None) -> 
     return number
 
 
-def checked_lengths(lengths: Any, max_sequence_length: int, name: str = "lengths") -> AnyArray:
+def checked_lengths(lengths: Any, max_sequence_length: int) -> AnyArray:
     """The lengths as uint16 or int32 [sequences], whichever holds the longest.
 
     Args:
         lengths: anything one-dimensional that holds whole numbers: an array, a list, a column, an iterable.
         max_sequence_length: tokens in a pack, which no length may exceed.
-        name: what error messages call `lengths`.
     """
     longest = whole_number(max_sequence_length, "max_sequence_length", 1, MOST_SLOTS)
-    values = _as_array(lengths, longest, name)
+    values = _as_array(lengths, longest)
     if values.ndim != 1:
         raise ArgumentError(
-            f"{name} has {values.ndim} dimensions, shape {values.shape}; it must have one, with a whole number per sequence"
+            f"lengths has {values.ndim} dimensions, shape {values.shape}; it must have one, with a whole number per sequence"
         )
     if values.size == 0:
         return np.zeros(0, np.uint16 if longest < 2**16 else np.int32)
     if values.dtype.kind not in "iu":
-        raise _not_whole(values, longest, name)
+        raise _not_whole(values, longest)
     index = first_not_whole(values, 1, longest)
     if index >= 0:
-        raise _outside(int(values[index]), index, longest, name)
+        raise _outside(int(values[index]), index, longest)
     return values.astype(np.uint16 if longest < 2**16 else np.int32)
 
 
@@ -182,28 +181,28 @@ def histogram_of(lengths: AnyArray, max_sequence_length: int) -> Histogram:
     return Histogram(max_sequence_length, counts)
 
 
-def _as_array(lengths: Any, longest: int, name: str) -> AnyArray:
+def _as_array(lengths: Any, longest: int) -> AnyArray:
     """`lengths` as an array of whatever type they have."""
-    refuse_masked(lengths, name)
+    refuse_masked(lengths, "lengths")
     if hasattr(lengths, "__array__"):
         array = np.asarray(lengths)
         if array.dtype.kind != "O":
             return array
         lengths = array.tolist()
     if isinstance(lengths, (str, bytes, Mapping)) or not isinstance(lengths, Iterable):
-        raise ArgumentError(f"{name} is {shown(lengths)}; it must be a list or an array with a whole number per sequence")
+        raise ArgumentError(f"lengths is {shown(lengths)}; it must be a list or an array with a whole number per sequence")
     values = list(lengths)
     for kind in set(map(type, values)):
         if issubclass(kind, bool) or not issubclass(kind, (int, np.integer)):
             index = list(map(type, values)).index(kind)
-            raise ArgumentError(f"{name}[{index}] is {shown(values[index])}; {_allowed(longest)}")
+            raise ArgumentError(f"lengths[{index}] is {shown(values[index])}; {_allowed(longest)}")
     if values and (min(values) < 1 or max(values) > longest):
         index = next(index for index, value in enumerate(values) if not 1 <= value <= longest)
-        raise _outside(int(values[index]), index, longest, name)
+        raise _outside(int(values[index]), index, longest)
     return np.array(values, dtype=np.int64)
 
 
-def _not_whole(values: AnyArray, longest: int, name: str) -> ArgumentError:
+def _not_whole(values: AnyArray, longest: int) -> ArgumentError:
     """The error for an array of floats, booleans, texts or dates."""
     index, remedy = 0, _allowed(longest)
     if values.dtype.kind == "f":
@@ -211,16 +210,16 @@ def _not_whole(values: AnyArray, longest: int, name: str) -> ArgumentError:
         if broken.size:
             index = int(broken[0])
         else:
-            remedy += f", in an integer type: `{name}.astype(int)`"
-    return ArgumentError(f"{name}[{index}] is {_shown_at(values, index)}, of type {values.dtype}; {remedy}")
+            remedy += ", in an integer type: `lengths.astype(int)`"
+    return ArgumentError(f"lengths[{index}] is {_shown_at(values, index)}, of type {values.dtype}; {remedy}")
 
 
-def _outside(value: int, index: int, longest: int, name: str) -> ArgumentError:
+def _outside(value: int, index: int, longest: int) -> ArgumentError:
     if value < 1:
-        return ArgumentError(f"{name}[{index}] is {shown(value)}; {_allowed(longest)}: leave empty sequences out")
+        return ArgumentError(f"lengths[{index}] is {shown(value)}; {_allowed(longest)}: leave empty sequences out")
     return ArgumentError(
-        f"{name}[{index}] is {shown(value)}, longer than max_sequence_length {longest}; cut it, split it or leave it out, or"
-        " give longer rows"
+        f"lengths[{index}] is {shown(value)}, longer than max_sequence_length {longest}; cut it, split it or leave it out,"
+        " or give longer rows"
     )
 
 

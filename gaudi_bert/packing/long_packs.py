@@ -75,7 +75,6 @@ def deal_into_slots(
         coarse: strategies of bins, with exactly as many slots as `counts` has sequences; larger bins hold longer sequences.
         counts: int64 [L], sequences of length 1 .. L; they are dealt out one by one.
         bins: number of bins that fill a pack.
-        depth: most sequences in a pack.
         work: what the swaps may do.
 
     Returns:

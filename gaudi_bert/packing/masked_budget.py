@@ -48,7 +48,6 @@ def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: 
     Args:
         mixture: a packing of `histogram`.
         histogram: with `max_masked`; without it there is nothing to hold the budget against, and `mixture` is returned.
-        depth: most sequences per pack.
         masked_slots: most masked positions per pack (Q).
     """
     least = least_masked_slots(histogram)
@@ -84,7 +83,6 @@ def budget_costs(
 
     Args:
         packed: the packing of each group, with its histogram.
-        depth: most sequences per pack.
         budgets: none below what one sequence alone may hold.
     """
     return {

@@ -14,7 +14,7 @@ from itertools import chain
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import Int32Array, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.packing.histogram import Histogram
 
@@ -58,7 +58,6 @@ def check_mixture(
     Args:
         mixture: what an algorithm returned.
         histogram: what it had to pack.
-        depth: most sequences per pack.
         masked_slots: most masked positions per pack, compared with the largest number seen at each length; None: no limit.
     """
     for strategy, count in mixture.items():
@@ -234,7 +233,7 @@ def flatten_packs(mixture: Mapping[Strategy, int]) -> tuple[IntArray, IntArray]:
     return flat[np.arange(starts[-1]) + np.repeat(from_strategy, sizes[packs])], starts
 
 
-def mixture_of_packs(lengths: IntArray, starts: IntArray) -> Mixture:
+def mixture_of_packs(lengths: Int32Array | IntArray, starts: IntArray) -> Mixture:
     """The mixture of the packs in these arrays; lengths of 0 are left out, and so are packs of nothing else."""
     sizes = np.diff(starts)
     mixture: Mixture = {}

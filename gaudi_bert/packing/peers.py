@@ -41,7 +41,6 @@ class ListedLengths:
         in_order: int32 [sequences], as they come.
         shuffled: the same in a random order.
         histogram: how many there are of each length.
-        depth: most sequences per pack.
     """
 
     in_order: Int32Array
@@ -136,7 +135,6 @@ def count_first_fit(
     Args:
         lengths: int32 [sequences], 1 .. capacity, in order.
         capacity: slots of a pack.
-        depth: most sequences per pack.
         batch: all packs are closed after so many sequences; None: never.
         open_packs: where a sequence fits none of so many packs, all of them are closed; None: any number may be open.
     """

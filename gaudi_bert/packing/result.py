@@ -18,7 +18,6 @@ class Packing(PackingFigures):
     """How a histogram is packed, and how far from the best possible that is. Checked on creation.
 
     Attributes:
-        histogram: what is packed.
         depth: most sequences per pack that was allowed.
         algorithm: as requested.
         algorithm_used: what made the mixture, where `algorithm` chooses between several.

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, count_shards
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray, RowArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.records.assign import Assignment, count_shards
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.wire.crc32c import crc32c
@@ -356,11 +356,6 @@ _REFUSALS = {
     EncodeStatus.TOO_MANY_MASKED: "its sequences have more masked positions than masked_slots",
     EncodeStatus.TOO_DEEP: "it has more sequences than the depth",
 }
-
-
-def shard_name(group: int, shard: int) -> str:
-    """`packed-GGGGG-SSSSS.tfrecord`."""
-    return f"packed-{group:05d}-{shard:05d}.tfrecord"
 
 
 def output_buffer(schema: PackedSchema) -> ByteArray:

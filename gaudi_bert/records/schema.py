@@ -10,17 +10,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import Axis, PackedFeature, UnpackedFeature
-
-if TYPE_CHECKING:
-    from gaudi_bert.artefacts.packed import Metadata
-    from gaudi_bert.artefacts.plan import WritablePlan
 
 MAX_SEQUENCE_LENGTH = 8192
 MAX_TOKEN_ID = 2**21 - 1  # a token id is at most three bytes as a varint

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from gaudi_bert.artefacts.histogram_parts import histogram_part
+from gaudi_bert.artefacts.references import histogram_part
 from gaudi_bert.artefacts.store.copies import found_histograms, local_copy
 from gaudi_bert.artefacts.store.location import in_store, place_below
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult

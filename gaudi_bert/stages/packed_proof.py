@@ -230,7 +230,6 @@ def check_bound(
     Args:
         claimed: fewest packs that the groups need together.
         groups: gives of each, int64 [L]: what is packed as one, by its length.
-        depth: most of these in a pack.
     """
     proven = sum(simple_certificate(counts, depth).bound for counts in groups())
     if claimed <= min(proven, packs):

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.packing.algorithms import solve
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
-from gaudi_bert.records.assign import assign_sequences
 from gaudi_bert.tasks.packs import Packs
 
 LEAST_GAIN = 1.02
@@ -173,7 +173,7 @@ def _assigned(lengths: IntArray, mixtures: list[tuple[int, Mixture]]) -> Iterato
         rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
         is_own = (of_length <= length) & (rank < places_of_length[np.minimum(of_length, length) - 1])
         own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
-        assignment = assign_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
+        assignment = deal_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
         yield Part(length, deepest(length), Packs(own[assignment.members], assignment.starts))
 
 

@@ -65,11 +65,6 @@ def test_training_makes_whole_words_of_frequent_ones() -> None:
     assert "The" in train_vocabulary(lambda: [["The The"]], 120, lower_case=False).tokens
 
 
-def test_too_small_a_vocabulary_is_refused() -> None:
-    with pytest.raises(InputError, match="different characters"):
-        train_vocabulary(lambda: DOCUMENTS, 30, lower_case=True)
-
-
 def test_training_does_not_depend_on_the_process() -> None:
     code = (
         "from gaudi_bert.corpus.vocabulary import train_vocabulary\n"

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.estimate import (
     ACCELERATORS,
     ESTIMATE_ALGORITHMS,
@@ -45,22 +43,17 @@ def test_every_algorithm_packs_a_small_histogram() -> None:
         assert estimate.packs >= histogram.token_bound or name == "sort"
 
 
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(InputError, match="did you mean `lpfhp`"):
-        estimate_packing(published("squad-384"), "lpfph", 3, None)
-
-
 def test_longer_packs_for_the_same_sequences() -> None:
     # The paper's point in small: 2/3-full rows pack badly at their own length and perfectly at the right longer one.
     histogram = Histogram(27, [0] * 17 + [900] + [0] * 9)
-    own, longer = scan_lengths(histogram, "max", lengths=[27, 36])
+    rows = {row.max_sequence_length: row for row in scan_lengths(histogram, "max")}
+    assert list(rows) == [27, 30, 34, 36, 40, 54]
+    own, longer = rows[27], rows[36]
     assert (own.packs, longer.packs) == (900, 450)
     agree(own.efficiency, 2 / 3)
     assert longer.efficiency == 1.0
     agree(longer.fewer_slots, 1.5)
     agree(longer.attention_cost, 450 * 36**2 / (900 * 27**2))
-    with pytest.raises(InputError, match="less than the longest sequence"):
-        scan_lengths(histogram, 3, lengths=[17])
 
 
 def test_the_fit_meets_the_papers_equations() -> None:
@@ -68,7 +61,8 @@ def test_the_fit_meets_the_papers_equations() -> None:
     agree(one.location, 1.94, 0.005, scale=1.0)
     for share in (0.5, np.exp(-1)):
         value = MEASURED_ON_8.quantile(share)
-        agree((1 - one.cumulative(value)) ** 8, 1 - share)
+        below = np.exp(-np.exp(-(value - one.location) / one.scale))
+        agree((1 - below) ** 8, 1 - share)
 
 
 def test_the_papers_speed_ups() -> None:
@@ -95,8 +89,3 @@ def test_own_data() -> None:
     drawn = np.random.default_rng(0).choice(lengths, (2_000, 64, 32)).sum(axis=2).max(axis=1)
     agree(linear_speed_up(histogram, 64), 512 * 32 / drawn.mean(), 0.01)
     assert linear_speed_up(Histogram(4, [0, 0, 0, 9]), 2048) == 1.0
-
-
-def test_one_device_needs_more_than_one() -> None:
-    with pytest.raises(InputError, match="devices is 1"):
-        fit_one_device(devices=1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.values import ALGORITHMS as CONFIG_ALGORITHMS
-from gaudi_bert.packing.algorithms import ALGORITHMS, depth_of, pack_histogram, solve
+from gaudi_bert.packing.algorithms import ALGORITHMS, pack_histogram, solve
 from gaudi_bert.packing.certificate import check_certificate, simple_certificate
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import Histogram
@@ -21,16 +21,6 @@ from tests.oracles.packing import fewest_packs
 
 def test_the_settings_know_the_same_algorithms() -> None:
     assert tuple(ALGORITHMS) == CONFIG_ALGORITHMS
-
-
-@pytest.mark.parametrize("depth", [2, 3, 4, 8, "max"])
-@pytest.mark.parametrize("name", ["wikipedia-128", "wikipedia-384", "wikipedia-512", "squad-384"])
-def test_the_default_is_never_worse_than_the_heuristic(name: str, depth: int | str) -> None:
-    histogram = published(name)
-    solved = solve(histogram.counts, "nnls", depth_of(depth, histogram.max_sequence_length))
-    heuristic = packs_of(pack_longest_first(histogram.counts, depth_of(depth, histogram.max_sequence_length)))
-    assert packs_of(solved.mixture) <= heuristic
-    assert solved.algorithm_used in ("iterative-nnls", "lpfhp")
 
 
 @given(histogram=small_histograms(16, 9), depth=st.integers(1, 6))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import gaudi_bert
 from gaudi_bert import pack_histogram, pack_lengths
+from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import ArgumentError
 from gaudi_bert.packing.histogram import histogram_of
-from gaudi_bert.records.assign import assign_sequences
 from tests.builders.agree import agree
 from tests.builders.properties import examples
 
@@ -135,7 +135,7 @@ def test_packs_are_those_that_write_deals() -> None:
     lengths = np.random.default_rng(4).integers(1, 33, 499).astype(np.int32)
     packs = pack_lengths(lengths, 32, depth=3, seed=5)
     plan = pack_histogram(histogram_of(lengths, 32).counts, depth=3)
-    written = assign_sequences(lengths, list(zip(plan.strategies, plan.counts.tolist(), strict=True)), 5, 0)
+    written = deal_sequences(lengths, list(zip(plan.strategies, plan.counts.tolist(), strict=True)), 5, 0)
     assert written.members.tolist() == packs.indices.tolist()
     assert written.starts.tolist() == packs.offsets.tolist()
 

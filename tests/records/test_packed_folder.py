@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.artefacts.packed import Metadata
-from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.packed_folder import read_metadata, write_predecessor_metadata
 from gaudi_bert.records.schema import PackedSchema
@@ -94,52 +92,3 @@ def test_a_folder_without_its_files(tmp_path: Path) -> None:
     (tmp_path / "training_metadata.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"holds no strategy_\*_part_\* file"):
         read_metadata(tmp_path / "training")
-
-
-def metadata(**changes) -> Metadata:
-    values = {
-        "format_version": 1,
-        "tool_version": "1",
-        "max_sequence_length": 128,
-        "max_predictions": 20,
-        "masked_slots": 23,
-        "depth": 3,
-        "seed": 1,
-        "algorithm": "nnls",
-        "vocabulary": None,
-        "sequences": 2,
-        "packs": 1,
-        "tokens": 100,
-        "padding_tokens": 28,
-        "efficiency": 100 / 128,
-        "packing_factor": 2.0,
-        "lower_bound": 1,
-        "gap": 0,
-        "shard_multiple": 1,
-        "inputs": (),
-        "shards": (Shard(name="packed-00000-00000.tfrecord", packs=1, bytes=5, crc32c=7),),
-        "histogram": (0,) * 128,
-    }
-    return Metadata.model_validate({**values, **changes})
-
-
-def test_metadata_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = metadata()
-    (tmp_path / "metadata.json").write_text(json.dumps(written.model_dump(mode="json")))
-    assert read_metadata(tmp_path) == written
-    assert PackedSchema.of(written) == PackedSchema(128, 23, 3, 20)
-
-
-def test_metadata_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="run `gaudi-bert write` to its end"):
-        read_metadata(tmp_path)
-    content = metadata().model_dump(mode="json")
-    for change, reason in (
-        ({"format_version": 9}, "format_version 9, this version reads 1"),
-        ({"depth": 0}, "`depth`"),
-        ({"efficiency": 1.5}, "`efficiency`"),
-        ({"surprise": 1}, "`surprise`"),
-    ):
-        (tmp_path / "metadata.json").write_text(json.dumps({**content, **change}))
-        with pytest.raises(InputError, match=reason):
-            read_metadata(tmp_path)

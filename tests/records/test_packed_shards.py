@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.references import InputFile
+from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.assign import Assignment
 from gaudi_bert.records.packed_shards import EncodeStatus, PackEncoder, largest_record
 from gaudi_bert.records.read.group import buffer_bytes, read_group
 from gaudi_bert.records.read.unpacked_index import IndexedSequences

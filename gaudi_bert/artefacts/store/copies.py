@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from gaudi_bert.artefacts.histogram_parts import complete_parts, histogram_parts
+from gaudi_bert.artefacts.references import complete_parts, histogram_parts
 from gaudi_bert.artefacts.store.location import in_store, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, names_in, shown
 from gaudi_bert.artefacts.store.objects import Objects

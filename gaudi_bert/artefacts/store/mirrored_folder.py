@@ -217,9 +217,12 @@ def last_change(path: Path) -> float:
 
 
 @contextmanager
-def read_ahead(batches: Sequence[Sequence[Path]], ahead: int = 1) -> Iterator[ReadAhead]:
-    """Files of one folder to be read batch by batch, and once; a store's are fetched `ahead` batches before their turn."""
-    mirror = next((_mirrored_folder_of(path) for batch in batches for path in batch), None)
+def read_ahead(batches: Sequence[_Batch], ahead: int = 1) -> Iterator[ReadAhead]:
+    """Files of one folder to be read batch by batch, and once; a store's are fetched `ahead` batches before their turn.
+
+    A batch is one file, or several.
+    """
+    mirror = next((_mirrored_folder_of(path) for batch in batches for path in _paths(batch)), None)
     if mirror is None:
         yield ReadAhead()
         return
@@ -228,6 +231,13 @@ def read_ahead(batches: Sequence[Sequence[Path]], ahead: int = 1) -> Iterator[Re
             yield _FetchAhead(mirror, batches, ahead, pool)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+_Batch = Path | Sequence[Path]
+
+
+def _paths(batch: _Batch) -> Sequence[Path]:
+    return [batch] if isinstance(batch, Path) else batch
 
 
 class ReadAhead:
@@ -242,7 +252,7 @@ class ReadAhead:
 class _FetchAhead(ReadAhead):
     """Batches of files of a store, which are removed here when they have been used."""
 
-    def __init__(self, mirror: _Mirrored, batches: Sequence[Sequence[Path]], ahead: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, mirror: _Mirrored, batches: Sequence[_Batch], ahead: int, pool: ThreadPoolExecutor) -> None:
         self._mirror, self._batches, self._ahead, self._pool = mirror, batches, ahead, pool
         self._lock = threading.Lock()
         self._fetches: list[list[Future[None]]] = []
@@ -251,13 +261,13 @@ class _FetchAhead(ReadAhead):
     def batch(self, number: int) -> Iterator[None]:
         with self._lock:
             for batch in self._batches[len(self._fetches) : number + 1 + self._ahead]:
-                self._fetches.append([self._pool.submit(self._mirror.fetch, path) for path in batch])
+                self._fetches.append([self._pool.submit(self._mirror.fetch, path) for path in _paths(batch)])
         try:
             for fetched in self._fetches[number]:
                 fetched.result()
             yield
         finally:
-            release(*self._batches[number])
+            release(*_paths(self._batches[number]))
 
 
 # --- scratch: removed when the command ends; a kernel lock dies with its process, so that the next command also removes what

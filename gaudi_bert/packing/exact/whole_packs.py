@@ -201,7 +201,6 @@ def search_packs(
         counts: int64 [types], sequences of each.
         prices: float64 [types], such that no pack of at most `depth` sequences is worth more than 1.
         max_length: tokens in a pack.
-        depth: most sequences in a pack.
         packs: packs to be used at most.
         max_nodes: branches of each attempt at most.
         work: what the search may do in all.

@@ -12,8 +12,8 @@ import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, BoolArray, ByteArray, Float32Array, Int32Array, IntArray
 from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.dealing import Assignment
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.assign import Assignment
 from gaudi_bert.records.read.unpacked_index import IndexedSequences
 from gaudi_bert.records.schema import NOT_PREDICTED, FeatureSpec, PackedSchema
 from gaudi_bert.records.wire.features import FeatureTable, feature_table, locate_features
@@ -32,7 +32,6 @@ def decode_columns(
     Args:
         buffer: uint8, holds the payloads.
         offsets, lengths: int64 [n], where each payload starts and how long it is.
-        features: those to decode.
         source: what to call the buffer in an error.
     """
     columns = tuple(np.empty((len(offsets), spec.length), np.int32) for spec in features)

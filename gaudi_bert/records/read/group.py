@@ -82,7 +82,6 @@ def read_group(
 
     Args:
         files: as planned, by where they are, in the order in which they lie in the buffer.
-        schema: the sizes of the records.
         buffer: uint8, at least `buffer_bytes(files)`.
         workers: threads, each with one file at a time; None for all cores.
         progress: called with the bytes that were read.

@@ -24,8 +24,8 @@ import numpy as np
 from gaudi_bert.artefacts.plan import WritablePlan
 from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.common.arrays import AnyArray, IntArray, permutation, random_words
+from gaudi_bert.common.dealing import Assignment, deal_sequences
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.assign import Assignment, assign_sequences
 from gaudi_bert.records.files import list_record_files
 from gaudi_bert.records.read.arrays import dense_packs
 from gaudi_bert.records.read.global_order import check_rank, numbers_of_rank
@@ -67,12 +67,9 @@ class OnTheFlyPacking:
     """Batches of packs from unpacked records.
 
     Args:
-        groups: from the plan.
-        schema: of the packs.
         batch_packs: packs of one batch on one rank (B).
         seed: decides, with the number of the epoch, all pairings and orders.
         rank, world_size: which share of the packs this process takes.
-        read_ahead: read the next group while this one is used (memory of two groups).
         workers: threads that read a group; None for all cores.
 
     Attributes:
@@ -90,14 +87,13 @@ class OnTheFlyPacking:
         seed: int,
         rank: int = 0,
         world_size: int = 1,
-        read_ahead: bool = True,
         workers: int | None = None,
     ) -> None:
         check_rank(rank, world_size)
         if batch_packs < 1:
             raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
         self.groups, self.schema, self.batch_packs, self.seed = tuple(groups), schema, batch_packs, seed
-        self.rank, self.world_size, self.read_ahead, self.workers = rank, world_size, read_ahead, workers
+        self.rank, self.world_size, self.workers = rank, world_size, workers
         self.packs = packs = sum(group.packs for group in self.groups)
         self.batches = packs // (batch_packs * world_size)
         self.dropped_packs = packs - self.batches * batch_packs * world_size
@@ -147,8 +143,7 @@ class OnTheFlyPacking:
 
     def _loaded(self, epoch: int, order: IntArray, position: int) -> _Loaded:
         """The group at a position of an epoch's order; the next one is then read ahead, and all others are forgotten."""
-        ahead = [position + 1] if self.read_ahead and position + 1 < len(order) else []
-        needed = {(epoch, each): int(order[each]) for each in (position, *ahead)}
+        needed = {(epoch, each): int(order[each]) for each in range(position, min(position + 2, len(order)))}
         self._loads = {key: load for key, load in self._loads.items() if key in needed}
         for key, group in needed.items():
             if key not in self._loads:
@@ -161,4 +156,4 @@ class OnTheFlyPacking:
         buffer = np.empty(buffer_bytes(planned.files), np.uint8)
         group = read_group(planned.files, self.schema.unpacked, buffer, self.workers, lambda _bytes: None)
         epoch_seed = int(random_words(1, self.seed, "on-the-fly epoch", epoch)[0])
-        return _Loaded(group, assign_sequences(group.lengths, planned.strategies, epoch_seed, number))
+        return _Loaded(group, deal_sequences(group.lengths, planned.strategies, epoch_seed, number))

@@ -73,7 +73,6 @@ class RecordFiles(ShardFiles["_Prepared"]):
 
     Args:
         paths: the files, numbered in this order.
-        schema: of every record.
         counts: records of each file; None where nothing says it.
         starts_of: where the records of a file begin, as an index says, or None; None where there is no index at all.
         cache: brings the files here; None where they lie here.

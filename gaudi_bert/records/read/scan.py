@@ -83,7 +83,6 @@ class UnpackedFormat:
     """Indexes unpacked records, in constant memory: the rows are those of the last piece, and point into its buffer.
 
     Args:
-        schema: the sizes that every record must have.
         index: filled from the front; its buffer is the one that is scanned.
     """
 
@@ -116,7 +115,6 @@ class CompactedFormat(UnpackedFormat):
     """Indexes a whole file, and copies the real values of its sequences to an arena, where they stay (a group).
 
     Args:
-        schema: as in `UnpackedFormat`.
         index: with a row for each record of the file; its buffer is the one that is scanned.
         arena: uint8, does not overlap that buffer; offsets are positions in it.
         start, end: the part of the arena that this file may fill.
@@ -146,8 +144,6 @@ class RecordScan:
     """One pass over one file.
 
     Args:
-        path: the file.
-        records: what to do with its records.
         buffer: uint8, from `scan_buffer` (a smaller one will do for a file that fits into it); the one that `records` reads.
         progress: called with the bytes of the file that were read.
     """

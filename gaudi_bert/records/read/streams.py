@@ -93,7 +93,6 @@ class StreamReader(Generic[Prepared]):
     """The places of packs, whose shards are open when they are told.
 
     Args:
-        files: the shards.
         order: their order.
         rank, world_size: the share of this process.
     """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import regular
 
 
 def require_pyarrow() -> Any:
@@ -38,6 +39,16 @@ def explained_arrow_errors(path: Path) -> Iterator[None]:
     except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
         reason = shortened(str(error), 200)
         raise InputError(f"{path}: cannot be read as a Parquet or Arrow table: {reason}; write it again") from error
+
+
+@contextmanager
+def opened_parquet(path: Path, **options: Any) -> Iterator[Any]:
+    """A Parquet file, a `pyarrow.parquet.ParquetFile` with these options."""
+    require_pyarrow()
+    from pyarrow import parquet
+
+    with explained_arrow_errors(path), parquet.ParquetFile(regular(path), **options) as file:
+        yield file
 
 
 @contextmanager

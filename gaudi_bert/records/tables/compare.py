@@ -26,7 +26,6 @@ class StoredPacks(NamedTuple):
     """A row group of a shard.
 
     Attributes:
-        path: the shard.
         first: number of its first pack in the shard.
         offsets: int64 [packs + 1], into the following.
         indices: int64 [sequences], row numbers in the whole table.

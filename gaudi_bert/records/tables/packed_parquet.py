@@ -12,8 +12,7 @@ One Parquet file per shard, one row per pack, with the names that Hugging Face m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -23,14 +22,15 @@ from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, read_json, regular
+from gaudi_bert.common.files import atomic_file, read_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import ShardPaths, check_shards, read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.read.streams import ShardFiles
 from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, require_pyarrow, validated
+from gaudi_bert.records.tables.arrow import named, opened_parquet, require_pyarrow, validated
+from gaudi_bert.records.tables.rows import ListValues
 from gaudi_bert.records.tables.sources import is_list
 
 _PACKS_PER_ROW_GROUP = 2048
@@ -117,15 +117,10 @@ _ALONG = ("position_ids", "sequence_ids")
 _TOKENLESS = {"row", "indices", "seq_lens"}
 
 
-class _Column(NamedTuple):
-    values: AnyArray
-    offsets: IntArray
-
-
 class _Group(NamedTuple):
     first: int
     last: int
-    columns: dict[str, _Column]
+    columns: dict[str, ListValues]
 
 
 class _Footer(NamedTuple):
@@ -218,9 +213,9 @@ class TableFiles(ShardFiles["_Footer"]):
             group = self._groups[file] = _Group(first, int(ends[number]), self._read_group(file, number))
         return group
 
-    def _read_group(self, file: int, number: int) -> dict[str, _Column]:
+    def _read_group(self, file: int, number: int) -> dict[str, ListValues]:
         pyarrow = require_pyarrow()
-        with _opened(self.paths[file], self._footers[file].metadata) as opened:
+        with opened_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
             table = validated(self.paths[file], opened.read_row_group(number))
         columns = {}
         for name in table.column_names:
@@ -233,33 +228,20 @@ class TableFiles(ShardFiles["_Footer"]):
                 )
             if pyarrow.types.is_fixed_size_list(kind):
                 offsets = np.arange(len(array) + 1, dtype=np.int64) * kind.list_size
-                columns[name] = _Column(array.flatten().to_numpy(zero_copy_only=False), offsets)
+                columns[name] = ListValues(array.flatten().to_numpy(zero_copy_only=False), offsets)
             elif pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
                 offsets = array.offsets.to_numpy().astype(np.int64)
-                columns[name] = _Column(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
+                columns[name] = ListValues(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
         for name in _ALONG:
             if not np.array_equal(columns[name].offsets, columns["input_ids"].offsets):
                 raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
         return columns
 
 
-@contextmanager
-def _opened(path: Path, metadata: Any = None) -> Iterator[Any]:
-    """A Parquet file, whose metadata may be known."""
-    require_pyarrow()
-    from pyarrow import parquet
-
-    with (
-        explained_arrow_errors(path),
-        parquet.ParquetFile(regular(path), metadata=metadata, memory_map=True) as file,
-    ):
-        yield file
-
-
 def _footer(path: Path) -> _Footer:
     """The footer of a file, which must be a packed table."""
     types = require_pyarrow().types
-    with _opened(path) as file:
+    with opened_parquet(path, memory_map=True) as file:
         schema, metadata = named(path, file.schema_arrow), file.metadata
     names = schema.names
     if _TOKENLESS.issubset(names) and "input_ids" not in names:

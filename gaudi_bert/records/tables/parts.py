@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import explained_os_errors, open_file, regular
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, require_pyarrow, validated
+from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, opened_parquet, require_pyarrow, validated
 from gaudi_bert.records.tables.json_lines import is_json, json_parts, json_schema, read_json_lines
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
@@ -28,9 +28,7 @@ class TablePart(NamedTuple):
     """A run of rows of one file.
 
     Attributes:
-        path: the file.
         first_row: number of its first row in the file.
-        rows: how many there are.
         bytes: about what they take in memory.
         position: number of the row group or the batch; for JSON, the byte at which the block begins.
         start: rows of the row group or the batch before this part.
@@ -64,7 +62,6 @@ def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes:
     """The parts of a table, in order; empty ones are left out.
 
     Args:
-        path: the file.
         columns: those that will be read: only they take memory.
         most_rows, most_bytes: of a part, where the format can read less at once.
     """
@@ -131,9 +128,7 @@ def _is_parquet(path: Path) -> bool:
 
 def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, int]]:
     """(rows, bytes in memory) of each row group."""
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(regular(path)) as table:
+    with opened_parquet(path) as table:
         metadata = table.metadata
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
@@ -148,9 +143,7 @@ def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, 
 
 def _read_parquet(path: Path, parts: Sequence[TablePart], columns: Sequence[str], threads: bool) -> Iterator[Any]:
     pyarrow = require_pyarrow()
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(regular(path)) as table:
+    with opened_parquet(path) as table:
         for number, group in itertools.groupby(parts, key=lambda part: part.position):
             by_start = {part.start: part for part in group}
             step = next(iter(by_start.values())).step

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from gaudi_bert.artefacts.packed import TooLong, TooLongRows
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import regular
@@ -53,6 +54,21 @@ class PartShare(NamedTuple):
     column: str | None = None
     values: Any = None
     without: bool = False
+
+    @property
+    def name(self) -> str:
+        """By which shares are in the order of the table."""
+        return f"{self.first_row + self.part.first_row:020d}"
+
+    @property
+    def sequences(self) -> int:
+        """Rows of the part."""
+        return self.part.rows
+
+    @property
+    def bytes(self) -> int:
+        """About what they take in memory."""
+        return self.part.bytes
 
 
 class GroupRows(NamedTuple):
@@ -275,24 +291,6 @@ def _homes(distinct: Sequence[Any], group_of: IntArray, column: str) -> list[Int
 # its first L tokens, split into pieces of L (the last is shorter), or dropped. An *atom* is what the packer deals: a
 # sequence, or all sequences of rows that stay together, in their order; its length is their sum.
 
-TooLong = Literal["error", "truncate", "split", "drop"]
-
-
-class PolicyEffect(NamedTuple):
-    """What the policy has done to rows that were too long.
-
-    Attributes:
-        rows: how many were.
-        dropped_rows: how many of them are in no pack.
-        dropped_tokens: tokens that are in no pack.
-        added_sequences: sequences beyond one per row, from splitting.
-    """
-
-    rows: int
-    dropped_rows: int
-    dropped_tokens: int
-    added_sequences: int
-
 
 class RowSequences(NamedTuple):
     """Runs of tokens, in the order of their rows.
@@ -322,7 +320,7 @@ class Atoms(NamedTuple):
     members: IntArray
 
 
-def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, PolicyEffect]:
+def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
     """The sequences of rows of these lengths, and what the policy did.
 
     Args:
@@ -334,21 +332,24 @@ def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> 
     too_long = lengths > max_sequence_length
     affected = int(np.count_nonzero(too_long))
     lost = int(lengths[too_long].sum(dtype=np.int64))
-    nowhere = np.zeros(lengths.size, np.int32)
+    sequences = RowSequences(rows, np.zeros(lengths.size, np.int32), lengths)
+    effect = {"rows": affected, "dropped_rows": 0, "dropped_tokens": 0, "added_sequences": 0}
     if not affected or policy == "error":
-        return RowSequences(rows, nowhere, lengths), PolicyEffect(0, 0, 0, 0)
-    if policy == "truncate":
-        cut = np.minimum(lengths, np.int32(max_sequence_length))
-        return RowSequences(rows, nowhere, cut), PolicyEffect(affected, 0, lost - affected * max_sequence_length, 0)
-    if policy == "drop":
-        short = rows[~too_long]
-        return RowSequences(short, nowhere[short], lengths[short]), PolicyEffect(affected, affected, lost, 0)
-    pieces = -(-lengths // max_sequence_length)
-    of_rows = np.repeat(rows, pieces)
-    number = np.arange(of_rows.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    starts = (number * max_sequence_length).astype(np.int32)
-    sizes = np.minimum(lengths[of_rows] - starts, np.int32(max_sequence_length))
-    return RowSequences(of_rows, starts, sizes), PolicyEffect(affected, 0, 0, of_rows.size - lengths.size)
+        effect["rows"] = 0
+    elif policy == "truncate":
+        sequences = sequences._replace(lengths=np.minimum(lengths, np.int32(max_sequence_length)))
+        effect["dropped_tokens"] = lost - affected * max_sequence_length
+    elif policy == "drop":
+        sequences = RowSequences(rows[~too_long], sequences.starts[~too_long], lengths[~too_long])
+        effect |= {"dropped_rows": affected, "dropped_tokens": lost}
+    else:
+        pieces = -(-lengths // max_sequence_length)
+        of_rows = np.repeat(rows, pieces)
+        number = np.arange(of_rows.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = (number * max_sequence_length).astype(np.int32)
+        sequences = RowSequences(of_rows, starts, np.minimum(lengths[of_rows] - starts, np.int32(max_sequence_length)))
+        effect["added_sequences"] = of_rows.size - lengths.size
+    return sequences, TooLongRows(policy=policy, **effect)
 
 
 def plain_atoms(sequences: RowSequences) -> Atoms:

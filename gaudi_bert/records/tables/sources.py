@@ -193,7 +193,6 @@ def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TO
     """The columns of a table, as its first file has them.
 
     Args:
-        path: the first file.
         chosen: the columns to pack; all when None.
         tokens: what `input_ids` is called there.
     """

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, regular
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.records.tables.arrow import opened_parquet, require_pyarrow, validated
 
 _ROWS_AT_ONCE = 256
 _ROW_GROUP_TOKENS = 1 << 20
 
 
-@contextmanager
-def _parquet_file(path: Path) -> Iterator[Any]:
-    require_pyarrow()
-    from pyarrow import parquet
-
-    with explained_arrow_errors(path), parquet.ParquetFile(regular(path)) as table:
-        yield table
-
-
 def row_groups(path: Path) -> list[tuple[int, int]]:
     """(rows, bytes) of each row group of a Parquet file."""
-    with _parquet_file(path) as table:
+    with opened_parquet(path) as table:
         groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
 def read_text_column(path: Path, column: str, groups: range) -> Iterator[str | None]:
     """The values of a column of texts in some row groups."""
-    with _parquet_file(path) as table:
+    with opened_parquet(path) as table:
         _check_text_column(path, table.schema_arrow, column)
         for batch in table.iter_batches(_ROWS_AT_ONCE, row_groups=list(groups), columns=[column], use_threads=False):
             yield from validated(path, batch).column(0).to_pylist()

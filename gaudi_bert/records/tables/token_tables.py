@@ -76,7 +76,6 @@ def measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) ->
     """Read `files` once for the sizes that their examples need (`max_predictions` is at least 1).
 
     Args:
-        files: the tables.
         tokens_column: what `input_ids` is called there.
     """
     rows = tokens = longest = most_masked = 0
@@ -112,7 +111,6 @@ def read_sequences(
     """The sequences of one table, in order, a batch of rows at a time.
 
     Args:
-        path: the table.
         max_sequence_length, max_predictions: what a row may hold; None for the limits of the contract.
         kept: what measuring has kept of it, so that it need not be read again; None where that is nothing.
         tokens_column: what `input_ids` is called in it.

@@ -82,11 +82,6 @@ def pad_value(name: str) -> int:
     return NOT_PREDICTED if name == LABELS_COLUMN else 0
 
 
-def table_shard_name(group: int, shard: int) -> str:
-    """`packed-GGGGG-SSSSS.parquet`."""
-    return f"packed-{group:05d}-{shard:05d}.parquet"
-
-
 def write_table_shard(
     path: Path, layout: PackLayout, rows: GroupRows, packs: PackSequences, scalars: Any, bounds: tuple[int, int]
 ) -> Shard:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
-from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, ListedHistogram, list_histogram
+from gaudi_bert.artefacts.histogram import CountedFile, FileCounts, HistogramFile, list_histogram
 from gaudi_bert.artefacts.references import VocabularyInfo
 from gaudi_bert.artefacts.store.location import shown_place
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead
@@ -87,7 +87,7 @@ def _count(
     files, ahead = list(sizes), worker_count(workers, len(sizes))
     with (
         reporter.task("histogram", sum(sizes.values()), "bytes") as task,
-        read_ahead([[file] for file in files], ahead) as batches,
+        read_ahead(files, ahead) as batches,
         batches.batch(0),  # the first file is there until the end: its first record says what all are held to
     ):
         schema = _common_schema(files[0], reporter)
@@ -130,7 +130,7 @@ def _count_file(path: Path, schema: UnpackedSchema, buffer: ByteArray, progress:
         crc32c=scan.file_crc32c,
         sequences=records.records,
         tokens=sum(length * count for length, _, count in counts),
-        counts=FileCounts(kept=np.array(counts, np.int64)),
+        counts=FileCounts(np.array(counts, np.int64)),
     )
 
 
@@ -201,7 +201,7 @@ def read_histograms(paths: Sequence[Path]) -> CountedRecords:
     """Read and merge."""
     if not paths:
         raise InputError("no histogram.json is given; make one with `gaudi-bert histogram RECORDS --out histogram.json`")
-    parts = [_counted_records(list_histogram(path)) for path in paths]
+    parts = [_counted_records(path) for path in paths]
     merged = parts[0] if len(parts) == 1 else _merge_records(parts, [str(path) for path in paths])
     if merged.histogram.sequences == 0:
         raise InputError(f"{paths[0]}: holds no sequence, so there is nothing to pack; check which records were counted")
@@ -218,8 +218,9 @@ def histogram_shard(
     return (number, parts) if number < parts else None
 
 
-def _counted_records(content: ListedHistogram) -> CountedRecords:
-    histogram = Histogram(content.max_sequence_length, content.counts, content.max_masked)
+def _counted_records(path: Path) -> CountedRecords:
+    content, max_masked = list_histogram(path)
+    histogram = Histogram(content.max_sequence_length, np.array(content.counts, np.int64), max_masked)
     files = None if content.files is None else _in_order(content.files)
     return CountedRecords(histogram, content.max_predictions, files, content.vocabulary)
 

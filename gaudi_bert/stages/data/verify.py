@@ -24,7 +24,7 @@ import numpy as np
 from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
-from gaudi_bert.artefacts.shards import Shard, ShardTable
+from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.artefacts.verification import Verification, mixing_batch_packs
@@ -35,7 +35,7 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.records.file_contents import Mixing, SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
 from gaudi_bert.records.files import RecordInputs, open_inputs
-from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.records.packed_folder import ShardPaths, read_metadata
 from gaudi_bert.records.read.scan import map_files, worker_count
 from gaudi_bert.records.schema import PackedSchema, UnpackedSchema
 from gaudi_bert.records.wire.crc32c import crc32c
@@ -57,11 +57,7 @@ def verify(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> Made[Verification]:
-    """Verify a packed folder against the records that it was made from.
-
-    Args:
-        packed: the packed folder, whole.
-    """
+    """Verify a packed folder against the records that it was made from."""
     with mirrored(packed, store) as folder, open_inputs(records, Objects(store)) as inputs:
         fetch(folder / METADATA_NAME)
         metadata = read_metadata(folder)
@@ -247,40 +243,25 @@ def _compare(
         if groups is not None:
             groups.take(number, sums)
 
-    paths, shards = inputs.paths, _ShardPaths(packed, table)
+    paths, shards = inputs.paths, ShardPaths(packed, table)
     with reporter.task("verify", sum(inputs.sizes.values()) + int(table.bytes.sum()), "bytes") as task:
         read = partial(unpacked_pieces, schema=schema, progress=task.advance)
-        present = _read_files([(path,) for path in paths], read, take_input, workers)
+        present = _read_files(paths, read, take_input, workers)
         read = partial(packed_pieces, schema=packed_schema, progress=task.advance)
         try:
             _read_files(shards, read, take_shard, workers)
         except InputError as error:
             raise FailedError(str(error)) from error
     if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
-        packs = [path for (path,) in shards]
+        packs = list(shards)
         with read_ahead([paths]) as one, one.batch(0), read_ahead([packs]) as other, other.batch(0):
             difference = _describe_difference(paths, schema, packs, metadata, unpacked, repacked, workers)
         raise FailedError(f"{packed}: {difference}")
     return _Contents(tuple(present), repacked, mixing)
 
 
-class _ShardPaths(Sequence[tuple[Path]]):
-    """The path of each shard, made when it is asked for; alone in a batch, as `read_ahead` takes them."""
-
-    def __init__(self, packed: Path, table: ShardTable) -> None:
-        self._packed, self._table = packed, table
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __getitem__(self, which: Any) -> Any:
-        if isinstance(which, slice):
-            return [self[number] for number in range(len(self))[which]]
-        return (self._packed / self._table.name(range(len(self))[which]),)
-
-
 def _read_files(
-    files: Sequence[tuple[Path]],
+    files: Sequence[Path],
     read: Callable[..., Pieces],
     take: Callable[[int, SequenceSums], Entry],
     workers: int | None,
@@ -290,8 +271,8 @@ def _read_files(
     with read_ahead(files, worker_count(workers, len(files))) as batches:
 
         def read_file(number: int, buffer: ByteArray) -> Entry:
-            (path,) = files[number]
             with batches.batch(number):
+                path = files[number]
                 sums = sum_pieces(read(path, buffer=buffer) if path.stat().st_size else iter(()))
                 with lock:
                     return take(number, sums)

@@ -22,19 +22,19 @@ from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
 from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, shard_bounds, shard_name
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, IntArray
+from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
-from gaudi_bert.records.assign import assign_sequences, shard_bounds
 from gaudi_bert.records.files import open_inputs, records_folder
-from gaudi_bert.records.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer, shard_name
+from gaudi_bert.records.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer
 from gaudi_bert.records.packed_shards import write_shard as write_packs
 from gaudi_bert.records.read.group import buffer_bytes, group_buffer, match_files, planned_files, read_group
 from gaudi_bert.records.read.scan import map_in_threads, worker_count
@@ -58,7 +58,6 @@ def write(
     """Write the packed records of a plan.
 
     Args:
-        records: the RECORDS that the plan was made for.
         finish: write no group, but check that all are there (see `write_shard`) and write metadata.json.
     """
     started = time.monotonic()
@@ -199,7 +198,7 @@ def _write_group(
     planned = plan.group(number)
     schema = PackedSchema.of(plan)
     group = read_group(files, schema.unpacked, buffer, workers, lambda count: task.advance(count / 2))
-    assignment = assign_sequences(group.lengths, planned.strategies, plan.seed, number)
+    assignment = deal_sequences(group.lengths, planned.strategies, plan.seed, number)
     shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
     bounds = shard_bounds(planned.packs, shards, sum(plan.group_packs[:number]))
     encoder = PackEncoder(schema, group, assignment)
@@ -208,7 +207,11 @@ def _write_group(
     slots = threading.Semaphore(cores)
 
     def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
-        path, first, last = out / shard_name(number, shard), int(bounds[shard]), int(bounds[shard + 1])
+        path, first, last = (
+            out / shard_name(number, shard, Metadata.shard_ending),
+            int(bounds[shard]),
+            int(bounds[shard + 1]),
+        )
         written = write_packs(path, encoder, first, last, output, slots, lambda packs: task.advance(packs * share))
         release(path)
         return written

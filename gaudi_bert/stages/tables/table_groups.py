@@ -21,7 +21,8 @@ import numpy as np
 
 from gaudi_bert.artefacts.packed import PackedSums, TableGroupManifest, TableMetadata, TooLongRows, of_counts
 from gaudi_bert.artefacts.references import InputTable
-from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
+from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
@@ -29,7 +30,6 @@ from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.groups import form_groups, form_runs, too_large_files
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.result import Packing
-from gaudi_bert.records.assign import assign_sequences, count_shards, shard_bounds
 from gaudi_bert.records.read.scan import map_in_threads
 from gaudi_bert.records.tables.arrow import explained_values
 from gaudi_bert.records.tables.parts import TablePart, list_parts
@@ -37,7 +37,6 @@ from gaudi_bert.records.tables.rows import (
     Atoms,
     GroupRows,
     PartShare,
-    PolicyEffect,
     RowSequences,
     atoms_of_values,
     cut_rows,
@@ -47,7 +46,7 @@ from gaudi_bert.records.tables.rows import (
 )
 from gaudi_bert.records.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
 from gaudi_bert.records.tables.sources import is_table as holds_tables
-from gaudi_bert.records.tables.write_packs import PackLayout, PackSequences, pack_bytes, table_shard_name, write_table_shard
+from gaudi_bert.records.tables.write_packs import PackLayout, PackSequences, pack_bytes, write_table_shard
 
 _PACKS_OF_A_SHARD = 1024
 """A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
@@ -108,14 +107,6 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     return GroupedTable(files, file_rows, columns, read, groups)
 
 
-class _SizedPart(NamedTuple):
-    """A part of a file as the packing room takes it."""
-
-    name: str
-    bytes: int
-    sequences: int
-
-
 def _form_groups(
     parts: Sequence[Sequence[TablePart]],
     file_rows: Sequence[int],
@@ -123,29 +114,22 @@ def _form_groups(
     settings: TableSettings,
     reporter: Reporter,
 ) -> list[list[PartShare]]:
-    first_rows = np.concatenate([[0], np.cumsum(file_rows)]).tolist()
-    shares: dict[str, PartShare] = {}
-    sized: list[_SizedPart] = []
-    for file, of_file in enumerate(parts):
-        for part in of_file:
-            name = f"{file:08d} {part.first_row:020d}"
-            size = part.rows * _INDEX_ROW_BYTES if settings.index_only else part.bytes
-            shares[name] = PartShare(part, first_rows[file])
-            sized.append(_SizedPart(name, size, part.rows))
+    first_rows = np.cumsum(file_rows) - file_rows
+    shares = [PartShare(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]
+    if settings.index_only:
+        shares = [share._replace(part=share.part._replace(bytes=share.part.rows * _INDEX_ROW_BYTES)) for share in shares]
     limits = settings.group_sequences, settings.group_bytes
-    large = too_large_files(sized, *limits)
+    large = too_large_files(shares, *limits)
     if large:
-        largest = max(large, key=lambda part: part.bytes)
+        largest = max(large, key=lambda share: share.bytes)
         reporter.say(
-            f"{shares[largest.name].part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, can only be "
+            f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, can only be "
             f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
             f"there are {len(large):,} such parts"
         )
     if settings.keep_together is None:
-        dealt = form_groups(sized, *limits, settings.seed)
-        return [[shares[part.name] for part in group] for group in dealt]
-    runs = [[shares[part.name] for part in group] for group in form_runs(sized, *limits)]
-    return share_by_value(runs, columns, settings.keep_together)
+        return form_groups(shares, *limits, settings.seed)
+    return share_by_value(form_runs(shares, *limits), columns, settings.keep_together)
 
 
 # --- one group: read, cut, packed, written; a pure function of its rows and the settings
@@ -181,7 +165,7 @@ def write_table_group(
     """
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
-    sequences, effect = sequences_of(table, rows, settings)
+    sequences, too_long = sequences_of(table, rows, settings)
     progress(rows.lengths.size / 2)
     atoms = _atoms(table, rows, sequences, settings)
     dealt = _deal(atoms, sequences, settings, number)
@@ -189,7 +173,7 @@ def write_table_group(
         shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
     progress(rows.lengths.size / 2)
     return TableGroupManifest(
-        **row_figures(rows, sequences, effect, settings),
+        **row_figures(rows, sequences, too_long, settings.max_sequence_length),
         signature_sha256=signature_sha256,
         group=number,
         packs=dealt.packs.packs,
@@ -200,10 +184,9 @@ def write_table_group(
     )
 
 
-def row_figures(rows: GroupRows, sequences: RowSequences, effect: PolicyEffect, settings: TableSettings) -> dict[str, Any]:
+def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
     """What a manifest says of the rows of its group."""
-    counts = np.bincount(sequences.lengths, minlength=settings.max_sequence_length + 1)[1:].tolist()
-    too_long = TooLongRows(policy=settings.too_long, **effect._asdict())
+    counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
     return {"format_version": 1, "format": "table", "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
 
 
@@ -259,7 +242,7 @@ def table_metadata(
     )
 
 
-def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) -> tuple[RowSequences, PolicyEffect]:
+def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) -> tuple[RowSequences, TooLongRows]:
     """The sequences of the rows of a group, as the policy for too long ones makes them."""
     if settings.too_long == "error" and (rows.lengths > settings.max_sequence_length).any():
         raise InputError(_too_long_rows(table, settings))
@@ -330,7 +313,7 @@ def _deal(atoms: Atoms, sequences: RowSequences, settings: TableSettings, group:
         seed=settings.seed,
         quick_bound=settings.depth == "max",  # the tokens say nearly all there is to say
     )
-    dealt = assign_sequences(atoms.lengths.astype(np.int32), list(packing.mixture.items()), settings.seed, group)
+    dealt = deal_sequences(atoms.lengths.astype(np.int32), list(packing.mixture.items()), settings.seed, group)
     order, offsets = dealt.members.astype(np.int64), dealt.starts
     if settings.keep_together is not None:
         of_atoms = sizes[order]
@@ -358,7 +341,7 @@ def _write_shards(
     scalars = rows.scalars.take(packs.rows) if layout.columns.scalars and not settings.index_only else None
     return map_in_threads(
         lambda shard, _: write_table_shard(
-            out / table_shard_name(number, shard),
+            out / shard_name(number, shard, TableMetadata.shard_ending),
             layout,
             rows,
             packs,

@@ -52,11 +52,7 @@ def verify_table(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> Made[TableVerification]:
-    """Verify a packed table against the table that it was made from.
-
-    Args:
-        packed: the packed folder, whole.
-    """
+    """Verify a packed table against the table that it was made from."""
     with local_copy(source, store) as table, mirrored(packed, store) as folder:
         fetch(*(folder / name for name in names_in(folder)))
         metadata = TableMetadata.read(folder)
@@ -111,7 +107,7 @@ def _prove_group(
     """Hold the shards of a group to its rows; its manifest, made anew from what was read and what the stored one claims."""
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
-    sequences, effect = sequences_of(table, rows, settings)
+    sequences, too_long = sequences_of(table, rows, settings)
     layout = layout_of(table, settings)
     positions = np.full(sequences.rows.size, -1, np.int64)
     of_pack = np.full(sequences.rows.size, -1, np.int64)
@@ -141,7 +137,7 @@ def _prove_group(
     path, depth = manifest_path(packed, number), depth_of(settings.depth, length)
     proof.check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
     return TableGroupManifest(
-        **row_figures(rows, sequences, effect, settings),
+        **row_figures(rows, sequences, too_long, settings.max_sequence_length),
         signature_sha256=signature_sha256,
         group=number,
         packs=packs,

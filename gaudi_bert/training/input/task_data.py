@@ -20,10 +20,10 @@ from typing import cast
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray, random_words
+from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.result import Packing
-from gaudi_bert.records.assign import assign_sequences
 from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.task import Draw, Task
@@ -75,7 +75,7 @@ class TaskData:
         """Which sequences share a pack in an epoch, and the order of the packs."""
         epoch_seed = int(random_words(1, seed, "task epoch", epoch + 1)[0])
         lengths = self.sequences.lengths.astype(np.int32)
-        assignment = assign_sequences(lengths, list(self.packing.mixture.items()), epoch_seed, 0)
+        assignment = deal_sequences(lengths, list(self.packing.mixture.items()), epoch_seed, 0)
         return Packs(assignment.members.astype(np.int64), assignment.starts)
 
 

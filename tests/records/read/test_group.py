@@ -79,10 +79,8 @@ def test_epochs_pair_differently_and_seeds_too(case: PackingCase) -> None:
     assert again == partners[0]
 
 
-@pytest.mark.parametrize("read_ahead", [True, False])
-def test_resuming_at_any_batch_gives_the_rest_of_the_epoch(case: PackingCase, read_ahead: bool) -> None:
+def test_resuming_at_any_batch_gives_the_rest_of_the_epoch(case: PackingCase) -> None:
     source = open_on_the_fly(case.records, case.plan, batch_packs=4, rank=1, world_size=2)
-    source.read_ahead = read_ahead
     whole = list(source.epoch(2))
     for first in range(source.batches + 1):
         rest = list(source.epoch(2, first))

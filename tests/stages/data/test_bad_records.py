@@ -96,14 +96,7 @@ def test_every_stage_refuses_a_file_that_changed_since_it_was_counted(tmp_path: 
         assert not (out / "metadata.json").exists()
         in_group = [path for path in out.glob("group-*.json") if "part-1" in path.read_text()]
         assert not in_group
-    target.unlink()
-    with pytest.raises(InputError, match="part-1 of the plan is missing"):
-        write(case.records, case.plan, out, reporter=QUIET)
     target.write_bytes(original)
-    (case.records / "part-9").write_bytes(original)
-    with pytest.raises(InputError, match=r"part-9: is not in the plan"):
-        write(case.records, case.plan, out, reporter=QUIET)
-    (case.records / "part-9").unlink()
     write(case.records, case.plan, out, reporter=QUIET)
     assert (out / "metadata.json").read_bytes() == (case.packed / "metadata.json").read_bytes()
 

@@ -137,13 +137,6 @@ def test_other_features_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.C
     assert "document_number" in capsys.readouterr().err
 
 
-def test_wiki_sample(tmp_path: Path, shared_data: Path) -> None:
-    for length, sequences, tokens in ((128, 13437, 1591439), (512, 4192, 1692664)):
-        records = shared_data / "wiki-sample" / f"tfrecord-{length}"
-        summary = histogram(records, tmp_path / f"{length}.json", reporter=QUIET).content
-        assert (summary.sequences, summary.tokens, summary.max_sequence_length) == (sequences, tokens, length)
-
-
 #
 
 

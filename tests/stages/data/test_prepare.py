@@ -242,11 +242,3 @@ def test_the_same_seed_gives_the_same_examples_in_every_version(
 ) -> None:
     write_text(tmp_path / "text.txt")
     assert prepared(tmp_path / "out", [tmp_path / "text.txt"], **changes) == expected
-
-
-def test_examples_of_wikipedia_stay_as_they_were(tmp_path: Path, shared_data: Path) -> None:
-    texts = [shared_data / "wiki-sample" / f"text-{number}.txt" for number in range(2)]
-    assert (
-        prepared(tmp_path / "out", texts, train_vocab=4096, duplicates=2)
-        == "9a836f0c009dffa3791cd899c7794942852023da773dea483edf9df1ebc19ec2"
-    )

@@ -23,6 +23,7 @@ from gaudi_bert.stages.data.verify import verify
 from gaudi_bert.stages.data.write import write, write_shard
 from gaudi_bert.stages.results import Made
 from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.builders.folders import contents as local_contents
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
@@ -52,10 +53,6 @@ def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings
     return verify(records, packed, reporter=QUIET, store=store)
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
-
-
 def test_packing_in_a_bucket_through_a_bad_server(
     case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
@@ -65,8 +62,8 @@ def test_packing_in_a_bucket_through_a_bad_server(
     proxy.share = 0.0
     assert verified == wanted
     objects = Objects(quick(s3.endpoint))
-    assert contents("s3://bucket/bad/packed", objects) == files(tmp_path / "packed")
-    assert contents("s3://bucket/bad/packed-plan", objects) == files(tmp_path / "packed-plan")
+    assert contents("s3://bucket/bad/packed", objects) == local_contents(tmp_path / "packed")
+    assert contents("s3://bucket/bad/packed-plan", objects) == local_contents(tmp_path / "packed-plan")
     assert sum(proxy.happened.values()) > 20
 
 
@@ -111,7 +108,7 @@ def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3S
     for part in (2, 0, 1, 2):
         write_shard("s3://bucket/records", Path("s3://bucket/plan.json"), out, (part, 3), **common)
     write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
-    assert contents("s3://bucket/parts", Objects(store)) == files(case.packed)
+    assert contents("s3://bucket/parts", Objects(store)) == local_contents(case.packed)
 
 
 def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path) -> None:
@@ -119,9 +116,9 @@ def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path)
     objects = Objects(quick(s3.endpoint))
     upload(case.records, "s3://bucket/gzip", objects)
     write("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", reporter=QUIET, store=objects.settings)
-    assert files(tmp_path / "here") == files(case.packed)
+    assert local_contents(tmp_path / "here") == local_contents(case.packed)
     write(case.records, case.plan, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
-    assert contents("s3://bucket/there.v2", objects) == files(case.packed)
+    assert contents("s3://bucket/there.v2", objects) == local_contents(case.packed)
     proof = verify(case.records, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
     assert proof.content.sequences == 51
 

@@ -10,9 +10,9 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 
+from gaudi_bert.artefacts.shards import count_shards  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
-from gaudi_bert.records.assign import count_shards  # noqa: E402
 from gaudi_bert.stages.compare import compare  # noqa: E402
 from gaudi_bert.stages.estimate import estimate  # noqa: E402
 from gaudi_bert.stages.tables.import_tables import import_tables  # noqa: E402

@@ -21,6 +21,7 @@ from gaudi_bert.records.packed_folder import read_metadata  # noqa: E402
 from gaudi_bert.stages.results import Made, PackResult  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard  # noqa: E402
 from tests.builders import tables  # noqa: E402
+from tests.builders.folders import contents  # noqa: E402
 from tests.builders.properties import examples  # noqa: E402
 from tests.builders.reporters import QUIET  # noqa: E402
 from tests.oracles.packed_table import check_packed_table, packs_of  # noqa: E402
@@ -30,10 +31,6 @@ SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
 
 def settings(**changes: Any) -> TableSettings:
     return TableSettings(**{**SMALL, **changes})
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +155,13 @@ def test_an_index_says_what_the_packs_hold(tmp_path: Path) -> None:
             assert [one[name] for name in kept] == [other[name] for name in kept]
 
 
+def test_the_groups_of_an_index_hold_as_many_rows_as_their_lengths_take_memory(tmp_path: Path) -> None:
+    """32 bytes a row, whatever its tokens take: 6 of 20 row groups are nearly 1 MiB."""
+    tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [7]}] * 100_000, row_group_size=5000)
+    chosen = settings(index_only=True, group_bytes=2**20)
+    assert pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET).written.content.group_count == 4
+
+
 @pytest.mark.parametrize(("depth", "sequences"), [("max", 500), ("max", 40), (8, 40)])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_rows_that_stay_together(tmp_path: Path, depth: Any, sequences: int, scattered: bool) -> None:
@@ -212,7 +216,7 @@ def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
             pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
         pack_table_shard(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
     pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
-    assert content(tmp_path / "parts") == content(tmp_path / "whole")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     assert whole.written.content.group_count == 5
     check_packed_table(tmp_path / "whole", rows, 61)
     assert all(max(group.packs) - min(group.packs) <= 1 for group in whole.written.content.groups)
@@ -231,12 +235,12 @@ def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
 def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path) -> None:
     tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(20, 61, seed=10))
     first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
-    before = content(tmp_path / "out")
+    before = contents(tmp_path / "out")
     again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
     assert again == PackResult(Made(first.written.content, skipped=True))
     with pytest.raises(InputError, match=r"made with --depth max; you asked for --depth 2: .*--overwrite"):
         pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
-    assert content(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == before
     pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)
     assert TableMetadata.read(tmp_path / "out").deepest_pack <= 2
 

@@ -12,10 +12,11 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.tables.sources import is_table
-from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
+from gaudi_bert.stages.tables.pack_table import pack_table
 from gaudi_bert.stages.tables.verify_table import verify_table
 from tests.builders import tables
 from tests.builders.faulty_proxy import faulty_proxy
+from tests.builders.folders import contents as local_contents
 from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
@@ -37,10 +38,6 @@ def local(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> Path:
     return folder
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
-
-
 def test_from_and_to_a_bucket_through_a_bad_server(local: Path, s3: S3Server, tmp_path: Path) -> None:
     out = Path("s3://bucket/tables/packed.v2")
     with faulty_proxy(s3.port, seed=3) as proxy:
@@ -50,42 +47,23 @@ def test_from_and_to_a_bucket_through_a_bad_server(local: Path, s3: S3Server, tm
         assert sum(proxy.happened.values()) > 3
         assert result.verified is not None
         assert result.verified.content.sequences == 123
-        assert contents(f"{SOURCE[:-5]}/packed.v2", Objects(quick(s3.endpoint))) == files(local / "packed")
+        assert contents(f"{SOURCE[:-5]}/packed.v2", Objects(quick(s3.endpoint))) == local_contents(local / "packed")
         assert pack_table(SOURCE, out, SETTINGS, reporter=QUIET, store=store).written.skipped
     assert list(tmp_path.iterdir()) == [], "scratch is left"
-
-
-def test_one_side_here_and_a_pattern(local: Path, s3: S3Server, tmp_path: Path) -> None:
-    store, there = quick(s3.endpoint), Path("s3://bucket/tables/from-here")
-    pack_table(f"{SOURCE}/part-*", tmp_path / "here", SETTINGS, reporter=QUIET, verified=True, store=store)
-    assert files(tmp_path / "here") == files(local / "packed")
-    pack_table(local / "rows", there, SETTINGS, reporter=QUIET, verified=True, store=store)
-    assert contents("s3://bucket/tables/from-here", Objects(store)) == files(local / "packed")
-
-
-def test_parts_by_many_machines_and_one_that_finishes(local: Path, s3: S3Server) -> None:
-    store, out = quick(s3.endpoint), Path("s3://bucket/tables/parts")
-    common = {"reporter": QUIET, "store": store}
-    with pytest.raises(FailedError, match=r"s3://bucket/tables/parts: 4 of 4 groups are not written"):
-        pack_table(SOURCE, out, SETTINGS, finish=True, **common)
-    for part in (2, 0, 1, 2):
-        pack_table_shard(SOURCE, out, SETTINGS, (part, 3), **common)
-    pack_table(SOURCE, out, SETTINGS, finish=True, verified=True, **common)
-    assert contents("s3://bucket/tables/parts", Objects(store)) == files(local / "packed")
 
 
 def test_what_a_killed_run_left_is_gone_on_from(local: Path, s3: S3Server) -> None:
     objects = Objects(quick(s3.endpoint))
     lacking = ("metadata.json", "verification.json", "group-00002.json", "packed-00001-00000.parquet")
-    for name, content in files(local / "packed").items():
+    for name, content in local_contents(local / "packed").items():
         if name not in lacking[:3]:
             objects.write(f"s3://bucket/tables/killed/{name}", content)
     with faulty_proxy(s3.port) as counting:
         store = quick(counting.endpoint)
         pack_table(SOURCE, Path("s3://bucket/tables/killed"), SETTINGS, reporter=QUIET, store=store)
-        shards = len([name for name in files(local / "packed") if name.startswith("packed-00002-")])
+        shards = len([name for name in local_contents(local / "packed") if name.startswith("packed-00002-")])
         assert counting.requests["PUT"] == shards + 3, "settings aside, only the group without manifest is written"
-    wanted = {name: content for name, content in files(local / "packed").items() if "verification" not in name}
+    wanted = {name: content for name, content in local_contents(local / "packed").items() if "verification" not in name}
     made = contents("s3://bucket/tables/killed", objects)
     assert {name: content for name, content in made.items() if "verification" not in name} == wanted
 
