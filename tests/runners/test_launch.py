@@ -349,8 +349,11 @@ time.sleep(60)
     assert failed_rank(done.stdout[-2048:]) == failed_rank(done.stdout), "what Kubernetes keeps of a log as a message"
 
 
-def test_output_without_a_failed_rank_has_no_reason() -> None:
-    assert failed_rank(MPIRUN_OUTPUT) == "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out"
+def test_the_reason_is_the_error_of_the_failed_rank_and_output_without_one_has_none() -> None:
+    reason = "rank 1: error: settings.yaml: depth is 3 there, 4 here; give another --out"
+    later = "--out[1,1]<stderr>:\n[1,1]<stderr>:the last words of a library\n"
+    for output in (MPIRUN_OUTPUT, MPIRUN_OUTPUT.replace("--out[1,1]<stderr>:\n", later)):
+        assert failed_rank(output) == reason
     assert failed_rank(MPIRUN_FOOTER_ONLY) is None, "it does not hold the words of rank 1"
     assert failed_rank("[1,1]<stderr>:error: an error that nobody ended by\n") is None
 

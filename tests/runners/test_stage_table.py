@@ -54,6 +54,14 @@ def test_every_path_of_a_pipeline_file_is_read_by_a_stage() -> None:
     assert {key for stage in STAGES.values() for key in stage.reads} == keys
 
 
+def test_only_what_is_read_is_named() -> None:
+    """Not the records of a pipeline whose weights are given, nor a text beside records."""
+    given = load_pipeline(None, [*TASK, "finetune.init_checkpoint=/data/bert", "prepare.records=/data/x"])
+    assert dict(named_paths(given)) == {"finetune.init_checkpoint": "/data/bert"}
+    both = load_pipeline(None, ["prepare.text=/data/x", "prepare.records=/data/y"])
+    assert dict(named_paths(both)) == {"prepare.records": "/data/y"}
+
+
 def test_stages_are_put_in_order_and_unknown_ones_refused() -> None:
     assert select_stages(["train", "prepare"]) == ["prepare", "train"]
     with pytest.raises(InputError, match=r"--stages pack: no such stage; stages are prepare, histogram, "):

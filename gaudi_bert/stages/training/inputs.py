@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo
-from gaudi_bert.artefacts.store.copies import fetch_below, local_copies, mirrored_bucket
+from gaudi_bert.artefacts.store.copies import fetch_below, local_copy, mirrored_bucket
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
@@ -17,7 +17,7 @@ from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.records.files import open_inputs
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup, planned_groups
+from gaudi_bert.records.read.on_the_fly import planned_groups
 from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES
 from gaudi_bert.training.input.source import DataSource, ShardCache, open_source, open_stored_source
@@ -96,24 +96,17 @@ def leave_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
 @contextmanager
 def open_on_the_fly(records: Path, plan: Path, store: StoreSettings | None = None) -> Iterator[DataSource]:
     """Unpacked records that are packed by a plan while they are read."""
-    with local_copies((records, plan), store) as (records_here, plan_here):
-        yield _on_the_fly_source(records_here or records, plan_here or plan)
-
-
-def _on_the_fly_source(records: Path, plan: Path) -> DataSource:
-    content, groups = planned_groups(records, plan)
-    packs = sum(group.packs for group in groups)
-    return DataSource(
-        path=records,
-        schema=PackedSchema.of(content),
-        files=(),
-        packing_factor=content.totals.sequences / packs,
-        efficiency=_tokens(groups) / (packs * content.max_sequence_length),
-        vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
-        identity=content.sha256,
-        on_the_fly=tuple(groups),
-    )
-
-
-def _tokens(groups: list[OnTheFlyGroup]) -> int:
-    return sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)
+    with local_copy(records, store) as records_here, local_copy(plan, store) as plan_here:
+        content, groups = planned_groups(records_here, plan_here)
+        packs = sum(group.packs for group in groups)
+        tokens = sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)
+        yield DataSource(
+            path=records_here,
+            schema=PackedSchema.of(content),
+            files=(),
+            packing_factor=content.totals.sequences / packs,
+            efficiency=tokens / (packs * content.max_sequence_length),
+            vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
+            identity=content.sha256,
+            on_the_fly=tuple(groups),
+        )

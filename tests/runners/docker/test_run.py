@@ -116,40 +116,40 @@ def test_letters_cut_in_two_pieces_are_put_together(engine: FakeEngine, tmp_path
     assert "Zürich\n" in said.getvalue()
 
 
-def test_a_stage_that_is_stopped_says_so_without_an_error(engine: FakeEngine, tmp_path: Path) -> None:
-    engine.says = {"plan": [(None, b"reading\nstopped; the same command goes on\n")]}
-    engine.ends = {"plan": {"ExitCode": 75}}
-    with pytest.raises(StoppedError, match=r"^stopped; the same command goes on$"):
-        run(tmp_path, ["plan"], io.StringIO())
+REFUSED = b"reading\nerror: plan.json: other settings\n"
+KILLED = {"ExitCode": 137, "OOMKilled": True}
 
 
-@pytest.mark.parametrize(("code", "error"), [(1, FailedError), (2, InputError), (75, StoppedError), (139, FailedError)])
+@pytest.mark.parametrize(
+    ("stage", "writes", "end", "error", "message"),
+    [
+        *(
+            ("plan", REFUSED, {"ExitCode": code}, error, r"^plan.json: other settings$")
+            for code, error in ((1, FailedError), (2, InputError), (75, StoppedError), (139, FailedError))
+        ),
+        ("plan", b"reading\nstopped; it goes on\n", {"ExitCode": 75}, StoppedError, r"^stopped; it goes on$"),
+        ("plan", b"one\ntwo\n", {"ExitCode": 139}, FailedError, r"ended with exit code 139: one \| two"),
+        ("write", b"", KILLED, FailedError, r"used more memory than it may; raise resources\.data\.memory_limit"),
+        ("train", b"", KILLED, FailedError, r"raise resources\.training\.memory_limit"),
+        (
+            "train",
+            MPIRUN_OUTPUT.encode(),
+            {"ExitCode": 2},
+            InputError,
+            r"^rank 1: settings.yaml: .* 4 here; give another --out$",
+        ),
+    ],
+)
 def test_a_failing_stage_ends_the_run_with_its_own_error(
-    engine: FakeEngine, tmp_path: Path, code: int, error: type[Exception]
+    engine: FakeEngine, tmp_path: Path, stage: str, writes: bytes, end: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    engine.says = {"plan": [(None, b"reading\nerror: plan.json: other settings\n")]}
-    engine.ends = {"plan": {"ExitCode": code}}
+    engine.says, engine.ends = {stage: [(None, writes)]}, {stage: end}
     said = io.StringIO()
-    with pytest.raises(error, match=r"^plan.json: other settings$"):
-        run(tmp_path, ["plan", "write"], said)
+    with pytest.raises(error, match=message):
+        run(tmp_path, [stage, "report"], said)
     assert "error:" not in said.getvalue()
     assert len(engine.created) == 1
     assert engine.present == []
-
-
-def test_a_crash_shows_the_last_lines(engine: FakeEngine, tmp_path: Path) -> None:
-    engine.says = {"plan": [(None, b"one\ntwo\n")]}
-    engine.ends = {"plan": {"ExitCode": 139}}
-    with pytest.raises(FailedError, match=r"ended with exit code 139: one \| two"):
-        run(tmp_path, ["plan"])
-
-
-def test_too_little_memory_names_the_setting(engine: FakeEngine, tmp_path: Path) -> None:
-    engine.ends = {"write": {"ExitCode": 137, "OOMKilled": True}, "train": {"ExitCode": 137, "OOMKilled": True}}
-    with pytest.raises(FailedError, match=r"used more memory than it may; raise resources\.data\.memory_limit"):
-        run(tmp_path, ["write"])
-    with pytest.raises(FailedError, match=r"raise resources\.training\.memory_limit"):
-        run(tmp_path, ["train"])
 
 
 def test_only_the_first_process_of_mpirun_is_taken_at_its_word(engine: FakeEngine, tmp_path: Path) -> None:
@@ -158,13 +158,6 @@ def test_only_the_first_process_of_mpirun_is_taken_at_its_word(engine: FakeEngin
     said = io.StringIO()
     assert run(tmp_path, ["train"], said)["train"] == {"update": 3}
     assert "update 3\n" in said.getvalue()
-
-
-def test_of_mpirun_the_error_of_the_rank_that_failed_is_told(engine: FakeEngine, tmp_path: Path) -> None:
-    engine.says = {"train": [(None, MPIRUN_OUTPUT.encode())]}
-    engine.ends = {"train": {"ExitCode": 2}}
-    with pytest.raises(InputError, match=r"^rank 1: settings.yaml: depth is 3 there, 4 here; give another --out$"):
-        run(tmp_path, ["train"])
 
 
 def test_sigterm_stops_the_container_first(engine: FakeEngine, tmp_path: Path) -> None:

@@ -270,6 +270,9 @@ def test_other_sequences_are_not_the_same_figures_and_no_checkpoint_is_one_line(
     assert not (tmp_path / "evaluation.json").exists()
     with pytest.raises(InputError, match="no checkpoint there"):
         evaluate(held_out, tmp_path, reporter=QUIET)
+    foreign = data.write_packed(tmp_path / "foreign", data.make_packs(3), vocabulary=10**6)
+    with pytest.raises(InputError, match="vocab_size"):
+        evaluate(foreign, whole_run, reporter=QUIET)
 
 
 # --- with stand-ins for Gaudi's and Horovod's packages: the order of the calls, and taking up runs elsewhere
