@@ -182,7 +182,6 @@ class PackedBert(tf.Module):
     """The variables of a BERT, whatever its heads; those that compute with them are its subclasses.
 
     Args:
-        config: sizes and form.
         specs: the variables by name.
         seed: of the initial weights; a variable's values depend on the seed and its name alone.
         compute_dtype: type of the matrix products. With bfloat16, variables, layer norm, softmax and

@@ -48,13 +48,10 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a training run after `update` updates.
+    """The state of a training run after `update` updates; tensors by the names of the variables.
 
     Attributes:
-        update: updates done.
-        variables: the model, by variable name.
-        first_moments: the optimizer's m, by variable name; empty in a checkpoint of weights only.
-        second_moments: the optimizer's v, by variable name.
+        first_moments, second_moments: the optimizer's m and v; empty in a checkpoint of weights only.
         progress: where the run stood: packs read by all processes, the number of the order in which they are read,
             processes, sequences and tokens seen.
         settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
