@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.model.bert import PackedBert, encode_packs
@@ -194,11 +194,6 @@ class Task(ABC):
 
 
 # --- what several tasks share
-
-
-def share_of_most_frequent(learnt: AnyArray, measured: AnyArray) -> float:
-    """Of `measured`, the share of the number that is most frequent in `learnt`; both int, not negative."""
-    return float(np.mean(measured == np.bincount(learnt).argmax()))
 
 
 def dense_head(scope: str, config: BertConfig, width: int) -> dict[str, ParameterSpec]:
