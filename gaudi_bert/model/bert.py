@@ -15,7 +15,7 @@ import tensorflow as tf
 from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.attention import attention_bias, self_attention
-from gaudi_bert.model.config import BertConfig, ParameterSpec, initializer_seed, layer_scope, parameter_specs
+from gaudi_bert.model.config import BertConfig, ParameterSpec, initializer_seed, layer_scope, misfit, parameter_specs
 from gaudi_bert.model.dropout import ForwardPass
 from gaudi_bert.model.inputs import check_batch
 from gaudi_bert.model.operations import (
@@ -182,7 +182,6 @@ class PackedBert(tf.Module):
     """The variables of a BERT, whatever its heads; those that compute with them are its subclasses.
 
     Args:
-        config: sizes and form.
         specs: the variables by name.
         seed: of the initial weights; a variable's values depend on the seed and its name alone.
         compute_dtype: type of the matrix products. With bfloat16, variables, layer norm, softmax and
@@ -219,16 +218,11 @@ class PackedBert(tf.Module):
 
     def load_values(self, values: WeightArrays) -> None:
         """Set variables by name; those that `values` does not name keep what they hold."""
+        problem = misfit(self.variables_by_name, values, may_lack="")
+        if problem is not None:
+            raise InputError(f"model: {problem}; load the weights of a model of the same config")
         for name, value in values.items():
-            variable = self.variables_by_name.get(name)
-            if variable is None:
-                raise InputError(f"model: it has no variable {name}; load the weights of a model of the same config")
-            if tuple(np.shape(value)) != tuple(variable.shape):
-                raise InputError(
-                    f"model: {name} has the shape {tuple(variable.shape)}, the weights have {tuple(np.shape(value))}; "
-                    "load the weights of a model of the same config"
-                )
-            variable.assign(np.asarray(value, dtype=np.float32))
+            self.variables_by_name[name].assign(np.asarray(value, dtype=np.float32))
 
 
 def encode_packs(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError, shown
 
 _ACTIVATIONS = ("gelu", "gelu_new", "relu")
@@ -137,6 +138,19 @@ def parameter_specs(config: BertConfig) -> dict[str, ParameterSpec]:
 def parameter_count(config: BertConfig) -> int:
     """Number of trained numbers."""
     return sum(math.prod(spec.shape) for spec in parameter_specs(config).values())
+
+
+def misfit(needed: Mapping[str, Any], given: WeightArrays, may_lack: str | tuple[str, ...] = ()) -> str | None:
+    """Which weight does not fit the variables (or their specs) that are `needed`, and why; None where all do.
+
+    Those whose names begin with `may_lack` may be absent.
+    """
+    for name in [*needed, *(name for name in given if name not in needed)]:
+        there = list(given[name].shape) if name in given else "absent"
+        here = list(needed[name].shape) if name in needed else "absent"
+        if there != here and not (there == "absent" and name.startswith(may_lack)):
+            return f"{name} is {there} there, {here} here"
+    return None
 
 
 def initializer_seed(seed: int, name: str) -> tuple[int, int]:

@@ -26,8 +26,7 @@ class Feeding:
 
     Attributes:
         position_offset: the position of a sequence's first token.
-        positions: whether it takes `position_ids`.
-        token_types: whether it takes `token_type_ids`.
+        positions, token_types: whether it takes `position_ids`, `token_type_ids`.
         causal: whether a token may attend only to what is not later.
         window: how far all layers see (1: the next token); None without a limit.
         layers: the same for each kind of layer, by the name that the model's masks have; empty where one mask serves all.
@@ -47,13 +46,7 @@ class Feeding:
 
 
 def allowed_BLL(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> torch.Tensor:  # noqa: N802
-    """Bool [B, L, L]: whether position i (second axis) may attend to position j (third).
-
-    Args:
-        sequence_ids_BL: 1..1 2..2 .. 0..0.
-        causal: only to j <= i.
-        window: only where |i - j| is at most this.
-    """
+    """Bool [B, L, L]: whether position i (second axis) may attend to j (third), where |i - j| is at most `window`."""
     numbers_BL = sequence_ids_BL.to(torch.int16)  # compared four times as fast as int64
     allowed = numbers_BL[:, :, None] == numbers_BL[:, None, :]
     if causal or window is not None:

@@ -46,10 +46,7 @@ class _Rows(NamedTuple):
 class IndexedTable(ShardFiles[None]):
     """The packs of an index, as the shards of a `StreamReader`; nothing is opened or closed.
 
-    Args:
-        folder: that `pack --index-only` wrote.
-        table: what it was made of.
-        is_known: another process has found out that it is the one.
+    `folder` was made of `table` by `pack --index-only`; `is_known` says that another process has found this out.
     """
 
     def __init__(self, folder: Path, table: Path, is_known: bool = False) -> None:

@@ -20,9 +20,7 @@ _MOST_OPEN = 256
 class MappedPacks(Dataset[Row]):
     """The packs of a folder by their numbers.
 
-    Args:
-        shards: of the folder: `ShardFiles` (`records/read/streams.py`) with their `sizes`, and `read` by shard and number.
-        rows_of: makes rows of what `shards.read` gives.
+    `shards` are `ShardFiles` (`records/read/streams.py`) with their `sizes`; `rows_of` makes rows of what they `read`.
     """
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:

@@ -81,11 +81,9 @@ class Finding:
     """What one way of feeding does.
 
     Attributes:
-        way: its name.
         alone: largest difference between packed and alone; None where the model refused.
         neighbour: largest change by a changed neighbour; None where the model refused.
         scale: the largest output, at least 1.
-        refusal: the model's error.
     """
 
     way: str

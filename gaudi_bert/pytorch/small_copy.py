@@ -112,12 +112,9 @@ def _cap(config: Any, names: re.Pattern[str], most: int) -> None:
 
 
 def small_copy(config: Any, kind: Any = None, window: int = 8) -> Any:
-    """A small model in evaluation mode, without its head.
+    """A small model in evaluation mode, without its head: of the class `kind`, or the one that `transformers` has for it.
 
-    Args:
-        config: of a model of `transformers`.
-        kind: its class; the one that `transformers` has for the config when None.
-        window: how far layers with a longer window see in the copy.
+    Layers with a longer window see `window` tokens far.
     """
     reasons = []
     for shrink in (_small, _shallow):

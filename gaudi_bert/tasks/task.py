@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32Array
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.model.bert import PackedBert, encode_packs
@@ -106,15 +106,9 @@ _NO_VOCABULARY = Vocabulary(0, (), 0)
 
 
 class Task(ABC):
-    """Base of all tasks.
-
-    Args:
-        settings: of the task.
-        labels: names of its classes, none where it has none.
-        vocabulary: of the tokenizer, where masks are drawn.
+    """Base of all tasks; `labels` are the names of its classes, the vocabulary is needed where masks are drawn.
 
     Attributes:
-        name: as users write it.
         architecture: the class of `transformers` that has the same weights.
         problem_type: what `config.json` calls it, where it does.
         pools: whether the model has BERT's pooler.
@@ -123,7 +117,6 @@ class Task(ABC):
         keeps_logits: whether answers and metrics are made from the logits of all sequences; else from sums alone.
         is_causal: whether a token sees only those before it.
         best_metric: the metric that decides which checkpoint is best, unless the settings name another.
-        metric_names: all of them.
         lower_is_better: metrics of which less is better.
     """
 
@@ -203,11 +196,6 @@ class Task(ABC):
 # --- what several tasks share
 
 
-def share_of_most_frequent(learnt: AnyArray, measured: AnyArray) -> float:
-    """Of `measured`, the share of the number that is most frequent in `learnt`; both int, not negative."""
-    return float(np.mean(measured == np.bincount(learnt).argmax()))
-
-
 def dense_head(scope: str, config: BertConfig, width: int) -> dict[str, ParameterSpec]:
     """The variables of a dense layer on hidden states."""
     return {
@@ -263,11 +251,6 @@ class BertForTask(PackedBert):
             dropout_seed: int32 [2], another one for every pass of a training run; None for no dropout.
         """
         packs, length = batch["input_ids"].shape
-        if length > self.config.max_position_embeddings:
-            raise InputError(
-                f"finetune.max_sequence_length = {length}: the model has {self.config.max_position_embeddings} positions; "
-                "set it to no more"
-            )
         if not self.task.keeps_logits and packs * length * self.config.vocab_size > MOST_LOGITS:
             raise InputError(
                 f"batch: {packs} packs of {length} have more than {MOST_LOGITS:,} logits of {self.config.vocab_size} words; "

@@ -31,6 +31,7 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
 from gaudi_bert.model.bert import PackedBert
+from gaudi_bert.model.config import misfit
 from gaudi_bert.records.read.global_order import FIRST_ORDER
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.optimizers import Optimizer
@@ -47,13 +48,10 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a training run after `update` updates.
+    """The state of a training run after `update` updates; tensors by the names of the variables.
 
     Attributes:
-        update: updates done.
-        variables: the model, by variable name.
-        first_moments: the optimizer's m, by variable name; empty in a checkpoint of weights only.
-        second_moments: the optimizer's v, by variable name.
+        first_moments, second_moments: the optimizer's m and v; empty in a checkpoint of weights only.
         progress: where the run stood: packs read by all processes, the number of the order in which they are read,
             processes, sequences and tokens seen.
         settings: `model` (BertConfig as JSON) and `training` as the run was given them, `data` (the sizes of a record), and
@@ -312,13 +310,10 @@ def share_state(progress: Progress, model: PackedBert, optimizer: Optimizer, com
 
 
 def _assign(variables: Mapping[str, tf.Variable], values: WeightArrays, path: Path) -> None:
-    for name in [*variables, *(name for name in values if name not in variables)]:
-        stored_shape = list(values[name].shape) if name in values else "absent"
-        own_shape = list(variables[name].shape) if name in variables else "absent"
-        if stored_shape != own_shape:
-            raise InputError(
-                f"{path}: the checkpoint is of another model: {name} is {stored_shape} there, {own_shape} here; "
-                "use the model settings that it was trained with"
-            )
+    problem = misfit(variables, values)
+    if problem is not None:
+        raise InputError(
+            f"{path}: the checkpoint is of another model: {problem}; use the model settings that it was trained with"
+        )
     for name, variable in variables.items():
         variable.assign(values[name])

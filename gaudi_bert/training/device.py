@@ -111,14 +111,9 @@ class _GaudiMissingError(Exception):
 
 
 def _load_gaudi(settings: GaudiSettings, precision: Literal["float32", "bfloat16"]) -> list[str]:
-    """Set the runtime's variables and register the Gaudi device.
+    """Set the runtime's variables and register the Gaudi device; notes of variables that the environment had set already.
 
-    Returns:
-        What is to be said of variables that the environment had set already.
-
-    Raises:
-        _GaudiMissingError: there is no Gaudi to use.
-        InputError: a setting cannot be used.
+    A `_GaudiMissingError` says that there is none to use.
     """
     try:
         habana = importlib.import_module("habana_frameworks.tensorflow")

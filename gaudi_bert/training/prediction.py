@@ -116,11 +116,7 @@ class Embedder(PackedBert):
         self.pooling, self.normalize = pooling, normalize
 
     def __call__(self, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Vectors of the sequences of a batch, float32 [B, S, H]; those of absent sequences are meaningless.
-
-        Args:
-            batch: `Placement.features`, shapes static.
-        """
+        """Vectors of the sequences of `Placement.features`, float32 [B, S, H]; those of absent ones mean nothing."""
         positions_BS = batch["sequence_positions"] if self.pooling == "cls" else None
         hidden = encode_packs(batch, self.parameters(), self.config, self.compute_dtype, ForwardPass(), positions_BS)
         packs, depth = batch["sequence_positions"].shape

@@ -1,6 +1,6 @@
-"""A process that reads an epoch of a folder with few descriptors, and says how many it had open.
+"""A process that reads an epoch of each folder with few descriptors, and says how many it had open.
 
-    python -m tests.builders.reading_process rows|batches FOLDER DESCRIPTORS
+    python -m tests.builders.reading_process rows|batches DESCRIPTORS FOLDER...
 
 `rows` are of `PackedDataset`, packed records or tables; `batches` are those of the TensorFlow trainer and of an evaluation.
 """
@@ -20,9 +20,9 @@ from tests.builders.many_shards import mapped_files, open_files
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def read_in_a_process(kind: str, folder: Path, descriptors: int) -> dict:
-    """What such a process said: the packs that it read, and the most files that it had open beside its own, and mapped."""
-    command = [sys.executable, "-m", "tests.builders.reading_process", kind, str(folder), str(descriptors)]
+def read_in_a_process(kind: str, descriptors: int, *folders: Path) -> list[dict]:
+    """What it said of each folder: the packs that it read, and the most files that it had open (but its own) and mapped."""
+    command = [sys.executable, "-m", "tests.builders.reading_process", kind, str(descriptors), *map(str, folders)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -47,15 +47,19 @@ def _batches(folder: Path) -> Iterator[int]:
 
 
 def main() -> None:
-    kind, folder, descriptors = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    kind, descriptors, folders = sys.argv[1], int(sys.argv[2]), map(Path, sys.argv[3:])
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    print(json.dumps([read(kind, folder) for folder in folders]))
+
+
+def read(kind: str, folder: Path) -> dict:
     packs, own, opened, mapped = 0, 0, 0, 0
     for number, count in enumerate(_rows(folder) if kind == "rows" else _batches(folder)):
         own = own or open_files() - mapped_files(folder)
         packs += count
         if number % 50 == 0:
             opened, mapped = max(opened, open_files() - own), max(mapped, mapped_files(folder))
-    print(json.dumps({"packs": packs, "opened": opened, "mapped": mapped}))
+    return {"packs": packs, "opened": opened, "mapped": mapped}
 
 
 if __name__ == "__main__":

@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.read.global_order import WINDOW_PACKS
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
-from gaudi_bert.stages.tables.pack_table import pack_table
 from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.shards import shards_of
@@ -223,44 +220,6 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
     assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
 
 
-def test_what_pack_makes_of_a_table_is_read(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    random = np.random.default_rng(1)
-    tokens = [random.integers(1, 99, random.integers(1, 30)) for _ in range(200)]
-    columns = {"input_ids": tokens, "labels": [each + 1 for each in tokens], "score": np.arange(200.0)}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
-    settings = TableSettings(max_sequence_length=32)
-    pack_table(tmp_path / "rows.parquet", tmp_path / "packed", settings, reporter=Reporter(quiet=True))
-    pack_table(
-        tmp_path / "rows.parquet",
-        tmp_path / "index",
-        settings.model_copy(update={"index_only": True}),
-        reporter=Reporter(quiet=True),
-    )
-    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; give the table"):
-        PackedDataset(tmp_path / "index")
-    seen = []
-    for row in PackedDataset(tmp_path / "packed"):
-        ends = np.cumsum(row["seq_lens"])
-        for begin, end, score in zip(ends - row["seq_lens"], ends, row["score"], strict=True):
-            np.testing.assert_array_equal(row["input_ids"][begin:end], tokens[int(score)])
-            np.testing.assert_array_equal(row["labels"][begin:end], tokens[int(score)] + 1)
-            np.testing.assert_array_equal(row["position_ids"][begin:end], np.arange(end - begin))
-            seen.append(int(score))
-        assert (row["labels"][ends[-1] :] == -100).all()
-    assert sorted(seen) == list(range(200))
-
-
-def test_unpacked_records_are_packed_in_workers_too(case: PackingCase) -> None:
-    dataset = PackedDataset(case.records, seed=SEED, plan=case.plan)
-    first = ids(dataset)
-    dataset.set_epoch(0)
-    loader = PackedLoader(dataset, 1, batch_ids, num_workers=2)  # forked after this process has read
-    assert list(itertools.chain.from_iterable(loader)) == first
-
-
 def test_unpacked_records_are_packed_while_they_are_read(case: PackingCase, epochs) -> None:
     read = [ids(PackedDataset(case.records, rank, 3, SEED, plan=case.plan)) for rank in range(3)]
     assert {len(share) for share in read} == {len(epochs[0]) // 3}
@@ -270,8 +229,12 @@ def test_unpacked_records_are_packed_while_they_are_read(case: PackingCase, epoc
     other = PackedDataset(case.records, 1, 2, SEED, plan=case.plan)
     other.load_state_dict(dataset.state_dict())
     assert ids(itertools.islice(other, 2)) == [read[13 % 3][13 // 3], read[15 % 3][15 // 3]]
-    sequences = sum(len(row["seq_lens"]) for row in PackedDataset(case.records, plan=case.plan))
-    assert sequences == len(case.sequences)
+    whole = PackedDataset(case.records, seed=SEED, plan=case.plan)
+    every = list(whole)
+    assert sum(len(row["seq_lens"]) for row in every) == len(case.sequences)
+    whole.set_epoch(0)
+    loader = PackedLoader(whole, 1, batch_ids, num_workers=2)  # forked after this process has read
+    assert list(itertools.chain.from_iterable(loader)) == ids(every)
 
 
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_refused(folders, tmp_path: Path) -> None:
     table, packed, index = folders
     with pytest.raises(InputError, match="packed: is no index; leave table= out"):
         PackedDataset(packed, table=table)
+    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; give the table"):
+        PackedDataset(index)
     changed = write_table(tmp_path / "same", added=0)
     identical((changed / "c.arrow").read_bytes(), (table / "c.arrow").read_bytes())
     (write_table(tmp_path / "others", added=1) / "c.arrow").rename(changed / "c.arrow")

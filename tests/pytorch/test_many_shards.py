@@ -21,29 +21,21 @@ SHARDS = tries(664, 2656)
 MOST_OPEN = 100
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("many")
-    return write_many_shards(folder / "packed", make_case(folder / "case").packed, SHARDS)
-
-
-def test_packed_records(packed: Path) -> None:
-    found = read_in_a_process("rows", packed, 128)
-    assert found["packs"] == read_metadata(packed).packs
-    assert 16 < found["mapped"] <= MOST_OPEN
-    assert found["opened"] <= MOST_OPEN
-
-
-def test_packed_tables(packed: Path, tmp_path: Path) -> None:
+@pytest.mark.repeated
+def test_packed_records_and_packed_tables(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    few = write_many_shards(tmp_path / "few", make_case(tmp_path / "case").packed, 3)
-    write_packed_parquet(few, tmp_path / "few-tables", reporter=Reporter(quiet=True))
+    case = make_case(tmp_path / "case").packed
+    packed = write_many_shards(tmp_path / "packed", case, SHARDS)
+    write_packed_parquet(
+        write_many_shards(tmp_path / "few", case, 3), tmp_path / "few-tables", reporter=Reporter(quiet=True)
+    )
     (tmp_path / "tables").mkdir()
     for number in range(SHARDS):
         shutil.copyfile(
             tmp_path / "few-tables" / f"packed-00000-{number % 3:05d}.parquet",
             tmp_path / "tables" / f"packed-00000-{number:05d}.parquet",
         )
-    found = read_in_a_process("rows", tmp_path / "tables", 128)
-    assert found["packs"] == read_metadata(packed).packs
-    assert found["opened"] <= MOST_OPEN
+    records, tables = read_in_a_process("rows", 128, packed, tmp_path / "tables")
+    assert records["packs"] == tables["packs"] == read_metadata(packed).packs
+    assert 16 < records["mapped"] <= MOST_OPEN
+    assert max(records["opened"], tables["opened"]) <= MOST_OPEN

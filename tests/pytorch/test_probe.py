@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 from gaudi_bert.pytorch import probe_model  # noqa: E402
 from gaudi_bert.pytorch.trial import ALONE_BOUND  # noqa: E402
+from tests.builders.effort import LONG  # noqa: E402
 from tests.builders.torch_models import MODELS, small_model  # noqa: E402
 
 ENCODERS = ("bert", "roberta", "distilbert", "modernbert")
@@ -49,7 +50,8 @@ def test_each_way_of_feeding(name: str, attention: str) -> None:
             assert (finding.alone <= ALONE_BOUND, finding.neighbour) == (True, 0)
 
 
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@pytest.mark.repeated
+@pytest.mark.parametrize("name", ["bert", "modernbert"] if LONG else ["modernbert"])
 def test_flex_attention(name: str) -> None:
     flex, positions = probe_model(small_model(name, "flex_attention"), ["flex", "positions only"])
     assert flex.is_right

@@ -98,15 +98,6 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, 
         np.testing.assert_array_equal(model.variables_by_name[name].numpy(), value)
 
 
-def test_weights_alone_leave_the_moments_at_zero(tmp_path) -> None:
-    _, stored = save(tmp_path / "checkpoints", make(1)[0])
-    model, optimizer = make(2)
-    load_weights(tmp_path, model)
-    for name, value in stored.variables.items():
-        np.testing.assert_array_equal(model.variables_by_name[name].numpy(), value)
-        assert not optimizer.first_moments[name].numpy().any()
-
-
 class SecondOfTwo(Communicator):
     """Process 1 beside a process 0 that has `progress`, and whose every variable is 7."""
 

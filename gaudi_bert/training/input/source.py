@@ -42,14 +42,10 @@ class DataSource:
     """Records and their sizes.
 
     Attributes:
-        path: the folder (or file) as it was given.
-        schema: names, types and lengths of the features of a record.
         files: the shards, in the order of the metadata or by name; made as they are asked for.
         packing_factor: sequences per record on average; 1 when unpacked.
-        vocabulary_size: None where it is not recorded.
         identity: what distinguishes these records from others, for the settings of a run.
         efficiency: real tokens per slot, on average; None where nothing says it.
-        metadata: of packed data.
         on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
         cache: of shards that lie in an object store; the paths of `files` are then those of their copies.
     """
@@ -197,14 +193,7 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 
 
 class ShardCache:
-    """The shards of a mirrored folder that are here.
-
-    Args:
-        folder: where they are read.
-        table: the shards, with the bytes of each.
-        room: the most bytes of shards that are here at any time.
-        threads: how many are fetched at once.
-    """
+    """The shards of a mirrored folder that are here: at most `room` bytes at any time; `threads` are fetched at once."""
 
     def __init__(self, folder: Path, table: ShardTable, room: int, threads: int) -> None:
         self.folder, self.threads = folder, threads

@@ -21,7 +21,7 @@ from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError, shortened
 from gaudi_bert.common.files import regular
 from gaudi_bert.model.bert import BertForPretraining
-from gaudi_bert.model.config import BertConfig, parameter_specs
+from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
 from gaudi_bert.training.checkpoint import find_checkpoint, is_checkpoint, read_checkpoint
 from gaudi_bert.training.weights.model_files import WeightsIndex, read_config
@@ -100,7 +100,12 @@ def load_weights(path: Path | str, model: BertForPretraining) -> Weights:
     weights = read_weights(path)
     if weights.config is not None:
         _check_same_model(weights.config, model.config, weights.path)
-    _check_shapes(weights, model.config)
+    problem = misfit(model.variables_by_name, weights.variables, () if weights.kind == "gaudi-bert" else _OPTIONAL_SCOPES)
+    if problem is not None:
+        raise InputError(
+            f"{weights.path}: the weights are of another model: {problem}; "
+            "use the model settings that they were trained with"
+        )
     model.load_values(weights.variables)
     return weights
 
@@ -114,19 +119,6 @@ def _check_same_model(stored: BertConfig, config: BertConfig, path: Path) -> Non
             raise InputError(
                 f"{path}: the weights are of another model: {name} is {there} there, {here} here{reason}; "
                 f"set model.{name} to {there}, or give other weights"
-            )
-
-
-def _check_shapes(weights: Weights, config: BertConfig) -> None:
-    specs = parameter_specs(config)
-    for name in [*specs, *(name for name in weights.variables if name not in specs)]:
-        stored = list(weights.variables[name].shape) if name in weights.variables else "absent"
-        needed = list(specs[name].shape) if name in specs else "absent"
-        may_lack = weights.kind != "gaudi-bert" and name.startswith(_OPTIONAL_SCOPES)
-        if stored != needed and not (stored == "absent" and may_lack):
-            raise InputError(
-                f"{weights.path}: the weights are of another model: {name} is {stored} there, {needed} here; "
-                "use the model settings that they were trained with"
             )
 
 

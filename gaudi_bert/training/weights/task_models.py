@@ -22,7 +22,7 @@ from gaudi_bert.common.arrays import WeightArrays
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, write_json, write_text
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.model.config import BertConfig, ParameterSpec
+from gaudi_bert.model.config import BertConfig, misfit
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
 from gaudi_bert.tasks.task import BertForTask, Task, task_named, task_specs
@@ -66,7 +66,9 @@ def start_weights(path: Path, task: Task) -> StartWeights:
         raise InputError(f"{weights.path}: its config is not known; put config.json or bert_config.json next to it")
     config = dataclasses.replace(weights.config, attention="causal") if task.is_causal else weights.config
     specs = task_specs(config, task)
-    variables = {name: weights.variables[name] for name, spec in specs.items() if _fits(weights.variables, name, spec)}
+    variables = {
+        name: value for name, value in weights.variables.items() if name in specs and value.shape == specs[name].shape
+    }
     fresh = tuple(name for name in specs if name not in variables)
     for name in fresh:
         if name.startswith("bert/") and not name.startswith("bert/pooler/"):
@@ -82,10 +84,6 @@ def weights_checksum(weights: Weights) -> str:
             np.ascontiguousarray(value).reshape(-1).view(np.uint8).data, zlib.crc32(name.encode(), checksum)
         )
     return f"{checksum:08x}"
-
-
-def _fits(variables: WeightArrays, name: str, spec: ParameterSpec) -> bool:
-    return name in variables and tuple(variables[name].shape) == spec.shape
 
 
 @dataclass(frozen=True)
@@ -142,11 +140,12 @@ def open_task_model(
     """The model of a folder, with its weights."""
     weights = weights or read_weights(folder.path)
     specs = task_specs(folder.config, task)
-    for name, spec in specs.items():
-        if not _fits(weights.variables, name, spec):
-            raise InputError(f"{folder.path}: {name} is missing or of another shape; fine-tune the model again")
+    variables = {name: value for name, value in weights.variables.items() if name in specs}
+    problem = misfit(specs, variables)
+    if problem is not None:
+        raise InputError(f"{folder.path}: {problem}; fine-tune the model again")
     model = BertForTask(folder.config, task, seed=0, compute_dtype=compute_dtype)
-    model.load_values({name: weights.variables[name] for name in specs})
+    model.load_values(variables)
     return model
 
 

@@ -236,17 +236,6 @@ def test_when_rank_0_is_lost_the_others_end() -> None:
     assert group.ended(3)[1] == ("rank 1 ends with the run: rank 0 is lost: its process has ended or was killed", 1)
 
 
-def test_one_that_stands_still_is_named_to_itself_too() -> None:
-    group = Group(2, stall_seconds=3.0)
-    group.members[0].arrive()
-    for each in group.members:
-        each.note("update 9", slow=False)
-    for line, code in group.ended(2).values():
-        assert "in update 9: no sign of work for" in line
-        assert "rank 1 (" in line
-        assert code == 1
-
-
 @pytest.mark.parametrize(("kind", "last_words"), [("stops", "asked to stop"), ("hangs", "has ended")])
 def test_a_process_ends_with_its_launcher(kind: str, last_words: str) -> None:
     """The launcher is killed; the pipe closes when the process that it started has ended too."""

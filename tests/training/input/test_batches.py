@@ -233,7 +233,7 @@ def test_packs_without_metadata_are_not_taken_for_sequences(packed, tmp_path) ->
 @pytest.mark.repeated
 def test_hundreds_of_shards_are_read_with_few_descriptors(tmp_path: Path) -> None:
     folder = write_many_shards(tmp_path / "many", make_case(tmp_path / "case").packed, tries(664, 2656))
-    found = read_in_a_process("batches", folder, 256)
+    (found,) = read_in_a_process("batches", 256, folder)
     assert found["packs"] == read_metadata(folder).packs // 8 * 8
     assert 16 < found["mapped"] <= 100
     assert found["opened"] <= 100
