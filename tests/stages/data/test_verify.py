@@ -418,6 +418,7 @@ METADATA, MANIFEST = "metadata.json", "group-00001.json"
             lambda value: [{**value[0], "crc32c": 7}, *value[1:]],
             "part-. has changed since it was packed",
         ),
+        (MANIFEST, "inputs", lambda value: [{**value[0], "sequences": 30}, *value[1:]], "part-. has changed since it was"),
         (MANIFEST, "index_crc32c", more, "index_crc32c"),
         *((MANIFEST, key, more, f"{key}: ") for key in ("sequences", "packs", "tokens", "group")),
         (MANIFEST, "counts", moved, r"counts\[\d+\]: "),
