@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gaudi_bert.cli.data_commands import show_record
+from gaudi_bert.cli.output import show_record
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
