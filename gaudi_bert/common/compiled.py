@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,8 +32,10 @@ import llvmlite
 import numba
 import numpy
 from numba import njit
-from numba.core import event
+from numba.core import compiler, event, sigutils, typing
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
+from numba.core.codegen import JITCodeLibrary
+from numba.core.registry import cpu_target
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -81,17 +83,74 @@ def _compiled(function: Function, **options: Any) -> Function:
         "no_cfunc_wrapper": True,
     }
     compiled = njit(**options)(function)
-    compiled.get_call_template = functools.partial(_call_template, compiled.get_call_template)
     if not numba.config.DISABLE_JIT:
         compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
-        compiled.get_call_template = functools.partial(_call_template, compiled.get_call_template)
+        part = _Part(compiled, options)
+        compiled.get_call_template, compiled.get_overload = part.call_template, part.overload
     result: Function = compiled
     return result
 
 
-def _call_template(own: Callable[..., Any], types: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """For a kernel that another one calls: a number that is known when it is compiled is no type of its own."""
-    return own(tuple(map(numba.types.unliteral, types)), {name: numba.types.unliteral(kind) for name, kind in named.items()})
+class _Part:
+    """A kernel as other kernels call it: typed and lowered once, optimised and made machine code with its callers only.
+
+    numba would make machine code, and what calls it from Python, of each kernel that a kernel calls, and again as part of
+    each caller; all but the outermost is never used.
+    """
+
+    def __init__(self, compiled: Any, options: Mapping[str, Any]) -> None:
+        self._compiled = compiled
+        self._options = options
+        self.results: dict[tuple[Any, ...], Any] = {}
+
+    def call_template(self, types: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What numba needs to know of a call with arguments of these types.
+
+        A number that is known when it is compiled is no type of its own.
+        """
+        unliteral = numba.types.unliteral
+        signature, arguments = self._compiled._compiler.fold_argument_types(  # noqa: SLF001
+            tuple(map(unliteral, types)), {name: unliteral(kind) for name, kind in named.items()}
+        )
+        if arguments not in self.results:
+            self.results[arguments] = self._lower(arguments)
+        known = [result.signature for result in self.results.values()]
+        name = self._compiled.py_func.__name__
+        return typing.make_concrete_template(name, name, known), signature, arguments, {}
+
+    def overload(self, signature: Any) -> Any:
+        """The name under which the code for a signature is known to numba."""
+        arguments, _ = sigutils.normalize_signature(signature)
+        return self.results[tuple(arguments)].signature, id(self)
+
+    def _lower(self, arguments: tuple[Any, ...]) -> Any:
+        target, function = cpu_target.target_context, self._compiled.py_func
+        flags = compiler.Flags()
+        cpu_target.options.parse_as_flags(flags, self._options | {"nopython": True, "no_cpython_wrapper": True})
+        flags.no_compile = True
+        result = compiler.compile_extra(
+            cpu_target.typing_context,
+            target,
+            function,
+            arguments,
+            None,
+            flags,
+            {},
+            _Lowered(target.codegen(), function.__name__),
+        )
+        target.insert_user_function((result.signature, id(self)), result.fndesc, [result.library])
+        return result
+
+
+class _Lowered(JITCodeLibrary):
+    """Code that is only linked into other code."""
+
+    def _optimize_final_module(self) -> None:
+        """Its callers do that."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
 
 
 def inlined_kernel(function: Function) -> Function:

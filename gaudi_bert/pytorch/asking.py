@@ -33,7 +33,7 @@ from gaudi_bert.pytorch.trial import (
     random_packs,
     scale_of,
     sequences_of,
-    uncompiled,
+    trying,
     usual_tokens,
 )
 
@@ -79,7 +79,7 @@ def _feeding_of_module(model: Any) -> Feeding:
     inner, was_training = model.base_model, model.training
     takes_masks = model.config._attn_implementation in ("eager", "sdpa")  # noqa: SLF001 - said nowhere else
     try:
-        with torch.no_grad(), uncompiled():
+        with trying():
             causal = _is_causal(inner.eval(), _bound(inner))
             difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
     except MODEL_ERRORS as error:
@@ -117,7 +117,7 @@ def check_head(model: Any) -> None:
         return
     ids, was_training = torch.tensor(usual_tokens(model.config)[np.newaxis, :3]), model.training
     try:
-        with torch.no_grad(), uncompiled():
+        with trying():
             output = model.eval()(input_ids=ids.to(next(model.parameters()).device))[0]
     except MODEL_ERRORS as error:
         raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error
@@ -147,7 +147,7 @@ def _ask(config: Any, kind: Any) -> Feeding:
         raise InputError(_refusal(config, reason))
     try:
         model = small_copy(config, kind)
-        with torch.no_grad(), uncompiled():
+        with trying():
             feeding = replace(_inputs(model), causal=_is_causal(model))
             feeding = replace(feeding, position_offset=_offset(model) if feeding.positions else 0)
             counted_from_padding = feeding.position_offset > 0  # RoBERTa's family, whose tokenizers make no types

@@ -36,7 +36,7 @@ from gaudi_bert.pytorch.trial import (
     random_packs,
     scale_of,
     sequences_of,
-    uncompiled,
+    trying,
 )
 
 LENGTH, WINDOW = 256, 64
@@ -165,7 +165,7 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
     names = list(WAYS) if ways is None else list(ways)
     check_ways(names)
     model = model.eval()
-    with torch.no_grad(), uncompiled(), _short_windows(model):
+    with trying(), _short_windows(model):
         feeding = feeding_of(model)
         rows, changed = random_packs(model.config, _length(model.config, feeding), seed)
         alone = alone_outputs(model, feeding, rows)

@@ -5,8 +5,8 @@ Letters: B packs, L positions, H outputs of a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import huggingface_hub.errors
@@ -45,11 +45,20 @@ def one_line(error: BaseException, most: int = 120) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
 
 
-def uncompiled() -> AbstractContextManager[Any]:
-    """Without compilation, which flex attention does for every length; what is tried is the mask, not the kernel."""
-    if hasattr(torch.compiler, "set_stance"):  # from 2.6 on
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+@contextmanager
+def trying() -> Iterator[None]:
+    """Without gradients and without compilation, which flex attention does for every length: what is tried is the mask, not
+    the kernel. On one thread: a few tokens take less time than the threads that would wait for one another.
+    """
+    # Stances are there from PyTorch 2.6 on.
+    stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad(), stance:
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def random_packs(config: Any, length: int, seed: int) -> tuple[list[Row], list[Row]]:

@@ -151,7 +151,7 @@ def open_task_model(
     for name, spec in specs.items():
         if not _fits(weights.variables, name, spec):
             raise InputError(f"{folder.path}: {name} is missing or of another shape; fine-tune the model again")
-    model = BertForTask(folder.config, task, seed=0, compute_dtype=compute_dtype, compiled=compiled)
+    model = BertForTask(folder.config, task, seed=None, compute_dtype=compute_dtype, compiled=compiled)
     model.load_values({name: weights.variables[name] for name in specs})
     return model
 
