@@ -126,7 +126,7 @@ class _Part:
     def _lower(self, arguments: tuple[Any, ...]) -> Any:
         target, function = cpu_target.target_context, self._compiled.py_func
         flags = compiler.Flags()
-        cpu_target.options.parse_as_flags(flags, self._options | {"nopython": True, "no_cpython_wrapper": True})
+        cpu_target.options.parse_as_flags(flags, {**self._options, "nopython": True, "no_cpython_wrapper": True})
         flags.no_compile = True
         result = compiler.compile_extra(
             cpu_target.typing_context,
@@ -142,7 +142,7 @@ class _Part:
         return result
 
 
-class _Lowered(JITCodeLibrary):
+class _Lowered(JITCodeLibrary):  # type: ignore[misc]
     """Code that is only linked into other code."""
 
     def _optimize_final_module(self) -> None:

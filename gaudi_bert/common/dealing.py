@@ -2,7 +2,8 @@
 
 A plan says how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
 length are put into a random order; then each place of a pack takes the next sequence of its length. Any run of packs is
-therefore a fair sample. Both orders by length are stable sorts of small numbers, so the work and the memory are a few numbers a sequence.
+therefore a fair sample. Sequences find their places by stable sorts of small numbers, so the work and the memory are a few
+numbers a sequence.
 """
 
 from __future__ import annotations
