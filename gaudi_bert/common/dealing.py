@@ -2,7 +2,8 @@
 
 A plan says how many packs of each strategy there are. Its packs are put into a random order; the sequences of each
 length are put into a random order; then each place of a pack takes the next sequence of its length. Any run of packs is
-therefore a fair sample. Both orders are counting sorts, so the work and the memory are a few numbers a sequence.
+therefore a fair sample. Sequences find their places by stable sorts of small numbers, so the work and the memory are a few
+numbers a sequence.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray, permutation
-from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import InputError
 
 
@@ -57,20 +57,25 @@ def deal_sequences(
     flat = np.fromiter(
         itertools.chain.from_iterable(strategy for strategy, _ in strategies), np.int32, count=int(flat_starts[-1])
     )
-    firsts = _first_places(lengths, flat, np.repeat(counts, sizes))
+    _check_places(lengths, flat, np.repeat(counts, sizes))
     order = permutation(lengths.size, seed, "sequences", group).astype(kind)
-    by_length, members = np.empty_like(order), np.empty_like(order)
-    _sort_by_length(lengths, order, firsts.copy(), by_length)
+    by_length, members = order[_order_of(lengths[order])], np.empty_like(order)
     del order
     kinds = np.repeat(np.arange(counts.size, dtype=np.int32), counts)
     kinds = kinds[permutation(kinds.size, seed, "packs", group)]
-    starts = np.zeros(kinds.size + 1, dtype=np.int64)
-    _fill_packs(kinds, flat, flat_starts, by_length, firsts, starts, members)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[kinds])])
+    places = np.arange(members.size) + np.repeat(flat_starts[kinds] - starts[:-1], sizes[kinds])
+    members[_order_of(flat[places])] = by_length
     return Assignment(starts, members)
 
 
-def _first_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> IntArray:
-    """int64 [longest + 2]: how many sequences are shorter than each length; the plan must have places for all."""
+def _order_of(lengths: AnyArray) -> IntArray:
+    """The order by length, in which those of one length stay as they are; numbers of 16 bits take a third of the time."""
+    return np.argsort(lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths, kind="stable")
+
+
+def _check_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> None:
+    """The plan must have as many places of each length as there are sequences."""
     most = int(max(lengths.max(initial=0), flat.max(initial=0)))
     counted = np.bincount(lengths, minlength=most + 1)
     planned = np.zeros(most + 1, dtype=np.int64)
@@ -81,35 +86,3 @@ def _first_places(lengths: AnyArray, flat: Int32Array, repeats: IntArray) -> Int
             f"the plan has places for {planned[length]} sequences of length {length}, the records hold {counted[length]};"
             " make the histogram and the plan again"
         )
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counted)])
-
-
-@kernel
-def _sort_by_length(lengths: AnyArray, order: AnyArray, places: IntArray, by_length: AnyArray) -> None:
-    """The sequences by length, those of one length in the sequence of `order`; `places` are the next free ones."""
-    for sequence in order:
-        length = lengths[sequence]
-        by_length[places[length]] = sequence
-        places[length] += 1
-
-
-@kernel
-def _fill_packs(
-    kinds: Int32Array,
-    flat: Int32Array,
-    flat_starts: IntArray,
-    by_length: AnyArray,
-    places: IntArray,
-    starts: IntArray,
-    members: AnyArray,
-) -> None:
-    """Each place of each pack, in order, takes the next sequence of its length."""
-    filled = 0
-    for pack in range(kinds.size):
-        starts[pack] = filled
-        for index in range(flat_starts[kinds[pack]], flat_starts[kinds[pack] + 1]):
-            length = flat[index]
-            members[filled] = by_length[places[length]]
-            places[length] += 1
-            filled += 1
-    starts[kinds.size] = filled

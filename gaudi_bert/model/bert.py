@@ -183,7 +183,8 @@ class PackedBert(tf.Module):
 
     Args:
         specs: the variables by name.
-        seed: of the initial weights; a variable's values depend on the seed and its name alone.
+        seed: of the initial weights; a variable's values depend on the seed and its name alone. None where all of them are
+            loaded at once: they start from zeros, for drawing a large model takes seconds.
         compute_dtype: type of the matrix products. With bfloat16, variables, layer norm, softmax and
             logits stay float32; float64 is for proofs.
         compiled: compile chains of elementwise operations by XLA: a tenth faster on a CPU, once a few seconds
@@ -196,7 +197,7 @@ class PackedBert(tf.Module):
         config: BertConfig,
         specs: Mapping[str, ParameterSpec],
         *,
-        seed: int,
+        seed: int | None,
         compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32",
         compiled: bool = False,
     ) -> None:
@@ -300,11 +301,11 @@ class BertForPretraining(PackedBert):
         )
 
 
-def _initial_value(name: str, spec: ParameterSpec, config: BertConfig, seed: int) -> tf.Tensor:
+def _initial_value(name: str, spec: ParameterSpec, config: BertConfig, seed: int | None) -> tf.Tensor:
     """Truncated normal noise, zeros or ones; made on the CPU, so that every device starts from the same numbers."""
     with tf.device("/CPU:0"):
-        if spec.start == "normal":
+        if spec.start == "normal" and seed is not None:
             return tf.random.stateless_truncated_normal(
                 spec.shape, seed=initializer_seed(seed, name), stddev=config.initializer_range
             )
-        return tf.zeros(spec.shape) if spec.start == "zeros" else tf.ones(spec.shape)
+        return tf.ones(spec.shape) if spec.start == "ones" else tf.zeros(spec.shape)

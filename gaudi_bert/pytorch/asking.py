@@ -34,8 +34,8 @@ from gaudi_bert.pytorch.trial import (
     scale_of,
     sequences_of,
     tokens_of_packs,
-    tried,
-    uncompiled,
+    trial_conditions,
+    trial_of,
     usual_tokens,
 )
 
@@ -76,7 +76,7 @@ def _feeding_of_module(model: Any) -> Feeding:
     check_head(model)
     inner = model.base_model
     takes_masks = model.config._attn_implementation in ("eager", "sdpa")  # noqa: SLF001 - said nowhere else
-    with tried(model):
+    with trial_of(model):
         causal = _is_causal(inner)
         difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
     if causal != feeding.causal:
@@ -105,7 +105,7 @@ def check_head(model: Any) -> None:
     if getattr(model, "gathers", False):
         return
     ids = torch.tensor(usual_tokens(model.config)[np.newaxis, :3])
-    with tried(model):
+    with trial_of(model):
         output = model(input_ids=ids.to(next(model.parameters()).device))[0]
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise InputError(f"{type(model).__name__}: {ONE_FOR_A_ROW}")
@@ -131,7 +131,7 @@ def _ask(config: Any, kind: Any) -> Feeding:
         raise InputError(_refusal(config, reason))
     try:
         model = small_copy(config, kind)
-        with torch.no_grad(), uncompiled():
+        with trial_conditions():
             feeding = replace(_inputs(model), causal=_is_causal(model))
             feeding = replace(feeding, position_offset=_offset(model) if feeding.positions else 0)
             counted_from_padding = feeding.position_offset > 0  # RoBERTa's family, whose tokenizers make no types

@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.pytorch.asking import check_head, feeding_of
 from gaudi_bert.pytorch.feeding import additive_masks
-from gaudi_bert.pytorch.trial import ALONE_BOUND, MODEL_ERRORS, one_line, scale_of, usual_tokens
+from gaudi_bert.pytorch.trial import ALONE_BOUND, MODEL_ERRORS, one_line, scale_of, trial_conditions, usual_tokens
 from gaudi_bert.tasks.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.tasks.packs import BatchShape, Placement, place_packs
 from gaudi_bert.tasks.rows.fields import words_of_text
@@ -250,8 +250,8 @@ class PackedEncoder:
         sequences = Sequences(np.arange(4), offsets, ids, np.zeros(len(ids), np.int8))
         weights = next(self.model.parameters())
         try:
-            found = torch.from_numpy(self.logits(sequences, self.plan(sequences)))
-            with torch.inference_mode(), _evaluating(self.model):
+            with trial_conditions(), _evaluating(self.model):
+                found = torch.from_numpy(self.logits(sequences, self.plan(sequences)))
                 each = np.split(ids.astype(np.int64), offsets[1:-1])
                 alone = [self.model(input_ids=torch.tensor(own[None], device=weights.device)).logits for own in each]
         except MODEL_ERRORS as error:

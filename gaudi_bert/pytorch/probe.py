@@ -37,7 +37,7 @@ from gaudi_bert.pytorch.trial import (
     scale_of,
     sequences_of,
     tokens_of_packs,
-    uncompiled,
+    trial_conditions,
 )
 
 LENGTH, WINDOW = 256, 64
@@ -154,7 +154,7 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
     names = list(WAYS) if ways is None else list(ways)
     check_ways(names)
     model = model.eval()
-    with torch.no_grad(), uncompiled(), _short_windows(model):
+    with trial_conditions(), _short_windows(model):
         feeding = feeding_of(model)
         rows, changed = random_packs(model.config, tokens_of_packs(model.config, feeding.position_offset, LENGTH), seed)
         alone = alone_outputs(model, feeding, rows)

@@ -6,7 +6,7 @@ Letters: B packs, L positions, H outputs of a token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import huggingface_hub.errors
@@ -45,20 +45,29 @@ def one_line(error: BaseException, most: int = 120) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
 
 
-def uncompiled() -> AbstractContextManager[Any]:
-    """Without compilation, which flex attention does for every length; what is tried is the mask, not the kernel."""
-    if hasattr(torch.compiler, "set_stance"):  # from 2.6 on
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+@contextmanager
+def trial_conditions() -> Iterator[None]:
+    """Without gradients and without compilation, which flex attention does for every length: what is tried is the mask, not
+    the kernel. On one thread: a few tokens take less time than the threads that would wait for one another.
+    """
+    # Stances are there from PyTorch 2.6 on.
+    stance = torch.compiler.set_stance("force_eager") if hasattr(torch.compiler, "set_stance") else nullcontext()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad(), stance:
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
-def tried(model: Any) -> Iterator[None]:
+def trial_of(model: Any) -> Iterator[None]:
     """For running a model as it is: in evaluation mode, without gradients; what it raises is said in one line."""
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), uncompiled():
+        with trial_conditions():
             yield
     except MODEL_ERRORS as error:
         raise InputError(f"{type(model).__name__}: cannot be tried: {one_line(error)}") from error

@@ -235,7 +235,7 @@ class BertForTask(PackedBert):
         config: BertConfig,
         task: Task,
         *,
-        seed: int,
+        seed: int | None,
         compute_dtype: Literal["float32", "bfloat16", "float64"] = "float32",
         compiled: bool = False,
     ) -> None:

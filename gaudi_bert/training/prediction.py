@@ -111,7 +111,7 @@ class Embedder(PackedBert):
         missing = [name for name in specs if name not in weights]
         if missing:
             raise InputError(f"weights: {missing[0]} is missing; give the weights of a whole encoder")
-        super().__init__(config, specs, seed=0, compute_dtype=compute_dtype)
+        super().__init__(config, specs, seed=None, compute_dtype=compute_dtype)
         self.load_values({name: weights[name] for name in specs})
         self.pooling, self.normalize = pooling, normalize
 

@@ -144,7 +144,7 @@ def open_task_model(
     problem = misfit(specs, variables)
     if problem is not None:
         raise InputError(f"{folder.path}: {problem}; fine-tune the model again")
-    model = BertForTask(folder.config, task, seed=0, compute_dtype=compute_dtype)
+    model = BertForTask(folder.config, task, seed=None, compute_dtype=compute_dtype)
     model.load_values(variables)
     return model
 
