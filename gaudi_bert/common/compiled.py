@@ -81,7 +81,6 @@ def _compiled(function: Function, **options: Any) -> Function:
         "no_cfunc_wrapper": True,
     }
     compiled = njit(**options)(function)
-    compiled.get_call_template = functools.partial(_call_template, compiled.get_call_template)
     if not numba.config.DISABLE_JIT:
         compiled._cache = _KernelCache(function)  # noqa: SLF001 - numba has no other way to choose a cache
         compiled.get_call_template = functools.partial(_call_template, compiled.get_call_template)

@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.pytorch.asking import check_head, feeding_of
 from gaudi_bert.pytorch.feeding import additive_masks
-from gaudi_bert.pytorch.trial import ALONE_BOUND, MODEL_ERRORS, one_line, scale_of, trial_conditions, usual_tokens
+from gaudi_bert.pytorch.trial import ALONE_BOUND, scale_of, trial_of, usual_tokens
 from gaudi_bert.tasks.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.tasks.packs import BatchShape, Placement, place_packs
 from gaudi_bert.tasks.rows.fields import words_of_text
@@ -249,13 +249,10 @@ class PackedEncoder:
         ids = tokens[random.integers(0, len(tokens), offsets[-1])].astype(np.int32)
         sequences = Sequences(np.arange(4), offsets, ids, np.zeros(len(ids), np.int8))
         weights = next(self.model.parameters())
-        try:
-            with trial_conditions(), _evaluating(self.model):
-                found = torch.from_numpy(self.logits(sequences, self.plan(sequences)))
-                each = np.split(ids.astype(np.int64), offsets[1:-1])
-                alone = [self.model(input_ids=torch.tensor(own[None], device=weights.device)).logits for own in each]
-        except MODEL_ERRORS as error:
-            raise InputError(f"{type(self.model).__name__}: cannot be tried: {one_line(error)}") from error
+        with trial_of(self.model):
+            found = torch.from_numpy(self.logits(sequences, self.plan(sequences)))
+            each = np.split(ids.astype(np.int64), offsets[1:-1])
+            alone = [self.model(input_ids=torch.tensor(own[None], device=weights.device)).logits for own in each]
         wanted = torch.cat(alone).float().cpu()
         bound = ALONE_BOUND if weights.dtype == torch.float32 else _HALF_BOUND
         difference = float((found - wanted).abs().max()) / scale_of([wanted])
