@@ -6,11 +6,12 @@ A field with a default is one that is not always known: it is left out of `--jso
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gaudi_bert.artefacts.packed import Metadata, TableMetadata
-from gaudi_bert.artefacts.plan import PlanTotals
-from gaudi_bert.artefacts.verification import TableVerification, Verification
+if TYPE_CHECKING:  # they need numpy, and `run` starts without it
+    from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+    from gaudi_bert.artefacts.plan import PlanTotals
+    from gaudi_bert.artefacts.verification import TableVerification, Verification
 
 Content = TypeVar("Content")
 
