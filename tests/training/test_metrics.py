@@ -234,7 +234,7 @@ def run(tmp_path_factory) -> Run:
     settings = pipeline_from_mapping({"model": data.MODEL, "training": training, "mlperf": mlperf}, "test")
     scraper, out = Scraper(port), io.StringIO()
     with contextlib.redirect_stdout(out):
-        result = train(settings, packed, packed, folder / "run", reporter=scraper).training
+        result = train(settings, packed, packed, folder / "run", reporter=scraper).content
     return Run(folder / "run", result, scraper, out.getvalue())
 
 
