@@ -23,7 +23,7 @@ from tests.builders.reporters import QUIET
 from tests.builders.s3_server import S3Server, contents, quick, upload
 
 SIZES = {"max_sequence_length": 31, "max_predictions": 5, "shards": 3, "duplicates": 2, "evaluation_fraction": 0.2}
-RHYTHM = {"updates": 6, "save_every_updates": 2, "log_every_updates": 2, "evaluate_every_updates": 100}
+RHYTHM = {"updates": 6, "save_every_updates": 2, "log_every_updates": 2, "evaluate_every_updates": 100, "threads": None}
 SENTENCE = "the packed row holds several short sequences and no token of one of them sees another token"
 WORDS = SENTENCE.split()
 
