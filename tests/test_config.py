@@ -124,10 +124,11 @@ def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
     assert load_pipeline(file) == PipelineSettings()
 
 
-def test_options_that_name_keys_are_taken_and_those_that_were_not_given_keep_the_default() -> None:
-    options = {"evaluation_fraction": 0.0, "whole_word_masking": False, "vocab": None, "out": "elsewhere", "json": True}
-    settings = section_from_options(PrepareSettings, options)
+def test_options_are_keys_and_those_that_were_not_given_keep_the_default() -> None:
+    settings = section_from_options(PrepareSettings, evaluation_fraction=0.0, whole_word_masking=False, vocab=None)
     assert settings.model_dump(exclude_unset=True) == {"evaluation_fraction": 0.0, "whole_word_masking": False}
+    with pytest.raises(InputError, match=r"unknown key `vocabulary`; did you mean `vocab`"):
+        section_from_options(PrepareSettings, vocabulary="words.txt")
 
 
 def test_settings_survive_yaml() -> None:

@@ -1,7 +1,4 @@
-"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect.
-
-An option that sets a key has the key's name, so a command's `locals()`, taken first, are what `section_from_options` reads.
-"""
+"""Commands from text and tables to packed data: prepare, import, histogram, plan, write, pack, verify, inspect."""
 
 from __future__ import annotations
 
@@ -38,15 +35,26 @@ def prepare(
     json: arguments.Json = False,
 ) -> None:
     """Make pretraining examples (unpacked TFRecords) from text."""
-    options = locals()
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PrepareSettings
     from gaudi_bert.stages.data.prepare import prepare as run
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
+    settings = section_from_options(
+        PrepareSettings,
+        text=text,
+        vocab=vocab,
+        train_vocab=train_vocab,
+        max_sequence_length=max_sequence_length,
+        max_predictions=max_predictions,
+        duplicates=duplicates,
+        whole_word_masking=whole_word_masking,
+        evaluation_fraction=evaluation_fraction,
+        seed=seed,
+    )
     result = run(
-        section_from_options(PrepareSettings, options),
+        settings,
         out,
         pipeline_folder=Path(),
         shard=arguments.parse_shard(shard),
@@ -82,12 +90,17 @@ def tokenize(
     json: arguments.Json = False,
 ) -> None:
     """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
-    options = {**locals(), "special_tokens": not no_special_tokens}
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TokenizeSettings
     from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
 
-    settings = section_from_options(TokenizeSettings, options)
+    settings = section_from_options(
+        TokenizeSettings,
+        max_sequence_length=max_sequence_length,
+        too_long=too_long,
+        special_tokens=not no_special_tokens,
+        text_column=text_column,
+    )
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, _describe_tokens)
@@ -178,14 +191,15 @@ def plan(
     json: arguments.Json = False,
 ) -> None:
     """Decide which lengths share a row, and prove how near the optimum that is."""
-    options = locals()
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.stages.data.plan import plan as run
     from gaudi_bert.stages.data.plan import plan_shard
 
     part = arguments.parse_shard(shard, finish)
-    settings = section_from_options(PackingSettings, options)
+    settings = section_from_options(
+        PackingSettings, algorithm=algorithm, depth=depth, leftovers=leftovers, masked_slots=masked_slots, seed=seed
+    )
     # A shell's `histograms/*.json` also matches the settings that lie beside each of them.
     counted = [path for path in histograms if not path.name.endswith(".settings.json")]
     common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
@@ -264,21 +278,31 @@ def pack(
     json: arguments.Json = False,
 ) -> None:
     """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
-    options = {**locals(), "columns": None if columns is None else tuple(name.strip() for name in columns.split(","))}
     from gaudi_bert.stages.tables.table_groups import is_table
 
+    both = {"algorithm": algorithm, "depth": depth, "seed": seed}
+    of_tables = {
+        "max_sequence_length": max_sequence_length,
+        "too_long": too_long,
+        "input_column": input_column,
+        "index_only": index_only,
+        "keep_together": keep_together,
+        "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        "group_bytes": group_bytes,
+    }
     if is_table(records):
         common: dict[str, Any] = {"reporter": Reporter(), "overwrite": overwrite, "workers": workers}
-        result = _pack_table(records, out, options, arguments.parse_shard(shard), finish, verify, common)
+        part = arguments.parse_shard(shard)
+        result = _pack_table(records, out, {**both, **of_tables}, part, finish, verify, common)
         output.print_result(result, json, _describe_packed_table)
         return
-    _refuse_options_of_tables(records, options)
+    _refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.stages.data.pack import pack as run
     from gaudi_bert.stages.data.verify import verify as prove
 
-    settings = section_from_options(PackingSettings, options)
+    settings = section_from_options(PackingSettings, **both)
     packed = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
     if verify:
         packed = replace(packed, verified=prove(records, out, reporter=Reporter(), workers=workers))
@@ -316,15 +340,9 @@ def verify(
 # --- tables: what `pack` and `verify` do with them, and print
 
 
-_OF_TABLES = (
-    *("max_sequence_length", "input_column", "too_long", "index_only", "keep_together", "columns", "group_bytes"),
-    *("shard", "finish"),
-)
-
-
 def _refuse_options_of_tables(source: str, options: Mapping[str, object]) -> None:
-    for name in _OF_TABLES:
-        if options[name]:
+    for name, value in options.items():
+        if value:
             raise InputError(
                 f"--{name.replace('_', '-')} is for tables, and {source} is not one by its ending (.parquet, .arrow, "
                 ".jsonl, .jsonl.gz, a datasets folder); leave it out, or use `histogram`, `plan` and `write`"
@@ -340,7 +358,7 @@ def _pack_table(
     verified: bool,
     common: Mapping[str, Any],
 ) -> object:
-    """Pack a table, or a part of it; of `options`, keys of `TableSettings` are taken, None for the default."""
+    """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings
     from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
@@ -349,7 +367,7 @@ def _pack_table(
         raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
     if part is not None and (finish or verified):
         raise InputError("--shard excludes --finish and --verify; run the shards first, then --finish once")
-    settings = section_from_options(TableSettings, options)
+    settings = section_from_options(TableSettings, **options)
     if part is not None:
         return pack_table_shard(source, out, settings, part, **common)
     return pack_table(source, out, settings, finish=finish, verified=verified, **common)

@@ -207,11 +207,8 @@ def _write_group(
     slots = threading.Semaphore(cores)
 
     def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
-        path, first, last = (
-            out / shard_name(number, shard, Metadata.shard_ending),
-            int(bounds[shard]),
-            int(bounds[shard + 1]),
-        )
+        path = out / shard_name(number, shard, Metadata.shard_ending)
+        first, last = int(bounds[shard]), int(bounds[shard + 1])
         written = write_packs(path, encoder, first, last, output, slots, lambda packs: task.advance(packs * share))
         release(path)
         return written
