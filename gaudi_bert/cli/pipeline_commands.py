@@ -112,7 +112,7 @@ def run(
     if dry_run:
         _show_dry_run(settings, names, WorkFolder.of(settings, work, pipeline.parent), pipeline, on, verbose, json)
     elif render is not None:
-        _render(settings, names, render, json)
+        _render(settings, names, render, overwrite, json)
     else:
         runner, describe = _RUNNERS[on]
         reporter = Reporter(quiet=part is None and not is_first_process())
@@ -198,10 +198,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name} = {value}"
 
 
-def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, json: bool) -> None:
+def _render(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool, json: bool) -> None:
     from gaudi_bert.runners.kubernetes.manifests import write_rendered
 
-    parts = write_rendered(settings, stages, folder)
+    parts = write_rendered(settings, stages, folder, overwrite)
     lines = [f"{folder}: {', '.join(parts)}", *(f"kubectl apply -k {folder}/{part}" for part in parts)]
     output.print_result({"folder": str(folder), "parts": parts}, json, lambda _: lines)
 

@@ -73,6 +73,25 @@ def test_render_writes_what_kubectl_takes(tmp_path: Path) -> None:
     assert again.returncode == 0, "rendering into the same folder again is fine"
 
 
+@pytest.mark.parametrize("how", ["edited by hand", "rendered from other settings"])
+def test_render_replaces_manifests_only_with_overwrite(how: str, tmp_path: Path) -> None:
+    command = ["run", DEMO, "--render", "out", "--stages", "plan"]
+    assert gaudi_bert(*command, folder=tmp_path).returncode == 0
+    rendered, manifest = (tmp_path / "out/data/plan.yaml").read_text(), tmp_path / "out/data/plan.yaml"
+    if how == "edited by hand":
+        manifest.write_text(rendered.replace("cpu:", "cpu: # mine\n", 1))
+    else:
+        command += ["--set", "images.data=mine"]
+    before = manifest.read_text()
+    refused = gaudi_bert(*command, folder=tmp_path)
+    assert refused.returncode == 2
+    assert ".yaml: differs from what --render would write" in refused.stderr
+    assert "pass --overwrite to replace it" in refused.stderr
+    assert manifest.read_text() == before
+    assert gaudi_bert(*command, "--overwrite", folder=tmp_path).returncode == 0
+    assert ("image: mine" in manifest.read_text()) if how != "edited by hand" else manifest.read_text() == rendered
+
+
 def test_the_doctor_says_what_to_fix_on_a_machine_without_cards(tmp_path: Path) -> None:
     fine = gaudi_bert("doctor", "--json", folder=tmp_path)
     assert fine.returncode == 0

@@ -19,7 +19,7 @@ import yaml
 
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import write_text
+from gaudi_bert.common.files import read_file, write_text
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.kubernetes.jobs import (
     DATA_FOLDER,
@@ -166,22 +166,35 @@ def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
 # held for training while data are packed; `kubectl apply -k DIR/training`, and so on, follow.
 
 
-def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path) -> list[str]:
-    """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied."""
+def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path, overwrite: bool = False) -> list[str]:
+    """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied.
+
+    Raises:
+        InputError: `folder` holds other files, or a manifest that differs from what would be written, and not `overwrite`.
+    """
     manifests = _named_by_content(render(settings))
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
         raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")
     base = {f"{item['kind'].lower()}.yaml": item for item in (manifests.namespace, *manifests.shared)}
-    _write_folder(folder / "base", base, [])
+    files = _kustomized("base", base, [])
     parts: dict[str, list[str]] = {}
     for part in KUSTOMIZATIONS:
         steps = steps_of(name for name in stages if STAGES[name].kustomization == part)
         if steps:
-            _write_folder(folder / part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
+            files |= _kustomized(part, {f"{step}.yaml": manifests.steps[step] for step in steps}, ["../base"])
             parts[part] = [f"{part}/{step}.yaml" for step in steps]
     # Kustomize takes a base once only, so the top lists the files of its parts.
     together = list(parts)[: 1 if settings.resources.cards or settings.kubernetes.queue else None]
-    _write_folder(folder, {}, ["base", *(file for part in together for file in parts[part])])
+    files |= _kustomized("", {}, ["base", *(file for part in together for file in parts[part])])
+    texts = {folder / name: yaml.safe_dump(item, sort_keys=False, width=120) for name, item in files.items()}
+    changed = [path for path, text in texts.items() if path.exists() and read_file(path) != text.encode()]
+    if changed and not overwrite:
+        raise InputError(
+            f"{changed[0]}: differs from what --render would write (edited, or rendered from other settings); "
+            "choose another folder, or pass --overwrite to replace it"
+        )
+    for path, text in texts.items():
+        write_text(path, text)
     return list(parts)
 
 
@@ -202,12 +215,11 @@ def _named_by_content(manifests: Manifests) -> Manifests:
     return renamed
 
 
-def _write_folder(folder: Path, items: dict[str, Any], others: Sequence[str]) -> None:
-    for name, item in items.items():
-        write_text(folder / name, yaml.safe_dump(item, sort_keys=False, width=120))
+def _kustomized(part: str, items: dict[str, Any], others: Sequence[str]) -> dict[str, Any]:
+    """The files of the folder `part`, by their paths: `items`, and the kustomization that lists them after `others`."""
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [*others, *items],
     }
-    write_text(folder / "kustomization.yaml", yaml.safe_dump(kustomization, sort_keys=False, width=120))
+    return {str(PurePosixPath(part, name)): item for name, item in {**items, "kustomization.yaml": kustomization}.items()}

@@ -16,7 +16,7 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
 from gaudi_bert.common.files import atomic_file
@@ -59,11 +59,11 @@ def open_results(settings: PipelineSettings, cluster: Cluster, out: Path, report
     reporter.say(f"{item['metadata']['name']}: a pod writes the page and sends it")
     try:
         follow(cluster, item, reporter, settings.kubernetes.start_seconds, shows_logs=False)
-        files = received_files(_log_of(cluster, item))
+        files = received_files(_log_of(cluster, item), out)
     finally:
         cluster.delete(item["kind"], item["metadata"]["name"])
-    for name, data in files.items():
-        with atomic_file(out / name) as handle:
+    for path, data in files.items():
+        with atomic_file(path) as handle:
             handle.write(data)
     boards = (out / run / "tensorboard" for run in ("train", "finetune"))
     return _OpenedResults(out / "report.html", next(filter(Path.is_dir, boards), None))
@@ -130,8 +130,12 @@ def sent_lines(folder: Path, reporter: Reporter) -> Iterator[str]:
     yield _LAST
 
 
-def received_files(lines: Iterable[str]) -> dict[PurePosixPath, bytes]:
-    """The files that the lines of a log carry, by their paths in the work folder."""
+def received_files(lines: Iterable[str], folder: Path) -> dict[Path, bytes]:
+    """The files that the lines of a log carry, by their paths below `folder`.
+
+    Raises:
+        FailedError: the lines are incomplete or damaged, or a name in the archive would lead out of `folder`.
+    """
     rest = iter(lines)
     first = next((match for line in rest if (match := _FIRST.fullmatch(line))), None)
     if first is None:
@@ -147,9 +151,14 @@ def received_files(lines: Iterable[str]) -> dict[PurePosixPath, bytes]:
         data = b""
     if len(data) != int(first[1]) or hashlib.sha256(data).hexdigest() != first[2]:
         raise FailedError("the results did not come whole through the pod's log; copy the work folder with `kubectl cp`")
-    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-        members = [member for member in archive if member.isreg() and ".." not in PurePosixPath(member.name).parts]
-        return {PurePosixPath(member.name): archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            members = [(tarfile.data_filter(member, str(folder)), member) for member in archive if member.isfile()]
+            return {folder / safe.name: archive.extractfile(member).read() for safe, member in members}  # type: ignore[union-attr]
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise FailedError(
+            f"the results in the pod's log cannot be unpacked ({error}); copy the work folder with `kubectl cp`"
+        ) from error
 
 
 def _archive(folder: Path, files: Iterable[Path]) -> bytes:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import os
 import subprocess
 import sys
+import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -134,7 +138,36 @@ def folder(tmp_path: Path) -> Path:
 
 
 def received(lines: list[str]) -> dict[str, bytes]:
-    return {str(name): data for name, data in received_files(lines).items()}
+    return {path.relative_to("/out").as_posix(): data for path, data in received_files(lines, Path("/out")).items()}
+
+
+def lines_of(members: Sequence[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
+    """The lines of a pod that sends an archive of its own making."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        for member, data in members:
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    data = content.getvalue()
+    first = f"-----BEGIN RESULTS {len(data)} {hashlib.sha256(data).hexdigest()}-----"
+    return [first, base64.b64encode(data).decode(), "-----END RESULTS-----"]
+
+
+@pytest.mark.parametrize("name", ["../report.html", "train/../../report.html", "..", "train/../../out2/report.html"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(name: str) -> None:
+    with pytest.raises(FailedError, match="cannot be unpacked"):
+        received(lines_of([(tarfile.TarInfo("report.html"), b"page"), (tarfile.TarInfo(name), b"evil")]))
+
+
+def test_an_absolute_name_stays_below_the_folder() -> None:
+    assert received(lines_of([(tarfile.TarInfo("//etc/passwd"), b"evil")])) == {"etc/passwd": b"evil"}
+
+
+def test_only_regular_files_are_received() -> None:
+    link, device, folder = (tarfile.TarInfo(name) for name in ("link", "device", "folder"))
+    link.type, link.linkname, device.type, folder.type = tarfile.SYMTYPE, "/etc/passwd", tarfile.CHRTYPE, tarfile.DIRTYPE
+    members = [(member, b"") for member in (link, device, folder)]
+    assert received(lines_of([*members, (tarfile.TarInfo("report.html"), b"page")])) == {"report.html": b"page"}
 
 
 def test_what_is_sent_is_received_among_other_lines(folder: Path) -> None:
