@@ -64,7 +64,7 @@ class TrainingResult(Figures):
     Attributes:
         training: figures of the last updates; None where the run had nothing left to do.
         evaluation: the last evaluation, if there was one.
-        realized_speedup: packed over unpacked, where it was measured.
+        realized_speedup: packed over unpacked, where it was measured on a machine that was not too busy.
     """
 
     file_name = TRAINING_NAME

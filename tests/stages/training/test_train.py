@@ -134,7 +134,7 @@ def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed
         run(10, resume=True)
     long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
     summary = train(long_run, packed, None, measured, reporter=listener)
-    assert summary.content.realized_speedup > 0
+    assert summary.content.realized_speedup is None or summary.content.realized_speedup > 0
     assert to_json(summary) == json.loads((measured / "training.json").read_text())
     assert "train: realized speed-up " in listener.text
     ends = [read_checkpoint(find_checkpoint(folder)) for folder in (out, measured)]
