@@ -32,7 +32,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
 from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.model.config import misfit
-from gaudi_bert.records.read.global_order import FIRST_ORDER
+from gaudi_bert.records.read.global_order import ORDER
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.optimizers import Optimizer
 
@@ -246,8 +246,8 @@ def remove_old_checkpoints(folder: Path, keep: int) -> None:
 # --- Resuming a run from its newest whole checkpoint
 #
 # The first process reads the checkpoint and the others are given what it read, so the folder need not be shared. The
-# position in the data is a number of packs, and any number of processes continues there in the same order. Checkpoints of
-# versions that read in another order continue with the next epoch, so that no pack is read twice in one.
+# position in the data is a number of packs, and any number of processes continues there in the same order.
+# Checkpoints of editions that read in another order are refused.
 
 
 @dataclass(frozen=True)
@@ -263,41 +263,21 @@ class Progress:
     tokens: int = 0
 
 
-def resume_run(
-    checkpoints: Path,
-    model: PackedBert,
-    optimizer: Optimizer,
-    order: int,
-    epoch_packs: Callable[[], int],
-    say: Callable[[str], None],
-) -> Progress:
-    """Restore model, optimizer and position from the newest whole checkpoint; from the start where there is none.
-
-    `order` is the number of the order in which the run reads; `epoch_packs` counts the packs of an epoch, for a checkpoint
-    of another order.
-    """
+def resume_run(checkpoints: Path, model: PackedBert, optimizer: Optimizer, say: Callable[[str], None]) -> Progress:
+    """Restore model, optimizer and position from the newest whole checkpoint; from the start where there is none."""
     checkpoint = read_newest(checkpoints, say)
     if checkpoint is None:
         return Progress()
+    progress = checkpoint.progress
+    if progress.get("order") != ORDER:
+        raise InputError(
+            f"{checkpoints}: written by an earlier edition, which read in another order; train again with --overwrite"
+        )
     _assign(model.variables_by_name, checkpoint.variables, checkpoints)
     _assign(optimizer.first_moments, checkpoint.first_moments, checkpoints)
     _assign(optimizer.second_moments, checkpoint.second_moments, checkpoints)
-    progress = checkpoint.progress
-    is_of_this_order = "packs" in progress and progress.get("order", FIRST_ORDER) == order
-    packs = progress["packs"] if is_of_this_order else _next_epoch(progress, epoch_packs(), say)
     say(f"train: goes on after update {checkpoint.update}")
-    return Progress(checkpoint.update, packs, progress["sequences"], progress["tokens"])
-
-
-def _next_epoch(progress: Mapping[str, int], epoch_packs: int, say: Callable[[str], None]) -> int:
-    """Where the epoch begins that follows the one in which an earlier version stood."""
-    done = progress["packs"] if "packs" in progress else progress["packs_per_process"] * progress["processes"]
-    epochs = -(-done // epoch_packs)
-    say(
-        "note: an earlier version wrote the checkpoint, which read in another order: the rest of its epoch "
-        f"({epochs * epoch_packs - done:,} packs) is left out, and the data goes on with epoch {epochs}"
-    )
-    return epochs * epoch_packs
+    return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
 
 def share_state(progress: Progress, model: PackedBert, optimizer: Optimizer, communicator: Communicator) -> Progress:

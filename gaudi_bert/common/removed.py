@@ -1,0 +1,17 @@
+"""What earlier versions had: commands, options and parameters, each with what to do instead."""
+
+from __future__ import annotations
+
+from gaudi_bert.common.errors import InputError
+
+_PACK_FIRST = "pack the records first, with `gaudi-bert pack RECORDS --out PACKED`, and give PACKED"
+_INSTEAD = {
+    "train --on-the-fly": _PACK_FIRST,
+    "PackedDataset(plan=)": _PACK_FIRST,
+}
+
+
+def refuse_removed(name: str) -> None:
+    """Refuse `name` (`COMMAND`, `COMMAND --option` or `Class(parameter=)`) if it was removed; any other passes."""
+    if name in _INSTEAD:
+        raise InputError(f"{name} was removed: {_INSTEAD[name]}")
