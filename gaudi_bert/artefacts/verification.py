@@ -79,7 +79,7 @@ class Verification(_Verified):
             tokens=metadata.tokens,
             packs=metadata.packs,
             shards=len(table),
-            input_files=metadata.packed_files,
+            input_files=metadata.input_files,
             fingerprint=fingerprint,
             balanced=is_balanced(table),
             most_dropped_packs=max(dropped.values()),
@@ -150,5 +150,5 @@ class TableVerification(_Verified):
         """The verification of a folder with this metadata: all of it follows."""
         copied = ("format", "rows", "sequences", "tokens", "packs", "index_only", "too_long")
         columns = () if metadata.index_only else (*metadata.aligned_columns, *metadata.scalar_columns)
-        counts: dict[str, Any] = {"groups": metadata.group_count, "shards": len(metadata.shard_table)}
+        counts: dict[str, Any] = {"groups": len(metadata.groups), "shards": len(metadata.shard_table)}
         return cls(**{key: getattr(metadata, key) for key in copied}, **counts, columns=columns)

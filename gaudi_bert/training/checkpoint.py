@@ -5,9 +5,6 @@ A checkpoint is a safetensors file, so any tool that knows the format can read i
 the JSON that it belongs to: the update, the position in the data, the settings, and of every tensor its type, shape and
 CRC-32. The format itself has no checksums; with these a checkpoint that was cut short or has flipped bits is recognised,
 named, and the one before it is used.
-
-Checkpoints of the first edition are read too. Their JSON stands alone, and next to it, under a key of its own, the CRC-32 of
-the header's entries and of that JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ from gaudi_bert.training.optimizers import Optimizer
 _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
 _METADATA_KEY = "gaudi_bert"
-_FIRST_EDITION_CHECKSUM_KEY = "crc32"
 _CHECKSUM_DIGITS = 8
 _MAX_HEADER_BYTES = 100 * 2**20
 
@@ -128,11 +124,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 def _check_tensors(tensors: Tensors, state: Mapping[str, Any]) -> None:
     """Raise a ValueError where tensors are not those that the state describes."""
-    if state["format_version"] == 1:  # type and shape are part of the header's own checksum there
-        actual: dict[str, Any] = {name: _description(tensor)[-1] for name, tensor in tensors.items()}
-        stored = state["crc32"]
-    else:
-        actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
+    actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
     for name in [*stored, *actual]:
         if name not in actual or name not in stored or actual[name] != stored[name]:
             raise ValueError(f"{name} is not as it was written: its checksum does not match")
@@ -145,8 +137,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 def checkpoint_identity(path: Path) -> str:
     """What distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors."""
-    metadata = _read_header(path)["__metadata__"]
-    return str(metadata.get(_FIRST_EDITION_CHECKSUM_KEY, metadata[_METADATA_KEY][:_CHECKSUM_DIGITS]))
+    return str(_read_header(path)["__metadata__"][_METADATA_KEY][:_CHECKSUM_DIGITS])
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
@@ -185,15 +176,10 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 def _read_state(path: Path) -> dict[str, Any]:
     """The state in the header, once its checksum is right."""
-    header = _read_header(path)
-    metadata = header.pop("__metadata__")
-    text = metadata[_METADATA_KEY]
-    if _FIRST_EDITION_CHECKSUM_KEY in metadata:
-        written, right = metadata[_FIRST_EDITION_CHECKSUM_KEY], str(zlib.crc32(json.dumps([header, text]).encode()))
-    else:
-        written, _, text = text.partition(" ")
-        right = _checksum(text)
-    if written != right:
+    written, _, text = _read_header(path)["__metadata__"][_METADATA_KEY].partition(" ")
+    if written.startswith("{"):
+        raise InputError(f"{path}: written by an earlier edition; train again")
+    if written != _checksum(text):
         raise _damaged(path, ValueError("the checksum of its header does not match"))
     return dict(json.loads(text))
 
@@ -232,7 +218,7 @@ def read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         except InputError as error:
             warn(f"warning: {error}")
     if files:
-        raise InputError(f"{folder}: all {len(files)} checkpoints are damaged; start anew with --overwrite")
+        raise InputError(f"{folder}: none of its {len(files)} checkpoints can be read; train again with --overwrite")
     return None
 
 

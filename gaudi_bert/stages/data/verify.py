@@ -78,7 +78,7 @@ class _Groups:
 
     def __init__(self, packed: Path, metadata: Metadata) -> None:
         self.packed, self.metadata, self.table = packed, metadata, metadata.shard_table
-        self.sums = PackedSums(metadata.format_version)
+        self.sums = PackedSums()
         self.inputs: list[InputFile] = []
         self.sequences_of_inputs: dict[str, int] = {}
         self.problems: dict[int, str] = {}
@@ -101,23 +101,23 @@ class _Groups:
 
     def _hold(self, number: int, read: _OpenGroup) -> None:
         stored, crc = proof.read_manifest(GroupManifest, self.packed, number)
-        self.inputs += stored.inputs or ()
+        self.inputs += stored.inputs
         shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
         proof.check_crc32c(self.packed, stored.shards, shards, self.metadata.remedy)
         right = GroupManifest(
-            format_version=stored.format_version,
+            format_version=2,
             plan_sha256=self._plan_sha256,
             group=number,
             packs=sum(shard.packs for shard in shards),
             **of_counts(read.counts[1:].tolist()),
             inputs=stored.inputs,  # held to the files where those of all groups are known
-            index_crc32c=_check_index(index_path(self.packed, number), stored, record_sizes),
+            index_crc32c=_check_index(index_path(self.packed, number), record_sizes, stored.remedy),
             shards=shards,
         )
         path = manifest_path(self.packed, number)
         proof.check_same(path, stored, right)
-        held = sum(self.sequences_of_inputs.get(file.name, 0) for file in stored.inputs or ())
-        if stored.inputs is not None and held != right.sequences:
+        held = sum(self.sequences_of_inputs.get(file.name, 0) for file in stored.inputs)
+        if held != right.sequences:
             raise FailedError(
                 f"{path}: inputs: these files hold {held} sequences, the group has {right.sequences}; {stored.remedy}"
             )
@@ -143,19 +143,16 @@ def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
     return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
 
 
-def _check_index(path: Path, manifest: GroupManifest, record_sizes: Sequence[SizeArray]) -> int | None:
-    """The index of a group says the size of every record; its CRC-32C, None where the manifest knows no index."""
+def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:
+    """The index of a group says the size of every record; its CRC-32C."""
     fetch(path)
     right = np.concatenate(record_sizes).astype("<u4").tobytes()
     stored = read_file(path) if path.exists() else None
     release(path)
-    if (stored is None) != (manifest.index_crc32c is None):
-        problem = "the index is missing" if stored is None else "an index that the manifest does not know; remove it"
-        raise FailedError(f"{path}: {problem}; {manifest.remedy}")
     if stored is None:
-        return None
+        raise FailedError(f"{path}: the index is missing; {remedy}")
     if stored != right:
-        raise FailedError(f"{path}: does not say the sizes of the records; {manifest.remedy}")
+        raise FailedError(f"{path}: does not say the sizes of the records; {remedy}")
     return crc32c(right)
 
 
@@ -168,19 +165,18 @@ def _prove(
     contents = _compare(inputs, packed, metadata, reporter, workers, groups)
     if groups.problems:
         raise FailedError(groups.problems[min(groups.problems)])
-    path, known = packed / METADATA_NAME, groups.inputs if metadata.inputs is None else metadata.inputs
-    proof.check_inputs(packed, known, contents.inputs, metadata.remedy)
-    if len(known) != len(contents.inputs):
+    path = packed / METADATA_NAME
+    proof.check_inputs(packed, groups.inputs, contents.inputs, metadata.remedy)
+    if len(groups.inputs) != len(contents.inputs):
         raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
     proof.check_bound(path, metadata.lower_bound, metadata.packs, groups.counts, metadata.depth, metadata.remedy)
-    files = {"inputs": contents.inputs} if metadata.format_version == 1 else {"input_files": len(contents.inputs)}
     right = Metadata(
         # The sizes are those of every record that was read; the others nothing tells but that they are stored.
         **{key: getattr(metadata, key) for key in Metadata.planned},
         **groups.sums.stored(metadata.max_sequence_length, metadata.lower_bound),
         tool_version=metadata.tool_version,
         vocabulary=metadata.vocabulary if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary),
-        **files,
+        input_files=len(contents.inputs),
     )
     return proof.Proof(right, contents.verification(right, reporter))
 

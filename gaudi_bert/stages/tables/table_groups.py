@@ -193,9 +193,9 @@ def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows,
 class TableSums(PackedSums):
     """What the metadata of a packed table say of its groups."""
 
-    def __init__(self, format_version: int = 2) -> None:
-        super().__init__(format_version)
-        self.rows = self.lower_bound = self.deepest_pack = self.groups = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = self.lower_bound = self.deepest_pack = 0
         self.algorithms: set[str] = set()
         self.too_long: Counter[str] = Counter()
 
@@ -205,13 +205,8 @@ class TableSums(PackedSums):
         self.rows += manifest.rows
         self.lower_bound += manifest.lower_bound
         self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
-        self.groups += 1
         self.algorithms.add(manifest.algorithm_used)
         self.too_long.update(manifest.too_long.model_dump(exclude={"policy"}))
-
-    def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
-        """As of any packed folder; the first version said how many groups there are."""
-        return {"groups": self.groups, **super().stored(max_sequence_length, lower_bound)}
 
 
 def table_metadata(

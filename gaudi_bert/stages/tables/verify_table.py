@@ -81,7 +81,7 @@ def _prove(
         raise FailedError(
             f"{packed}: {len(shards.group_firsts)} groups, the table gives {len(table.groups)}; {metadata.remedy}"
         )
-    groups = TableSums(metadata.format_version)
+    groups = TableSums()
     with reporter.task("verify", table.rows, "rows") as task:
         for number, (first, count) in enumerate(zip(shards.group_firsts, shards.group_sizes, strict=True)):
             names = [shards.name(shard) for shard in range(first, first + count)]
