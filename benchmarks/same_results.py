@@ -71,7 +71,6 @@ PARTS = {
     ],
     "estimates": [
         *(["estimate", name, "--json"] for name in ("wikipedia-128", "wikipedia-512", "wikipedia-2048", "squad-384")),
-        ["compare", "wikipedia-512", "--json"],
     ],
 }
 

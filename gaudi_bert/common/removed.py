@@ -6,6 +6,7 @@ from gaudi_bert.common.errors import InputError
 
 _PACK_FIRST = "pack the records first, with `gaudi-bert pack RECORDS --out PACKED`, and give PACKED"
 _INSTEAD = {
+    "compare": "`gaudi-bert estimate SOURCE` prints our packs and the proven minimum, docs/compare.md those of other tools",
     "train --on-the-fly": _PACK_FIRST,
     "PackedDataset(plan=)": _PACK_FIRST,
 }

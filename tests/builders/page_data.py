@@ -71,7 +71,6 @@ def _write_rows(folder: Path) -> None:
     numbers = [",".join(map(str, sorted({int(number) for number in random.integers(0, 3, 2)}))) for _ in texts]
     lines = zip(texts, numbers, strict=True)
     (folder / "train.tsv").write_text("".join(f"{text}\t{labels}\tid\n" for text, labels in lines))
-    np.save(folder / "lengths.npy", random.integers(20, 2049, 3000))
 
 
 def _write_models(folder: Path) -> None:

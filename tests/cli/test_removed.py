@@ -7,6 +7,8 @@ import pytest
 from tests.builders.command_line import run_command
 
 REMOVED = {
+    "compare lengths.npy": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
+    "help compare": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
     "train --data records --out out --on-the-fly plan.json": "train --on-the-fly was removed: pack the records first, with",
     "train --on-the-fly=plan.json": "train --on-the-fly was removed: pack the records first, with",
 }
