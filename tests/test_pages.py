@@ -31,7 +31,7 @@ PRESUPPOSED = {
     "docs/pack.md": "my-tfrecords wiki vocab.txt bert-rows",
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
     "docs/pytorch.md": "my-tfrecords my-bert",
-    "docs/tables.md": "dataset texts my-model pairs",
+    "docs/tables.md": "dataset texts my-model",
     "docs/train.md": "my.yaml records work pipelines",
 }
 # Pages whose commands another test runs, or this one on another page.

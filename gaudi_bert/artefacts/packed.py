@@ -248,7 +248,6 @@ class _TableMetadataHead(Artefact):
     algorithm: str
     algorithms_used: tuple[str, ...]
     index_only: bool
-    keep_together: str | None
     aligned_columns: dict[str, str]
     scalar_columns: dict[str, str]
     rows: Positive
@@ -260,7 +259,6 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
     Attributes:
         depth: most sequences a pack may hold; None for no limit.
         deepest_pack: most sequences that one does hold.
-        keep_together: the column whose equal values stay in one pack.
         aligned_columns, scalar_columns: the columns of the table and their types.
         rows: of the table; `sequences` were made of them.
     """

@@ -8,6 +8,7 @@ _PACK_FIRST = "pack the records first, with `gaudi-bert pack RECORDS --out PACKE
 _INSTEAD = {
     "compare": "`gaudi-bert estimate SOURCE` prints our packs and the proven minimum, docs/compare.md those of other tools",
     "train --on-the-fly": _PACK_FIRST,
+    "pack --keep-together": "join the rows that belong together into one row before packing",
     "PackedDataset(plan=)": _PACK_FIRST,
 }
 

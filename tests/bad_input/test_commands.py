@@ -162,7 +162,6 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "--algorithm": ("pack records --out out", ["", "optimall", LONG, "\udc80"]),
     "--seed": ("plan histogram.json --out out.json", ["-1", "x", DIGITS, "\u0663", "1.5"]),
     "--columns": ("pack rows.jsonl --out out --max-sequence-length 32", ["nothing", ",", "", LONG, "\udc80"]),
-    "--keep-together": ("pack rows.jsonl --out out --max-sequence-length 32", ["nothing", "input_ids", "", LONG]),
     "--too-long": ("pack rows.jsonl --out out --max-sequence-length 8", ["", "cut", LONG]),
     "--shard": (
         "histogram records --out out.json",

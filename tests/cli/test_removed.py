@@ -10,6 +10,7 @@ REMOVED = {
     "compare lengths.npy": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
     "help compare": "compare was removed: `gaudi-bert estimate SOURCE` prints our packs and the proven minimum,",
     "train --data records --out out --on-the-fly plan.json": "train --on-the-fly was removed: pack the records first, with",
+    "pack t.parquet --out o --keep-together talk": "pack --keep-together was removed: join the rows that belong together",
     "train --on-the-fly=plan.json": "train --on-the-fly was removed: pack the records first, with",
 }
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers import PEERS, ListedLengths, count_best_fit, count_first_fit, sorted_in_batches
 from gaudi_bert.packing.heuristics import pack_longest_first
 from gaudi_bert.packing.histogram import histogram_of
 from gaudi_bert.packing.mixture import packs_of
 from tests.builders.histograms import small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import packs_in_order
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from peers import PEERS, ListedLengths, count_best_fit, count_first_fit, sorted_in_batches
 
 LENGTHS = st.lists(st.integers(1, 13), max_size=70)
 LIMIT = st.one_of(st.none(), st.integers(1, 11))

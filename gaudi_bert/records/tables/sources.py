@@ -171,10 +171,10 @@ class TableColumns:
         """What the table calls a column."""
         return self.tokens if name == TOKENS_COLUMN else name
 
-    def tokens_only(self, *others: str) -> TableColumns:
-        """`input_ids`, the mask if there is one, and `others`: what tells the lengths."""
+    def tokens_only(self) -> TableColumns:
+        """`input_ids`, and the mask if there is one: what tells the lengths."""
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
-        return TableColumns(self.schema, aligned, {name: self.scalars[name] for name in others}, self.tokens)
+        return TableColumns(self.schema, aligned, {}, self.tokens)
 
 
 def is_list(kind: Any) -> bool:

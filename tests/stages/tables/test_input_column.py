@@ -51,7 +51,6 @@ def test_packs_have_the_usual_name(tables, tmp_path: Path) -> None:
     for name in shards:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert verify_table(named, tmp_path / "a", reporter=QUIET).content.sequences == len(ROWS)
-    assert "input_column" not in json.loads((tmp_path / "b" / "settings.json").read_text())["settings"]
     index = TableSettings(max_sequence_length=L, input_column="tokens", index_only=True)
     pack_table(named, tmp_path / "index", index, reporter=QUIET, verified=True)
 
