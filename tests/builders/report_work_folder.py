@@ -154,7 +154,6 @@ def _metadata(totals: dict[str, Any], sequences: int, tokens: int) -> dict[str, 
 
 
 def _verification(sequences: int, tokens: int, packs: int) -> dict[str, Any]:
-    dropped = {str(workers): packs % workers for workers in range(1, 33)}
     return {
         "sequences": sequences,
         "tokens": tokens,
@@ -162,12 +161,6 @@ def _verification(sequences: int, tokens: int, packs: int) -> dict[str, Any]:
         "shards": 0,
         "input_files": 0,
         "fingerprint": "0123456789abcdef",
-        "balanced": True,
-        "most_dropped_packs": max(dropped.values()),
-        "dropped_packs": dropped,
-        "mixing": None,
-        "fairly_mixed": True,
-        "mixing_batch_packs": 1,
     }
 
 
