@@ -127,25 +127,17 @@ def make_folder(folder: Path, shards: int, packs: int, index: bool) -> Path:
             numbers = range(group * GROUP_SHARDS, min(shards, (group + 1) * GROUP_SHARDS))
             write_index(index_path(folder, group), [np.roll(sizes, -(shard % packs)) for shard in numbers])
     total = packs * shards
-    for key in ("groups", "input_files"):
-        content.pop(key, None)
     content |= {
-        "format_version": 1,
         "packs": total,
         "sequences": total,
         "tokens": total * 500,
         "padding_tokens": total * 12,
         "lower_bound": 1,
     }
-    content |= {"efficiency": 500 / 512, "packing_factor": 1.0, "gap": total - 1, "inputs": []}
-    content["shards"] = [
-        {
-            "name": f"packed-{n // GROUP_SHARDS:05d}-{n % GROUP_SHARDS:05d}.tfrecord",
-            "packs": packs,
-            "bytes": int(sizes.sum()),
-            "crc32c": 1,
-        }
-        for n in range(shards)
+    content |= {"efficiency": 500 / 512, "packing_factor": 1.0, "gap": total - 1}
+    of_groups = [min(GROUP_SHARDS, shards - first) for first in range(0, shards, GROUP_SHARDS)]
+    content["groups"] = [
+        {"packs": [packs] * of_group, "bytes": [int(sizes.sum())] * of_group, "manifest_crc32c": 1} for of_group in of_groups
     ]
     (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
     return folder

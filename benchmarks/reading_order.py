@@ -1,4 +1,4 @@
-"""How well batches are mixed in reading order: the ratio that `verify` states of the shards, over the first 1,000 batches.
+"""How well batches are mixed in reading order, over the first 1,000 batches.
 
     python benchmarks/reading_order.py [FOLDER ...] [--epochs 5]
 
@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from measuring import show
 
-from gaudi_bert.artefacts.verification import mixing_batch_packs
 from gaudi_bert.common.arrays import IntArray, permutation, random_words
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
@@ -53,6 +52,12 @@ def first_order(sizes: list[int], seed: int, epoch: int) -> Iterator[Place]:
                 yield shard, hand[row]
 
 
+def batch_packs(sizes: list[int]) -> int:
+    """The largest batch, a power of two up to 256, of which the median shard holds at least four."""
+    median = sorted(sizes)[len(sizes) // 2]
+    return int(2 ** min(8, int(np.log2(max(1, median // 4)))))
+
+
 def mixing(sequences: IntArray, batch: int) -> float:
     """Standard deviation of the sequences of a batch over that of `batch` independent draws of all packs."""
     batches = sequences[: len(sequences) // batch * batch].reshape(-1, batch).sum(axis=1)[:BATCHES]
@@ -70,7 +75,7 @@ def measure(folder: Path, epochs: int) -> None:
         files.keep(())
     sizes = shards.packs.tolist()
     order = GlobalOrder(sizes, metadata.seed, WINDOW_PACKS, streams_of(metadata.shard_multiple))
-    batch = mixing_batch_packs(sizes)
+    batch = batch_packs(sizes)
     found: dict[int, list[float]] = {1: [], 2: []}
     for epoch in range(epochs):
         places = np.array(list(first_order(sizes, metadata.seed, epoch)))

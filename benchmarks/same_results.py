@@ -54,24 +54,11 @@ PARTS = {
         ["pack", "rows.jsonl", "--out", "a", "--max-sequence-length", "128", "--verify", "--json"],
         ["pack", "rows.parquet", "--out", "b", "--max-sequence-length", "64", "--too-long", "split", "--verify", "--json"],
         ["pack", "rows.parquet", "--out", "c", "--max-sequence-length", "128", "--index-only", "--json"],
-        [
-            "pack",
-            "rows.parquet",
-            "--out",
-            "d",
-            "--max-sequence-length",
-            "384",
-            "--keep-together",
-            "talk",
-            "--verify",
-            "--json",
-        ],
         ["verify", "rows.parquet", "b", "--json", "--overwrite"],
         ["pack", "rows.parquet", "--out", "e", "--max-sequence-length", "128", "--algorithm", "optimal", "--json"],
     ],
     "estimates": [
         *(["estimate", name, "--json"] for name in ("wikipedia-128", "wikipedia-512", "wikipedia-2048", "squad-384")),
-        ["compare", "wikipedia-512", "--json"],
     ],
 }
 

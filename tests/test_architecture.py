@@ -44,7 +44,6 @@ STOREYS = {
         "exact",
         "algorithms",
         "pack_lengths",
-        "peers",
         "estimate",
     ),
     "records": (
@@ -65,7 +64,7 @@ STOREYS = {
         *("device", "distributed", "input", "objective", "metrics", "optimizers", "step", "evaluate", "speedup", "graph"),
         *("run_plan", "checkpoint", "mlperf", "loop", "weights", "prediction"),
     ),
-    "stages": ("data", "estimate", "compare", "tables", "training", "tasks", "report", "compile_kernels"),
+    "stages": ("data", "estimate", "tables", "training", "tasks", "report", "compile_kernels"),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": ("data_commands", "estimate_commands", "model_commands", "pipeline_commands", "cluster_commands", "main"),
 }
@@ -86,12 +85,10 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "safetensors": ({"training/checkpoint", "training/weights/task_models"}, {"training", "stages/training/export"}),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
-    "pyarrow": (set(), {"packing/peers", "records/tables", "tasks/rows/reading"}),
+    "pyarrow": (set(), {"records/tables", "tasks/rows/reading"}),
     **dict.fromkeys(
         ("fsspec", "s3fs", "botocore", "aiohttp", "gcsfs", "google", "adlfs", "azure"), (set(), {"artefacts/store/objects"})
     ),
-    "datasets": (set(), {"packing/peers"}),
-    "trl": (set(), {"packing/peers"}),
     "docker": (set(), {"runners/docker/engine"}),
     "kubernetes": (set(), {"runners/kubernetes", "runners/doctor/cluster"}),
     "torch": ({"pytorch"}, set()),

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tests.builders.command_line import Done, run_command
-from tests.builders.effort import LONG, long_form
 from tests.builders.once import once
 from tests.builders.page_data import SMALL, make_page_data
 from tests.builders.pages import PAGES, ROOT, Block, blocks, name
@@ -25,7 +24,6 @@ from tests.builders.pages import PAGES, ROOT, Block, blocks, name
 # Each page has a folder of its own, which holds what the page presupposes (builders/page_data.py) and nothing else.
 PRESUPPOSED = {
     "README.md": "my-tfrecords train.jsonl dev.jsonl new.jsonl MODEL",
-    "docs/compare.md": "lengths.npy",
     "docs/docker.md": "pipelines",
     "docs/finetuning.md": "train.jsonl dev.jsonl train.tsv names.txt MODEL bert-base-cased pipelines work",
     "docs/leaks.md": "my-bert",
@@ -33,7 +31,7 @@ PRESUPPOSED = {
     "docs/pack.md": "my-tfrecords wiki vocab.txt bert-rows",
     "docs/predicting.md": "finetuned comments.jsonl comments.tsv all-MiniLM-L6-v2 train.tsv my-model",
     "docs/pytorch.md": "my-tfrecords my-bert",
-    "docs/tables.md": "dataset texts my-model pairs",
+    "docs/tables.md": "dataset texts my-model",
     "docs/train.md": "my.yaml records work pipelines",
 }
 # Pages whose commands another test runs, or this one on another page.
@@ -62,7 +60,6 @@ TWO_FILES = "--set finetune.data=../train.jsonl --set finetune.evaluation_data=.
 # What is run in place of a command: what `make` runs where a page shows what it prints, on less; but in the long form, less.
 INSTEAD = {
     r"make pack train finetune": f"gaudi-bert run pipelines/finetune-demo.yaml --stages finetune {TWO_FILES}",
-    **({} if LONG else {r"gaudi-bert compare wikipedia-512": "gaudi-bert compare squad-384"}),
 }
 # Python that runs without TensorFlow and PyTorch too, is a fragment, or trains for hours.
 PYTHON_ELSEWHERE = {
@@ -145,16 +142,6 @@ def test_what_a_page_says_to_type_works_and_prints_what_it_says(
         seen = {masked(line, exact) for line in printed.splitlines()}
         missing = [line for line in block.output if masked(line, exact) not in seen]
         assert missing == [], f"{where}: not printed, but: {printed}"
-
-
-@long_form
-def test_the_table_of_compare_is_what_its_command_prints() -> None:
-    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8").split("## The published histograms")[0]
-    rows = re.findall(r"^\| ([\w-]+) `(\w+)` \| ([\d,]+) \| ([\d.]+ %) \|", page, flags=re.MULTILINE)
-    printed = [line.split("(")[0].split() for line in run_command("compare", SHIPPED).stdout.splitlines()]
-    assert len(rows) == 10
-    for tool, algorithm, packs, efficiency in rows:
-        assert any(line[:5] == [tool, algorithm, packs, *efficiency.split()] for line in printed), algorithm
 
 
 def test_each_page_with_commands_is_run() -> None:

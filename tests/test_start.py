@@ -47,17 +47,14 @@ def test_importing_does_not_load(module: str, absent: list[str]) -> None:
             ["estimate", "{histogram}", "--depths", "2", "--algorithms", "ffd"],
             [*OPTIONAL, "matplotlib", "tokenizers", "jinja2"],
         ),
-        (["compare", "{lengths}"], ["tensorflow", "torch", "pyarrow", "fsspec", "matplotlib", "tokenizers", "jinja2"]),
         (["run", "{missing}"], ["numpy", *OPTIONAL, *DATA_MODULES]),
     ],
     ids=lambda value: value[0],
 )
 def test_a_command_loads_nothing_that_it_does_not_need(tmp_path, arguments: list[str], absent: list[str]) -> None:
     (tmp_path / "histogram.json").write_text('{"max_sequence_length": 4, "counts": [3, 2, 1, 5]}')
-    (tmp_path / "lengths.txt").write_text("3\n1\n2\n3\n")
     places = {
         "histogram": str(tmp_path / "histogram.json"),
-        "lengths": str(tmp_path / "lengths.txt"),
         "out": str(tmp_path / "plan.json"),
         "missing": str(tmp_path / "missing.yaml"),
     }

@@ -118,15 +118,6 @@ class Figures(Artefact):
     model_config = ConfigDict(extra="ignore")
 
 
-def check_version(content: Any, keys: dict[int, tuple[str, ...]]) -> None:
-    """A file has the keys of its format_version, and not those of another."""
-    for version, names in keys.items():
-        for name in names:
-            if (getattr(content, name) is not None) != (content.format_version == version):
-                there = "is missing" if content.format_version == version else "does not belong there"
-                raise ValueError(f"`{name}` {there}, by format_version {content.format_version}")
-
-
 def whole_lines(path: Path, remedy: str) -> list[bytes]:
     """The lines of a file with one object per line; a last one that a killed run cut short is left out."""
     try:
@@ -145,7 +136,10 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "json_invalid":
         return f"not a JSON file ({shortened(message.removeprefix('Invalid JSON: '))})"
     if key == "format_version" and problem["type"] != "missing":
-        return f"format_version {shown(problem['input'])}, this version reads {message.removeprefix('Input should be ')}"
+        stored, read = problem["input"], message.removeprefix("Input should be ")
+        if isinstance(stored, int) and stored < int(read):
+            return f"written by an earlier edition (format_version {stored})"
+        return f"format_version {shown(stored)}, this version reads {read}"
     if problem["type"] == "value_error":
         return f"`{key}`: {message}" if key else message
     if problem["type"] == "missing":

@@ -149,7 +149,6 @@ OPTIONS = frozenset(
         "evaluation_fraction",
         "group_bytes",
         "index_only",
-        "keep_together",
         "leftovers",
         "masked_slots",
         "max_predictions",

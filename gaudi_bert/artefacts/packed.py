@@ -1,7 +1,7 @@
 """The files of a packed folder: metadata.json and a manifest per group; of TFRecords and of tables.
 
 metadata.json is written last, so a folder that has it is whole; the trainer takes every size from it. It holds totals, and
-arrays for each group (up to format_version 1, an entry for each shard). A manifest is written after the shards of its group.
+arrays for each group. A manifest is written after the shards of its group.
 The files of packed tables have the same names; `format` tells them apart. `records.packed_folder` also reads the folders of
 the vendor's deleted script (Habana Model-References, up to 1.14.0), which this project calls *the predecessor*.
 """
@@ -9,18 +9,17 @@ the vendor's deleted script (Habana Model-References, up to 1.14.0), which this 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share, check_version
+from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
 from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, InputTable, VocabularyInfo
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
@@ -40,37 +39,33 @@ class _PackedTotals(Artefact):
     lower_bound: Count
     gap: int
 
+    if TYPE_CHECKING:
+        groups: tuple[GroupShards, ...]
+        """A field of each subclass, at its own position in the file."""
     shard_ending: ClassVar[str]
     """Of the files of the shards."""
 
     @cached_property
     def shard_table(self) -> ShardTable:
         """The shards as arrays."""
-        groups, shards = getattr(self, "groups", None), getattr(self, "shards", None)
-        return ShardTable.of_groups(groups, self.shard_ending) if isinstance(groups, tuple) else ShardTable.of(shards or ())
+        return ShardTable.of_groups(self.groups, self.shard_ending)
+
+    def known_by(self) -> list[Any]:
+        """What tells these packs from others: the manifests of all groups, which know every byte."""
+        return [group.manifest_crc32c for group in self.groups]
 
     def identity(self, encode: Callable[[Any], str] = json.dumps) -> str:
-        """What tells these packs from others: the manifests of all groups, which know every byte, or all shards.
-
-        `encode` writes the list out; PyTorch's states of earlier versions have another one than runs of training.
-        """
-        groups = getattr(self, "groups", None)
-        if isinstance(groups, tuple):
-            known: list[Any] = [group.manifest_crc32c for group in groups]
-        else:
-            known = [shard.model_dump() for shard in getattr(self, "shards", ())]
-        return hashlib.sha256(encode(known).encode("utf-8")).hexdigest()
+        """The digest of what tells these packs from others; `encode` writes it out, for PyTorch in its own way."""
+        return hashlib.sha256(encode(self.known_by()).encode("utf-8")).hexdigest()
 
 
 class PackedSums:
     """What metadata.json says of the groups of a folder, summed up one manifest at a time, in any order."""
 
-    def __init__(self, format_version: int = 2) -> None:
-        self._version = format_version
+    def __init__(self) -> None:
         self.sequences = self.packs = self.tokens = 0
         self._counts: IntArray = np.zeros(0, np.int64)
         self._groups: dict[int, GroupShards] = {}
-        self._shards: dict[int, tuple[Shard, ...]] = {}
 
     def add(self, manifest: GroupManifest | TableGroupManifest, crc32c: int) -> None:
         """Add a group; `crc32c` is that of its manifest's bytes."""
@@ -79,9 +74,6 @@ class PackedSums:
         self.tokens += manifest.tokens
         counts = np.array(manifest.counts, np.int64)
         self._counts = self._counts + counts if self._counts.size else counts
-        if self._version == 1:
-            self._shards[manifest.group] = manifest.shards
-            return
         packs, sizes = (tuple(getattr(shard, key) for shard in manifest.shards) for key in ("packs", "bytes"))
         self._groups[manifest.group] = GroupShards(packs=packs, bytes=sizes, manifest_crc32c=crc32c)
 
@@ -89,17 +81,14 @@ class PackedSums:
         """The keys of metadata.json that follow from the groups."""
         slots = self.packs * max_sequence_length
         figures = PackingFigures(self.sequences, self.packs, self.tokens, slots, lower_bound)
-        shards: dict[str, Any] = {"groups": tuple(self._groups[number] for number in sorted(self._groups))}
-        if self._version == 1:
-            shards = {"shards": tuple(itertools.chain.from_iterable(self._shards[group] for group in sorted(self._shards)))}
-        histogram = tuple(self._counts.tolist())
-        return {"format_version": self._version, **figures.stored(), **shards, "histogram": histogram}
+        groups = tuple(self._groups[number] for number in sorted(self._groups))
+        return {"format_version": 2, **figures.stored(), "groups": groups, "histogram": tuple(self._counts.tolist())}
 
 
 class _MetadataHead(Artefact):
     """The first keys of metadata.json."""
 
-    format_version: Literal[1, 2]
+    format_version: Literal[2]
     tool_version: str
     max_sequence_length: Length
     max_predictions: Length
@@ -117,14 +106,12 @@ class Metadata(_PackedTotals, _MetadataHead):
         masked_slots: most masked positions of a pack (Q).
         lower_bound: packs that are proven necessary; `gap` more are used.
         input_files: how many there are; the manifests name them.
-        inputs, shards: of format_version 1, which has neither `input_files` nor `groups`.
         histogram: sequences of each length; the first entry is length 1.
     """
 
     file_name = METADATA_NAME
     remedy = "write the folder again"
     line_per_entry = ("groups",)
-    omits_defaults = True
     shard_ending = ".tfrecord"
     planned: ClassVar[tuple[str, ...]] = (
         *("max_sequence_length", "max_predictions", "masked_slots", "depth"),
@@ -133,21 +120,9 @@ class Metadata(_PackedTotals, _MetadataHead):
     """Keys that are those of the plan."""
 
     shard_multiple: Length
-    input_files: Count | None = None
-    inputs: tuple[InputFile, ...] | None = None
-    shards: tuple[Shard, ...] | None = None
-    groups: tuple[GroupShards, ...] | None = None
+    input_files: Count
+    groups: tuple[GroupShards, ...]
     histogram: tuple[Count, ...]
-
-    @model_validator(mode="after")
-    def _is_of_its_version(self) -> Metadata:
-        check_version(self, {1: ("inputs", "shards"), 2: ("input_files", "groups")})
-        return self
-
-    @property
-    def packed_files(self) -> int:
-        """How many input files were packed."""
-        return len(self.inputs or ()) if self.input_files is None else self.input_files
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -177,27 +152,22 @@ class GroupManifest(Artefact):
         plan_sha256: the plan by which it was written.
         counts: sequences of each length; the first entry is length 1.
         inputs: the files of the group.
-        index_crc32c: of `group-GGGGG.index`, which holds the size of every record. Format_version 1 had neither.
+        index_crc32c: of `group-GGGGG.index`, which holds the size of every record.
     """
 
     remedy = "remove it and write the folder again"
     omits_defaults = True
 
-    format_version: Literal[1, 2]
+    format_version: Literal[2]
     plan_sha256: Sha256
     group: Count
     sequences: Positive
     packs: Positive
     tokens: Positive
     counts: tuple[Count, ...]
-    inputs: tuple[InputFile, ...] | None = None
-    index_crc32c: Crc32c | None = None
+    inputs: tuple[InputFile, ...]
+    index_crc32c: Crc32c
     shards: tuple[Shard, ...]
-
-    @model_validator(mode="after")
-    def _is_of_its_version(self) -> GroupManifest:
-        check_version(self, {1: (), 2: ("inputs", "index_crc32c")})
-        return self
 
     @property
     def source_sha256(self) -> str:
@@ -268,7 +238,7 @@ class TableGroupManifest(Artefact):
 class _TableMetadataHead(Artefact):
     """The first keys of the metadata.json of packed tables."""
 
-    format_version: Literal[1, 2]
+    format_version: Literal[2]
     format: Literal["table"]
     tool_version: str
     max_sequence_length: Length
@@ -278,7 +248,6 @@ class _TableMetadataHead(Artefact):
     algorithm: str
     algorithms_used: tuple[str, ...]
     index_only: bool
-    keep_together: str | None
     aligned_columns: dict[str, str]
     scalar_columns: dict[str, str]
     rows: Positive
@@ -290,10 +259,8 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
     Attributes:
         depth: most sequences a pack may hold; None for no limit.
         deepest_pack: most sequences that one does hold.
-        keep_together: the column whose equal values stay in one pack.
         aligned_columns, scalar_columns: the columns of the table and their types.
         rows: of the table; `sequences` were made of them.
-        groups, shards: format_version 1 has the number of groups, and the shards one by one.
     """
 
     file_name = METADATA_NAME
@@ -306,22 +273,9 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
     shard_multiple: Length
     group_sequences: Positive
     group_bytes: Positive
-    groups: Positive | tuple[GroupShards, ...]
+    groups: tuple[GroupShards, ...]
     inputs: tuple[InputTable, ...]
-    shards: tuple[Shard, ...] | None = None
     histogram: tuple[Count, ...]
-
-    @model_validator(mode="after")
-    def _is_of_its_version(self) -> TableMetadata:
-        check_version(self, {1: ("shards",), 2: ()})
-        if isinstance(self.groups, tuple) != (self.format_version == 2):
-            raise ValueError(f"its groups are not as format_version {self.format_version} has them")
-        return self
-
-    @property
-    def group_count(self) -> int:
-        """How many groups there are."""
-        return len(self.groups) if isinstance(self.groups, tuple) else self.groups
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
@@ -338,7 +292,7 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
     def summary(self) -> dict[str, Any]:
         """All but the long lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
-        return {**content, "groups": self.group_count, "shards": len(self.shard_table)}
+        return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
 
 
 class _Kind(Figures):

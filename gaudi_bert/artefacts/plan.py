@@ -1,7 +1,7 @@
 """plan.json: which lengths share a pack, how often, group by group, and the prices that prove the bound of each group.
 
 plan.json itself holds settings, totals and a table of parts; `plan-KKKKK.json` beside it are the parts: up to 64 groups
-each, with their files. So who needs some groups reads the parts that hold them. Up to format_version 1 all was in one file.
+each, with their files. So who needs some groups reads the parts that hold them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share, check_version
+from gaudi_bert.artefacts.base import Artefact, Count, Length, Positive, Sha256, Share
 from gaudi_bert.artefacts.references import InputFile, VocabularyInfo
 from gaudi_bert.artefacts.store.mirrored_folder import fetch
 from gaudi_bert.common.errors import InputError
@@ -169,18 +169,12 @@ def files_sha256(sizes: Iterable[tuple[str, int]]) -> str:
 
 
 class Plan(Artefact):
-    """The content of plan.json; a plan that was made from counts without files can only be looked at.
-
-    Attributes:
-        files_sha256, parts: of format_version 2, where the parts hold the files and groups.
-        files, groups: of format_version 1.
-    """
+    """The content of plan.json; a plan that was made from counts without files can only be looked at."""
 
     remedy = "make the plan again"
-    line_per_entry = ("parts", "files", "groups")
-    omits_defaults = True
+    line_per_entry = ("parts",)
 
-    format_version: Literal[1, 2]
+    format_version: Literal[2]
     algorithm: str
     depth: Length
     max_sequence_length: Length
@@ -193,10 +187,8 @@ class Plan(Artefact):
     vocabulary: VocabularyInfo | None
     writable: bool
     totals: PlanTotals
-    files_sha256: Sha256 | None = None
-    parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)] | None = None
-    files: tuple[InputFile, ...] | None = None
-    groups: Annotated[tuple[PlannedGroup, ...], Field(min_length=1)] | None = None
+    files_sha256: Sha256
+    parts: Annotated[tuple[ListedPart, ...], Field(min_length=1)]
 
     _place: Path = PrivateAttr(default=Path())
     _read_parts: dict[int, PlanPart] = PrivateAttr(default_factory=dict)
@@ -224,8 +216,6 @@ class Plan(Artefact):
     @cached_property
     def group_packs(self) -> tuple[int, ...]:
         """Packs of each group."""
-        if self.parts is None:
-            return tuple(group.packs for group in self.groups or ())
         return tuple(packs for part in self.parts for packs in part.packs)
 
     @property
@@ -235,26 +225,16 @@ class Plan(Artefact):
 
     def input_bytes(self, group: int) -> int:
         """Of all files of a group."""
-        if self.parts is None:
-            return sum(file.bytes for file in self.group_files(group))
         return self.parts[group // GROUPS_OF_A_PART].input_bytes[group % GROUPS_OF_A_PART]
 
     def group(self, number: int) -> PlannedGroup:
         """A group; the part that holds it is read, and the last two parts that were are kept."""
-        if self.groups is not None:
-            return self.groups[number]
         return self._part(number // GROUPS_OF_A_PART).groups[number % GROUPS_OF_A_PART]
 
     def group_files(self, number: int) -> tuple[InputFile, ...]:
         """The files of a group."""
-        files = self._files_by_name
-        if self.parts is not None:
-            files = {file.name: file for file in self._part(number // GROUPS_OF_A_PART).files}
+        files = {file.name: file for file in self._part(number // GROUPS_OF_A_PART).files}
         return tuple(files[name] for name in self.group(number).files)
-
-    @cached_property
-    def _files_by_name(self) -> dict[str, InputFile]:
-        return {file.name: file for file in self.files or ()}
 
     def each_group(self) -> Iterator[PlannedGroup]:
         """All groups, part by part."""
@@ -262,9 +242,7 @@ class Plan(Artefact):
 
     def each_file(self) -> Iterator[InputFile]:
         """All files, part by part."""
-        if self.parts is None:
-            yield from self.files or ()
-        for part in range(len(self.parts or ())):
+        for part in range(len(self.parts)):
             yield from self._part(part).files
 
     def _part(self, number: int) -> PlanPart:
@@ -277,7 +255,7 @@ class Plan(Artefact):
 
     def _read_part(self, number: int) -> PlanPart:
         """Read a part and hold it to the table; errors name it."""
-        listed, path = (self.parts or ())[number], part_path(self.path, number)
+        listed, path = self.parts[number], part_path(self.path, number)
         fetch(path)
         try:
             data = read_file(path)
@@ -321,33 +299,18 @@ class Plan(Artefact):
                 yield group
 
         try:
-            self._add_up(each_group())
+            right = totals_of(each_group(), self.max_sequence_length, self.algorithm, self.masked_slots)
+            for key, value in right.items():
+                if getattr(self.totals, key) != value:
+                    raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")
         except ValueError as error:
             raise InputError(f"{self.path}: {error}; {self.remedy}") from error
 
-    def _add_up(self, groups: Iterable[PlannedGroup]) -> None:
-        right = totals_of(groups, self.max_sequence_length, self.algorithm, self.masked_slots)
-        for key, value in right.items():
-            if getattr(self.totals, key) != value:
-                raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the groups add up to {value}")
-
     @model_validator(mode="after")
     def _adds_up(self) -> Plan:
-        check_version(self, {1: ("files", "groups"), 2: ("files_sha256", "parts")})
-        for number, group in enumerate(self.groups or ()):
-            _check_group(number, group, self.depth, self.max_sequence_length)
-        if self.groups is not None:
-            self._add_up(self.groups)
-        if self.files is not None and self.writable != bool(self.files):
-            raise ValueError(f"writable is {self.writable}, but there are {len(self.files)} files")
-        if self.parts is not None:
-            self._check_table(self.parts)
-        return self
-
-    def _check_table(self, parts: Sequence[ListedPart]) -> None:
         """The table of parts agrees with the totals as far as it can."""
-        groups = [len(part.packs) for part in parts]
-        if any(len(part.input_bytes) != len(part.packs) for part in parts) or set(groups[:-1]) - {GROUPS_OF_A_PART}:
+        groups = [len(part.packs) for part in self.parts]
+        if any(len(part.input_bytes) != len(part.packs) for part in self.parts) or set(groups[:-1]) - {GROUPS_OF_A_PART}:
             raise ValueError(f"each part but the last has {GROUPS_OF_A_PART} groups, with packs and input_bytes of each")
         totals, packs = self.totals, sum(self.group_packs)
         slots = packs * self.max_sequence_length
@@ -356,6 +319,7 @@ class Plan(Artefact):
         for key, right in {**figures, **others}.items():
             if getattr(self.totals, key) != right:
                 raise ValueError(f"totals.{key} is {getattr(self.totals, key)}, the parts say {right}")
+        return self
 
 
 class WritablePlan(Plan):
@@ -373,12 +337,6 @@ class WritablePlan(Plan):
             raise InputError(f"{path}: made from counts without files; plan from what `gaudi-bert histogram RECORDS` wrote")
         content = {key: getattr(plan, key) for key in cls.model_fields}
         return cls.parse(content, str(path), cls.remedy).lying_at(Path(path))
-
-    @model_validator(mode="after")
-    def _holds_every_file_once(self) -> WritablePlan:
-        if self.groups is not None and self.files is not None:
-            _check_files(self.groups, self.files, 0)
-        return self
 
 
 def _check_files(groups: Sequence[PlannedGroup], files: Sequence[InputFile], first: int) -> None:

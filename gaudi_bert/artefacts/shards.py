@@ -6,9 +6,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -113,13 +112,9 @@ class ShardTable:
 
     @classmethod
     def of(cls, shards: Sequence[Shard]) -> ShardTable:
-        """Of shards that are listed one by one."""
-        names = tuple(shard.name for shard in shards)
+        """Of shards with names of any kind."""
         packs, sizes = (np.array([getattr(shard, key) for shard in shards], np.int64) for key in ("packs", "bytes"))
-        firsts = np.array([number for number, name in enumerate(names) if re.fullmatch(r"packed-\d{5,}-00000\.\w+", name)])
-        table = cls(packs, sizes, firsts.astype(np.int64), Path(names[0]).suffix if names else "")
-        is_numbered = len(firsts) > 0 and all(table.name(number) == name for number, name in enumerate(names))
-        return table if is_numbered else replace(table, given_names=names, group_firsts=np.zeros(1, np.int64), ending="")
+        return cls(packs, sizes, np.zeros(1, np.int64), "", tuple(shard.name for shard in shards))
 
 
 # --- which packs go into which shard: any run of packs is a fair sample of its group (`common.dealing`), so any shard is

@@ -260,10 +260,6 @@ def pack(
     index_only: Annotated[
         bool, typer.Option("--index-only", help="Tables: write only which rows share a pack, no tokens.")
     ] = False,
-    keep_together: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="Tables: rows with the same value stay in one pack.", show_default=False),
-    ] = None,
     columns: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="Tables: pack only these columns.", show_default=False)
     ] = None,
@@ -286,7 +282,6 @@ def pack(
         "too_long": too_long,
         "input_column": input_column,
         "index_only": index_only,
-        "keep_together": keep_together,
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "group_bytes": group_bytes,
     }

@@ -1,4 +1,4 @@
-"""Commands that tell what packing would give, before anything is written: estimate, compare; and the tables they print."""
+"""The command that tells what packing would give, before anything is written: estimate; and the tables it prints."""
 
 from __future__ import annotations
 
@@ -87,37 +87,6 @@ def _estimate_task(
         reporter=Reporter(),
     )
     output.print_result(result, json, describe_task_estimate)
-
-
-def compare(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="LENGTHS",
-            help="Lengths (.npy, .txt, FILE.parquet:COLUMN), a table, a histogram.json, a shipped one, or TFRecords.",
-            show_default=False,
-        ),
-    ],
-    max_sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Slots per pack; default: the longest length.", show_default=False)
-    ] = None,
-    input_column: arguments.InputColumn = None,
-    depth: arguments.Depth = None,
-    picture: _Picture = None,
-    json: arguments.Json = False,
-) -> None:
-    """Compare our packing with that of TRL, seqpacker, NeMo, axolotl and grain, and with the proven bound."""
-    from gaudi_bert.stages.compare import compare as run
-
-    result = run(
-        source,
-        max_sequence_length=max_sequence_length,
-        depth=depth or "max",
-        picture=picture,
-        reporter=Reporter(),
-        input_column=input_column,
-    )
-    output.print_result(result, json, _describe_comparison)
 
 
 # --- the tables of `estimate`
@@ -245,30 +214,3 @@ def _all_rows(result: Mapping[str, Any]) -> list[str]:
 
 def _short_time(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 1 else human_seconds(seconds)
-
-
-# --- the table of `compare`
-
-_MADE_BY = {"gaudi-bert": "", "package": "the installed package", "stand-in": "stand-in"}
-
-
-def _describe_comparison(result: Mapping[str, Any]) -> list[str]:
-    """What was packed, one row per packer, and what the last column means."""
-    depth = "any number of sequences" if result["depth"] is None else f"at most {count_of(result['depth'], 'sequence')}"
-    sequences, tokens = count_of(result["sequences"], "sequence"), count_of(result["tokens"], "token")
-    lines = [
-        f"{result['source']}: {sequences}, {tokens}, {result['order']}",
-        f"Packs of {result['max_sequence_length']:,} slots and {depth}; any packing needs {result['lower_bound']:,}.",
-        "",
-        f"  {'packer':<27}{'packs':>13}{'efficiency':>12}{'above the bound':>26}{'seconds':>10}",
-    ]
-    for row in result["rows"]:
-        above = f"{row['gap']:,}" + (f" ({100 * row['gap_share']:.3g} %)" if row["gap"] else "")
-        name = f"{row['tool']} {row['algorithm']}"
-        lines.append(
-            f"  {name:<27}{row['packs']:>13,}{100 * row['efficiency']:>10.3f} %{above:>26}{row['seconds']:>10.3f}"
-            f"  {_MADE_BY[row['made_by']]}".rstrip()
-        )
-    if any(row["made_by"] == "stand-in" for row in result["rows"]):
-        lines += ["", "stand-in: the same heuristic with that tool's default settings, written anew and compiled here."]
-    return lines

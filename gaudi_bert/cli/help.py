@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typer.core import TyperCommand, TyperGroup
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.removed import refuse_removed
 
 if TYPE_CHECKING:
     from gaudi_bert.config.values import Settings
@@ -45,6 +46,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; files that a shell made of a pattern are that pattern again, more is explained."""
+        for word in takewhile(lambda word: word != "--", args):
+            refuse_removed(f"{self.name} {word.partition('=')[0]}")
         ctx.allow_extra_args = True
         rest: list[str] = super().parse_args(ctx, args)
         if ctx.args and not ctx.resilient_parsing:
@@ -82,6 +85,11 @@ class Commands(TyperGroup):
             args = ["--help"]
         rest: list[str] = super().parse_args(ctx, args)
         return rest
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with."""
+        refuse_removed(args[0])
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the summaries of all commands."""

@@ -24,10 +24,7 @@ from gaudi_bert.common.launch import handled_signals
 
 # In the order of `--help`, by purpose.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "Before anything is written": {
-        "estimate": estimate_commands.estimate,
-        "compare": estimate_commands.compare,
-    },
+    "Before anything is written": {"estimate": estimate_commands.estimate},
     "From text or tables to packs": {
         "prepare": data_commands.prepare,
         "tokenize": data_commands.tokenize,

@@ -24,9 +24,6 @@ def train(
     ] = None,
     pipeline: Annotated[Path | None, typer.Option(help="A pipeline file with model and training settings.")] = None,
     set_: arguments.Set = None,
-    on_the_fly: Annotated[
-        Path | None, typer.Option(help="A plan.json: pack DATA, which is unpacked, while training.")
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan of the run; do not train.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a run that had fewer updates, up to training.updates.")
@@ -48,7 +45,6 @@ def train(
         resume=resume,
         overwrite=overwrite,
         dry_run=dry_run,
-        on_the_fly=on_the_fly,
     )
     output.print_shared_result(result, json, output.describe_training)
 

@@ -64,7 +64,6 @@ class TableSettings(Settings):
     depth: Depth = "max"
     too_long: Literal["error", "truncate", "split", "drop"] = "error"
     index_only: bool = False
-    keep_together: str | None = None
     columns: tuple[str, ...] | None = None
     group_sequences: int = Field(500_000, ge=1)
     group_bytes: Bytes = Field(2**30, ge=2**20)

@@ -54,11 +54,6 @@ def form_groups(files: Sequence[File], group_sequences: int, group_bytes: int, s
     return [sorted(group, key=lambda file: file.name) for group in groups]
 
 
-def form_runs(files: Sequence[File], group_sequences: int, group_bytes: int) -> list[list[File]]:
-    """The same without a permutation: each group is a run of the files in the order of their names."""
-    return _cut_evenly(sorted(files, key=lambda file: file.name), group_sequences, group_bytes)
-
-
 def _cut_evenly(dealt: list[File], group_sequences: int, group_bytes: int) -> list[list[File]]:
     """As few groups as the limits allow, then as even as that number allows: a small last group would pack badly."""
     fewest = _cut(dealt, group_sequences, group_bytes, 1)

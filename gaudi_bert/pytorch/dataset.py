@@ -7,16 +7,14 @@ processes) is left out of this epoch. A position is (epoch, packs that all proce
 Workers of a `DataLoader` cannot tell how much was used of what they have read ahead. So the loader counts what it hands out
 (`PackedLoader`), and worker w of K makes the batches w, w + K, ... of its process, which is the order without workers.
 
-A source (packed TFRecords, packed tables, or unpacked records and their plan) knows how many packs an epoch has, and gives
+A source (packed TFRecords or packed tables) knows how many packs an epoch has, and gives
 the packs of an epoch by their numbers in the one global order (`records/read/global_order.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.removed import refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.mapped import MappedPacks
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
@@ -38,7 +37,6 @@ from gaudi_bert.records.packed_folder import (
     read_metadata,
 )
 from gaudi_bert.records.read.global_order import (
-    FIRST_ORDER,
     ORDER,
     WINDOW_PACKS,
     GlobalOrder,
@@ -46,9 +44,7 @@ from gaudi_bert.records.read.global_order import (
     first_of_rank,
     streams_of,
 )
-from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking, planned_groups
 from gaudi_bert.records.read.streams import StreamReader
-from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.records.tables.packed_parquet import open_tables
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
@@ -67,8 +63,6 @@ class _StoredPacks:
     `rows_of` makes rows of what `files.read` gives, `window` packs of a shard change places, and `identity` distinguishes
     these packs from others.
     """
-
-    order = ORDER
 
     def __init__(
         self,
@@ -95,12 +89,8 @@ class _StoredPacks:
         return MappedPacks(self._files, self._rows_of)
 
 
-def _open_packs(
-    folder: Path, seed: int, share: _Share, plan: Path | None, table: Path | None
-) -> _StoredPacks | _PlannedPacks:
+def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _StoredPacks:
     """Find out what lies in `folder`, and open it."""
-    if plan is not None:
-        return _PlannedPacks(folder, plan, seed)
     if table is not None:
         index = IndexedTable(folder, table)
         return _StoredPacks(index, share, seed, shard_multiple=index.shard_multiple, identity=index.identity)
@@ -123,37 +113,8 @@ def _open_packs(
             rows_of=rows_of_packs,
         )
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(
-            f"{folder}: holds no packs; pack it with `gaudi-bert pack`, or give unpacked records their plan.json (plan=)"
-        )
+        raise InputError(f"{folder}: holds no packs; pack it with `gaudi-bert pack`")
     raise InputError(f"{folder}: no packed folder; check the path")
-
-
-class _PlannedPacks:
-    """Unpacked records, packed as they are read; otherwise as `_StoredPacks`."""
-
-    order = FIRST_ORDER
-
-    def __init__(self, records: Path, plan: Path, seed: int) -> None:
-        content, self._groups = planned_groups(records, plan)
-        self._schema, self._seed = PackedSchema.of(content), seed
-        self._packing: tuple[int, OnTheFlyPacking] | None = None
-        self.packs = sum(group.packs for group in self._groups)
-        self.identity = content.sha256
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packing": None}
-
-    def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
-        """The packs of an epoch with these numbers, int64 [n]."""
-        if self._packing is None or self._packing[0] != os.getpid():  # its thread does not live on in a forked worker
-            packing = OnTheFlyPacking(self._groups, self._schema, batch_packs=1, seed=self._seed)
-            self._packing = os.getpid(), packing
-        return rows_of_packs(self._packing[1].rows(epoch, numbers))
-
-    def as_map(self) -> MappedPacks:
-        """Refused."""
-        raise InputError("packs that are made while they are read have no numbers to be read by; pack the records first")
 
 
 # --- data set and loader
@@ -163,12 +124,12 @@ class PackedDataset(IterableDataset[Row]):
     """The packs of a folder, one row per pack.
 
     Args:
-        folder: packed TFRecords, packed tables, or unpacked records (with `plan`), which are packed while reading.
+        folder: packed TFRecords or packed tables.
         rank, world_size: which share of the packs this process takes.
         seed: decides, with the number of the epoch, the order.
         batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. With several workers it has to
             be known; `PackedLoader` says it.
-        plan: the plan.json of unpacked records.
+        plan: removed; refused.
         table: what `pack --index-only` made `folder` of.
 
     Attributes:
@@ -188,15 +149,16 @@ class PackedDataset(IterableDataset[Row]):
         seed: int = 12345,
         *,
         batch_packs: int | None = None,
-        plan: str | Path | None = None,
+        plan: None = None,
         table: str | Path | None = None,
     ) -> None:
+        if plan is not None:
+            refuse_removed("PackedDataset(plan=)")
         check_rank(rank, world_size)
         _check_batch(batch_packs)
         self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
         self.batch_packs = batch_packs
-        planned, indexed = (None if path is None else Path(path) for path in (plan, table))
-        self._source = _open_packs(self.folder, seed, (rank, world_size), planned, indexed)
+        self._source = _open_packs(self.folder, seed, (rank, world_size), None if table is None else Path(table))
         self.packs = self._source.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(
@@ -208,11 +170,7 @@ class PackedDataset(IterableDataset[Row]):
         self._epoch, self._done = 0, 0
 
     def as_map(self) -> MappedPacks:
-        """The packs of all processes as a map-style data set, for tools that want one: `shuffle=True` is allowed there.
-
-        Raises:
-            InputError: the packs are made while they are read.
-        """
+        """The packs of all processes as a map-style data set, for tools that want one: `shuffle=True` is allowed there."""
         return self._source.as_map()
 
     @property
@@ -233,31 +191,25 @@ class PackedDataset(IterableDataset[Row]):
         """
         if torch.utils.data.get_worker_info() is not None:
             raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
-        place = {"epoch": self._epoch, "packs_done": self._done, "order": self._source.order}
+        place = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER}
         return {**place, "seed": self.seed, "data": self._source.identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken.
 
-        A state of an earlier version, which read in another order, goes on with the next epoch, and a warning says so.
-
         Raises:
-            InputError: it is of other packs or of another seed.
+            InputError: it is of other packs, of another seed or of another order.
         """
         if state.get("data") != self._source.identity or state.get("seed") != self.seed:
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
+        if state.get("order") != ORDER:
+            raise InputError(
+                f"{self.folder}: the state was written by an earlier edition, which read in another order; train again"
+            )
         done = state["packs_done"]
         if not 0 <= done <= self.packs:
             raise InputError(f"{self.folder}: packs_done = {done}: 0 to {self.packs} is allowed")
         self._epoch, self._done = int(state["epoch"]), int(done)
-        if self._done and state.get("order", FIRST_ORDER) != self._source.order:
-            self._epoch, self._done = self._epoch + 1, 0
-            if self.rank == 0:
-                warnings.warn(
-                    f"{self.folder}: an earlier version took the state, which read in another order: the rest of its epoch "
-                    f"({self.packs - int(done):,} packs) is left out, and the data goes on with epoch {self._epoch}",
-                    stacklevel=2,
-                )
 
     def __len__(self) -> int:
         """Rows of this process in a whole epoch."""

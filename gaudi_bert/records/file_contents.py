@@ -1,15 +1,13 @@
-"""What a file holds: the fingerprints of its sequences, piece by piece; and how well the packs of a shard are mixed."""
+"""What a file holds: the fingerprints of its sequences, piece by piece."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.artefacts.verification import tells_mixing
 from gaudi_bert.common.arrays import ByteArray, Int32Array, IntArray
 from gaudi_bert.records.fingerprint import CLASSES, PackSizes, ScannedPacks, add_hashes, hash_unpacked, scan_packed
 from gaudi_bert.records.read.scan import PIECE_BYTES, RecordScan, UnpackedFormat
@@ -43,8 +41,7 @@ class SequenceSums:
 
     Attributes:
         sums: int64 [CLASSES, 2], see `fingerprint.add_hashes`.
-        pack_sizes: int32, the number of sequences of each pack of one shard, in order (empty for unpacked records).
-        record_sizes: uint32, the bytes of each of its records (empty for unpacked records).
+        record_sizes: uint32, the bytes of each record of one shard, in order (empty for unpacked records).
         lengths: int64 [most tokens + 1], sequences of each number of tokens.
     """
 
@@ -53,7 +50,6 @@ class SequenceSums:
     tokens: int = 0
     file_bytes: int = 0
     file_crc32c: int = 0
-    pack_sizes: Int32Array = field(default_factory=lambda: np.zeros(0, np.int32))
     record_sizes: SizeArray = field(default_factory=lambda: np.zeros(0, np.uint32))
     lengths: IntArray = field(default_factory=lambda: np.zeros(MAX_SEQUENCE_LENGTH + 1, np.int64))
 
@@ -132,54 +128,15 @@ def packed_pieces(
 
 def sum_pieces(pieces: Iterator[tuple[RecordScan, _Piece]]) -> SequenceSums:
     """Add up the pieces of one file."""
-    sums, sizes, bytes_of_records = SequenceSums(), [], []
+    sums, sizes = SequenceSums(), []
     for scan, piece in pieces:
         add_hashes(piece.hashes, piece.hashes.size, sums.sums)
         sums.sequences += piece.hashes.size
         sums.tokens += int(piece.lengths.sum(dtype=np.int64))
         sums.file_bytes, sums.file_crc32c = scan.file_bytes, scan.file_crc32c
         sums.lengths += np.bincount(piece.lengths, minlength=sums.lengths.size)
-        if piece.pack_sizes is not None and piece.record_sizes is not None:
-            sizes.append(piece.pack_sizes.copy())
-            bytes_of_records.append(piece.record_sizes.copy())
+        if piece.record_sizes is not None:
+            sizes.append(piece.record_sizes.copy())
     if sizes:
-        sums.pack_sizes, sums.record_sizes = np.concatenate(sizes), np.concatenate(bytes_of_records)
+        sums.record_sizes = np.concatenate(sizes)
     return sums
-
-
-# --- how well the packs of a shard are mixed (see `artefacts.packed`)
-
-
-@dataclass
-class Mixing:
-    """Sums over packs, and over batches of `batch_packs` packs that follow each other in a shard."""
-
-    batch_packs: int
-    packs: int = 0
-    pack_sum: int = 0
-    pack_squares: int = 0
-    batches: int = 0
-    batch_sum: int = 0
-    batch_squares: int = 0
-
-    def add(self, pack_sizes: Int32Array) -> None:
-        """Add a shard: int32 [packs], the number of sequences of each pack in order."""
-        sizes = pack_sizes.astype(np.int64)
-        batches = sizes[: sizes.size // self.batch_packs * self.batch_packs].reshape(-1, self.batch_packs).sum(axis=1)
-        self.packs += sizes.size
-        self.pack_sum += int(sizes.sum())
-        self.pack_squares += int((sizes**2).sum())
-        self.batches += batches.size
-        self.batch_sum += int(batches.sum())
-        self.batch_squares += int((batches**2).sum())
-
-    @property
-    def ratio(self) -> float | None:
-        """Standard deviation of sequences per batch over that of independent draws; None where it cannot be told."""
-        if not tells_mixing(self.batch_packs, self.batches):
-            return None
-        pack_variance = self.pack_squares / self.packs - (self.pack_sum / self.packs) ** 2
-        batch_variance = self.batch_squares / self.batches - (self.batch_sum / self.batches) ** 2
-        if pack_variance <= 0:
-            return 0.0
-        return math.sqrt(max(batch_variance, 0.0) / (self.batch_packs * pack_variance))

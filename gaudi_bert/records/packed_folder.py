@@ -1,6 +1,6 @@
 """The metadata of a packed folder, whoever packed it: gaudi-bert, or the vendor's script that came before it.
 
-The predecessor (see `artefacts.metadata`) writes one file or more per strategy, named `strategy_<lengths>_part_<n>`, and
+The predecessor (see `artefacts.packed`) writes one file or more per strategy, named `strategy_<lengths>_part_<n>`, and
 beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
 record, and the packs are counted in the files: its packer could lose records and still report them as written, so the two
 numbers are compared.
@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -144,6 +145,21 @@ def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
     return _metadata(sibling, counts, schema, shards)
 
 
+class _PredecessorMetadata(Metadata):
+    """The metadata of a folder that the predecessor packed: it has no groups, but files of any name."""
+
+    shards: tuple[Shard, ...]
+
+    @cached_property
+    def shard_table(self) -> ShardTable:
+        """The shards as arrays."""
+        return ShardTable.of(self.shards)
+
+    def known_by(self) -> list[Any]:
+        """What tells these packs from others: names and sizes of all files."""
+        return [shard.model_dump() for shard in self.shards]
+
+
 @dataclass(frozen=True)
 class _Counts:
     """What the predecessor recorded."""
@@ -172,8 +188,8 @@ def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tupl
             f"{counts.packs} packs of {schema.max_sequence_length}; it belongs to other data"
         )
     figures = PackingFigures(counts.sequences, counts.packs, tokens, slots, -(-tokens // schema.max_sequence_length))
-    return Metadata(
-        format_version=1,
+    return _PredecessorMetadata(
+        format_version=2,
         tool_version="predecessor",
         max_sequence_length=schema.max_sequence_length,
         max_predictions=schema.max_predictions,
@@ -184,7 +200,8 @@ def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tupl
         vocabulary=None,
         **figures.stored(),
         shard_multiple=1,
-        inputs=(),
+        input_files=0,
+        groups=(),
         shards=shards,
         histogram=(),
     )

@@ -131,8 +131,7 @@ def read_inputs(workdir: Path) -> ReportInputs:
         plan=_read(paths["plan"], Plan.read),
         plan_settings=_read(paths["plan_settings"], read_signature),
         metadata=metadata,
-        # The first edition kept it in the work folder.
-        verification=_read(paths["verification"], read_verification) or _read(workdir / "verify.json", read_verification),
+        verification=_read(paths["verification"], read_verification),
         metrics=_read(paths["metrics"], MetricsLine.read_lines),
         training=_read(paths["training"], TrainingResult.read),
         evaluation=_read(paths["evaluation"], EvaluationResult.read),

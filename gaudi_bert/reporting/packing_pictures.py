@@ -1,4 +1,4 @@
-"""Pictures of a packing, for `estimate --picture`, `compare --picture` and the report.
+"""Pictures of a packing, for `estimate --picture` and the report.
 
 Every function takes plain data and returns a matplotlib `Figure` that belongs to no window. matplotlib is imported inside,
 so that importing this module costs nothing. Pictures hold no date and no random identifiers: equal data, equal bytes.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,35 +158,6 @@ def draw_efficiency_over_depth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     axes.set_ylabel("efficiency, % of slots that hold a token")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    return figure
-
-
-def draw_comparison(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """Packs above the proven bound, a dot for each packer, ours in another colour; the scale is logarithmic.
-
-    A row has `name`, `ours`, `gap` (packs) and `share` (of the bound) of a packer.
-    """
-    figure, axes = _figure()
-    percents = [100 * row["share"] for row in rows]
-    least = min((value for value in percents if value > 0), default=1.0)
-    left = 10.0 ** (math.floor(math.log10(least)) - 1)
-    most = max(*percents, 10 * left)
-    for place, (row, value) in enumerate(zip(rows, percents, strict=True)):
-        axes.axhline(place, color=GREY, linewidth=0.6, zorder=0)
-        axes.plot(max(value, left), place, "o", markersize=9, color=BLUE if row["ours"] else ORANGE, clip_on=False)
-        words = f"{row['gap']:,} ({value:.2g} %)" if row["gap"] else "0: no packing needs fewer"
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        axes.annotate(
-            words, (max(value, left), place), (11, 0), textcoords="offset points", va="center", fontsize=9, bbox=box
-        )
-    axes.set_xscale("log")
-    axes.set_xlim(left, most * (most / left) ** 0.35)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
-    axes.tick_params(axis="y", length=0, pad=9)
-    axes.invert_yaxis()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("packs above the bound, % of the bound (logarithmic)")
-    axes.set_title(title, loc="left", fontsize=11)
     return figure
 
 

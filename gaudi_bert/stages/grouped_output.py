@@ -159,8 +159,6 @@ class PackedOutput(GroupedOutput[int, Manifest]):
         """The manifest is of this source, and its shards have their sizes; in a store the manifest was put after them."""
         if summary.source_sha256 != self.source_sha256:
             return False
-        if isinstance(summary, GroupManifest) and summary.index_crc32c is None:
-            return False  # begun by an earlier version, which wrote no index
         if is_mirrored(self.folder):
             return True
         paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]

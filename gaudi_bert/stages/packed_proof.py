@@ -100,7 +100,7 @@ def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path
     """The shards, and what lies beside those of each group."""
     table = metadata.shard_table
     yield from (packed / table.name(number) for number in range(len(table)))
-    if isinstance(metadata, Metadata) and metadata.format_version > 1:
+    if isinstance(metadata, Metadata):
         for number in range(len(table.group_firsts)):
             yield from (manifest_path(packed, number), index_path(packed, number))
 
@@ -147,9 +147,9 @@ def _sizes_in(packed: Path) -> Iterator[tuple[str, int]]:
 
 
 def check_crc32c(packed: Path, stored: Sequence[Shard], present: Sequence[Shard], remedy: str) -> None:
-    """The shards of a group are those of its manifest; the predecessor noted no CRC."""
+    """The shards of a group are those of its manifest."""
     for one, other in zip(stored, present, strict=False):  # other names, or fewer, are found where all keys are compared
-        if one.name == other.name and one.crc32c not in (None, other.crc32c):
+        if one.name == other.name and one.crc32c != other.crc32c:
             raise FailedError(f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {remedy}")
 
 
@@ -166,10 +166,6 @@ def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Itera
 def check_numbers(packed: Path, metadata: Metadata | TableMetadata) -> None:
     """The shards of each group are numbered without a gap, and as many as `shard_multiple` asks for."""
     table = metadata.shard_table
-    if table.given_names:
-        raise FailedError(
-            f"{packed / METADATA_NAME}: shard {_first_out_of_order(table.given_names)} is out of order; {metadata.remedy}"
-        )
     for number, shards in enumerate(table.group_sizes.tolist()):
         fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
         if shards % metadata.shard_multiple and not fewer:
@@ -177,17 +173,6 @@ def check_numbers(packed: Path, metadata: Metadata | TableMetadata) -> None:
                 f"{packed / METADATA_NAME}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
                 f" {shards} shards; {metadata.remedy}"
             )
-
-
-def _first_out_of_order(names: Sequence[str]) -> str:
-    group, shard = -1, 0
-    for name in names:
-        match = re.fullmatch(r"packed-(\d{5,})-(\d{5,})\.\w+", name, re.ASCII)
-        position = (int(match[1]), int(match[2])) if match is not None else None
-        if position not in ((group + 1, 0), (group, shard + 1)):
-            return name
-        group, shard = position
-    return names[0]  # what remains is an ending that is not the others'
 
 
 # --- metadata.json and the manifests, held to what was read

@@ -5,9 +5,6 @@ A checkpoint is a safetensors file, so any tool that knows the format can read i
 the JSON that it belongs to: the update, the position in the data, the settings, and of every tensor its type, shape and
 CRC-32. The format itself has no checksums; with these a checkpoint that was cut short or has flipped bits is recognised,
 named, and the one before it is used.
-
-Checkpoints of the first edition are read too. Their JSON stands alone, and next to it, under a key of its own, the CRC-32 of
-the header's entries and of that JSON.
 """
 
 from __future__ import annotations
@@ -32,14 +29,13 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
 from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.model.config import misfit
-from gaudi_bert.records.read.global_order import FIRST_ORDER
+from gaudi_bert.records.read.global_order import ORDER
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.optimizers import Optimizer
 
 _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"
 _METADATA_KEY = "gaudi_bert"
-_FIRST_EDITION_CHECKSUM_KEY = "crc32"
 _CHECKSUM_DIGITS = 8
 _MAX_HEADER_BYTES = 100 * 2**20
 
@@ -128,11 +124,7 @@ def read_checkpoint(path: Path | str) -> Checkpoint:
 
 def _check_tensors(tensors: Tensors, state: Mapping[str, Any]) -> None:
     """Raise a ValueError where tensors are not those that the state describes."""
-    if state["format_version"] == 1:  # type and shape are part of the header's own checksum there
-        actual: dict[str, Any] = {name: _description(tensor)[-1] for name, tensor in tensors.items()}
-        stored = state["crc32"]
-    else:
-        actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
+    actual, stored = {name: _description(tensor) for name, tensor in tensors.items()}, state["tensors"]
     for name in [*stored, *actual]:
         if name not in actual or name not in stored or actual[name] != stored[name]:
             raise ValueError(f"{name} is not as it was written: its checksum does not match")
@@ -145,8 +137,7 @@ def _damaged(path: Path, error: Exception) -> InputError:
 
 def checkpoint_identity(path: Path) -> str:
     """What distinguishes a checkpoint from others: the checksum of its state, which holds those of all tensors."""
-    metadata = _read_header(path)["__metadata__"]
-    return str(metadata.get(_FIRST_EDITION_CHECKSUM_KEY, metadata[_METADATA_KEY][:_CHECKSUM_DIGITS]))
+    return str(_read_header(path)["__metadata__"][_METADATA_KEY][:_CHECKSUM_DIGITS])
 
 
 def newest_settings(folder: Path) -> Mapping[str, Any] | None:
@@ -185,15 +176,10 @@ def _read_header(path: Path) -> dict[str, Any]:
 
 def _read_state(path: Path) -> dict[str, Any]:
     """The state in the header, once its checksum is right."""
-    header = _read_header(path)
-    metadata = header.pop("__metadata__")
-    text = metadata[_METADATA_KEY]
-    if _FIRST_EDITION_CHECKSUM_KEY in metadata:
-        written, right = metadata[_FIRST_EDITION_CHECKSUM_KEY], str(zlib.crc32(json.dumps([header, text]).encode()))
-    else:
-        written, _, text = text.partition(" ")
-        right = _checksum(text)
-    if written != right:
+    written, _, text = _read_header(path)["__metadata__"][_METADATA_KEY].partition(" ")
+    if written.startswith("{"):
+        raise InputError(f"{path}: written by an earlier edition; train again")
+    if written != _checksum(text):
         raise _damaged(path, ValueError("the checksum of its header does not match"))
     return dict(json.loads(text))
 
@@ -232,7 +218,7 @@ def read_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         except InputError as error:
             warn(f"warning: {error}")
     if files:
-        raise InputError(f"{folder}: all {len(files)} checkpoints are damaged; start anew with --overwrite")
+        raise InputError(f"{folder}: none of its {len(files)} checkpoints can be read; train again with --overwrite")
     return None
 
 
@@ -246,8 +232,8 @@ def remove_old_checkpoints(folder: Path, keep: int) -> None:
 # --- Resuming a run from its newest whole checkpoint
 #
 # The first process reads the checkpoint and the others are given what it read, so the folder need not be shared. The
-# position in the data is a number of packs, and any number of processes continues there in the same order. Checkpoints of
-# versions that read in another order continue with the next epoch, so that no pack is read twice in one.
+# position in the data is a number of packs, and any number of processes continues there in the same order.
+# Checkpoints of editions that read in another order are refused.
 
 
 @dataclass(frozen=True)
@@ -263,41 +249,21 @@ class Progress:
     tokens: int = 0
 
 
-def resume_run(
-    checkpoints: Path,
-    model: PackedBert,
-    optimizer: Optimizer,
-    order: int,
-    epoch_packs: Callable[[], int],
-    say: Callable[[str], None],
-) -> Progress:
-    """Restore model, optimizer and position from the newest whole checkpoint; from the start where there is none.
-
-    `order` is the number of the order in which the run reads; `epoch_packs` counts the packs of an epoch, for a checkpoint
-    of another order.
-    """
+def resume_run(checkpoints: Path, model: PackedBert, optimizer: Optimizer, say: Callable[[str], None]) -> Progress:
+    """Restore model, optimizer and position from the newest whole checkpoint; from the start where there is none."""
     checkpoint = read_newest(checkpoints, say)
     if checkpoint is None:
         return Progress()
+    progress = checkpoint.progress
+    if progress.get("order") != ORDER:
+        raise InputError(
+            f"{checkpoints}: written by an earlier edition, which read in another order; train again with --overwrite"
+        )
     _assign(model.variables_by_name, checkpoint.variables, checkpoints)
     _assign(optimizer.first_moments, checkpoint.first_moments, checkpoints)
     _assign(optimizer.second_moments, checkpoint.second_moments, checkpoints)
-    progress = checkpoint.progress
-    is_of_this_order = "packs" in progress and progress.get("order", FIRST_ORDER) == order
-    packs = progress["packs"] if is_of_this_order else _next_epoch(progress, epoch_packs(), say)
     say(f"train: goes on after update {checkpoint.update}")
-    return Progress(checkpoint.update, packs, progress["sequences"], progress["tokens"])
-
-
-def _next_epoch(progress: Mapping[str, int], epoch_packs: int, say: Callable[[str], None]) -> int:
-    """Where the epoch begins that follows the one in which an earlier version stood."""
-    done = progress["packs"] if "packs" in progress else progress["packs_per_process"] * progress["processes"]
-    epochs = -(-done // epoch_packs)
-    say(
-        "note: an earlier version wrote the checkpoint, which read in another order: the rest of its epoch "
-        f"({epochs * epoch_packs - done:,} packs) is left out, and the data goes on with epoch {epochs}"
-    )
-    return epochs * epoch_packs
+    return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
 
 def share_state(progress: Progress, model: PackedBert, optimizer: Optimizer, communicator: Communicator) -> Progress:

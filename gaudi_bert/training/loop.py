@@ -23,7 +23,7 @@ from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.model.bert import PackedBert
-from gaudi_bert.records.read.global_order import FIRST_ORDER
+from gaudi_bert.records.read.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
@@ -58,8 +58,8 @@ class _Evaluator(Protocol):
 class TrainingRun:
     """All that a run works with.
 
-    `batches` opens the training data, without end or with as many batches as there are updates, in the order of the number
-    `order`. Every checkpoint holds `stored_settings`. `evaluated` is called, in every process, with each update that was
+    `batches` opens the training data, without end or with as many batches as there are updates.
+    Every checkpoint holds `stored_settings`. `evaluated` is called, in every process, with each update that was
     evaluated and its figures; `events` is for MLPerf's log.
     """
 
@@ -76,7 +76,6 @@ class TrainingRun:
     events: RunEvents = field(default_factory=RunEvents)
     denominators: LossDenominators = GLOBAL
     evaluated: Callable[[int, Evaluation], None] | None = None
-    order: int = FIRST_ORDER
 
     @property
     def checkpoints(self) -> Path:
@@ -252,7 +251,7 @@ class TrainingLoop:
             second_moments={name: variable.numpy() for name, variable in run.optimizer.second_moments.items()},
             progress={
                 "packs": progress.packs,
-                "order": run.order,
+                "order": ORDER,
                 "processes": run.communicator.size,
                 "sequences": progress.sequences,
                 "tokens": progress.tokens,

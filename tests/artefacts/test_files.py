@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.histogram import HistogramFile
-from gaudi_bert.artefacts.packed import GroupManifest, Metadata
-from gaudi_bert.artefacts.plan import Plan, WritablePlan
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, TableMetadata
+from gaudi_bert.artefacts.plan import Plan, PlanPart, WritablePlan
 from gaudi_bert.artefacts.references import manifest_path
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.artefacts.verification import Verification
@@ -103,3 +104,13 @@ def test_whatever_a_file_holds_is_one_short_line(tmp_path: Path, content: bytes,
         Verification.read(tmp_path / "a.json")
     assert len(str(caught.value)) < 500 + len(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Plan, WritablePlan, PlanPart, Metadata, GroupManifest, TableMetadata])
+def test_a_file_of_an_earlier_edition_is_refused_with_the_remedy(tmp_path: Path, kind: type[Artefact]) -> None:
+    path = tmp_path / "x.json"
+    of_table = {"format": "table"} if kind is TableMetadata else {}
+    path.write_text(json.dumps({"groups": [], "shards": [], **of_table, "format_version": 1}))
+    with pytest.raises(InputError) as refused:
+        kind.read(path)
+    assert str(refused.value) == f"{path}: written by an earlier edition (format_version 1); {kind.remedy}"

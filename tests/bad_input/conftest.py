@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.builders import tables
@@ -32,8 +31,6 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables.write_parquet(folder / "rows.parquet", rows)
     tables.write_stream(folder / "rows.arrow", rows)
     tables.write_lines(folder / "rows.jsonl", rows)
-    np.save(folder / "lengths.npy", np.arange(1, 30))
-    (folder / "lengths.txt").write_text("\n".join(map(str, range(1, 30))))
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]) + "\n")
     good_folder(folder / "model")
     (folder / "texts.jsonl").write_text('{"text": "the cat sat"}\n{"text": "dogs runs"}\n')

@@ -41,8 +41,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect tokens": ("vocab.txt", "inspect records/part-0 --vocab vocab.txt"),
     "estimate": ("histogram.json", "estimate histogram.json --algorithm lpfhp"),
     "estimate a table": ("rows.jsonl", "estimate rows.jsonl --max-sequence-length 32 --algorithm lpfhp"),
-    "compare numbers": ("lengths.npy", "compare lengths.npy --max-sequence-length 32"),
-    "compare text": ("lengths.txt", "compare lengths.txt --max-sequence-length 32"),
     "run": ("pipeline.yaml", "run pipeline.yaml --dry-run"),
     "train": ("packed/metadata.json", "train --data packed --out out --dry-run"),
     "finetune": ("train.jsonl", "finetune --task classification --data train.jsonl --model model --out out --dry-run"),
@@ -147,7 +145,6 @@ BAD_FILES: dict[str, Callable[[Path], None]] = {
 TAKEN = {
     *(("run", bad) for bad in ("empty", "a newline", "null", "an empty object")),
     *(("histogram of one file", bad) for bad in ("absent", "a folder")),
-    ("compare text", "a number"),
     ("embed by modules", "absent"),
     ("embed by a tokenizer", "absent"),
 }
@@ -165,7 +162,6 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "--algorithm": ("pack records --out out", ["", "optimall", LONG, "\udc80"]),
     "--seed": ("plan histogram.json --out out.json", ["-1", "x", DIGITS, "\u0663", "1.5"]),
     "--columns": ("pack rows.jsonl --out out --max-sequence-length 32", ["nothing", ",", "", LONG, "\udc80"]),
-    "--keep-together": ("pack rows.jsonl --out out --max-sequence-length 32", ["nothing", "input_ids", "", LONG]),
     "--too-long": ("pack rows.jsonl --out out --max-sequence-length 8", ["", "cut", LONG]),
     "--shard": (
         "histogram records --out out.json",

@@ -71,7 +71,6 @@ def _write_rows(folder: Path) -> None:
     numbers = [",".join(map(str, sorted({int(number) for number in random.integers(0, 3, 2)}))) for _ in texts]
     lines = zip(texts, numbers, strict=True)
     (folder / "train.tsv").write_text("".join(f"{text}\t{labels}\tid\n" for text, labels in lines))
-    np.save(folder / "lengths.npy", random.integers(20, 2049, 3000))
 
 
 def _write_models(folder: Path) -> None:
@@ -98,9 +97,8 @@ def _write_tokenizer_json(folder: Path) -> None:
 
 
 def _write_tables(folder: Path) -> None:
-    for name, longest, conversations in (("dataset", 2048, 0), ("pairs", 500, 60)):
-        (folder / name).mkdir()
-        write_parquet(folder / name / "rows.parquet", random_rows(150, longest, 3, conversations), row_group_size=50)
+    (folder / "dataset").mkdir()
+    write_parquet(folder / "dataset" / "rows.parquet", random_rows(150, 2048, 3), row_group_size=50)
     (folder / "bert-rows").mkdir()
     rows = [[WORDS.index(word) + 5 for word in sentence(np.random.default_rng(seed))] for seed in range(90)]
     for file in range(2):

@@ -1,22 +1,52 @@
-"""A plan.json as `plan` writes it, from the strategies of its groups."""
+"""A plan.json and its part as `plan` writes them, from the strategies of the groups."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from gaudi_bert.artefacts.plan import files_sha256, part_path
 
 Mixture = Mapping[tuple[int, ...], int]
 
 
-def plan_content(groups: Sequence[Mixture], max_sequence_length: int, gap: int = 0) -> dict[str, Any]:
+def write_plan(path: Path, groups: Sequence[Mixture], max_sequence_length: int, gap: int = 0) -> None:
     """A plan that can only be looked at: no files, nothing proven; each group uses `gap` packs more than its bound."""
+    depth = max(len(strategy) for mixture in groups for strategy in mixture)
+    part = {
+        "format_version": 2,
+        "part": 0,
+        "signature_sha256": "0" * 64,
+        "depth": depth,
+        "masked_slots": None,
+        "masked_slots_needed": None,
+        "smaller_masked_slots": [],
+        "files": [],
+        "groups": [_group(mixture, gap) for mixture in groups],
+    }
+    data = json.dumps(part).encode()
+    part_path(path, 0).write_bytes(data)
+    packs = [group["packs"] for group in part["groups"]]
+    listed = {
+        "bytes": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "packs": packs,
+        "input_bytes": [0] * len(packs),
+    }
+    path.write_text(json.dumps({**_head(groups, max_sequence_length, gap), "parts": [listed]}))
+
+
+def _head(groups: Sequence[Mixture], max_sequence_length: int, gap: int) -> dict[str, Any]:
     depth = max(len(strategy) for mixture in groups for strategy in mixture)
     stored = [_group(mixture, gap) for mixture in groups]
     sequences, packs = sum(group["sequences"] for group in stored), sum(group["packs"] for group in stored)
     tokens = sum(map(_tokens, groups))
     lower_bound = packs - gap * len(groups)
     return {
-        "format_version": 1,
+        "format_version": 2,
         "algorithm": "nnls",
         "depth": depth,
         "max_sequence_length": max_sequence_length,
@@ -47,8 +77,7 @@ def plan_content(groups: Sequence[Mixture], max_sequence_length: int, gap: int =
             "masked_slots_needed": None,
             "smaller_masked_slots": [],
         },
-        "files": [],
-        "groups": stored,
+        "files_sha256": files_sha256([]),
     }
 
 

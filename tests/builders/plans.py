@@ -1,4 +1,4 @@
-"""Plans as their files have them: all groups together, in one file as of format_version 1, or with a part changed."""
+"""Plans as their files have them: all groups together, or with a part changed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ def whole_plan(path: Path) -> dict[str, Any]:
     return {**content, **{key: [entry for part in parts for entry in part[key]] for key in ("files", "groups")}}
 
 
-def first_version(path: Path) -> dict[str, Any]:
-    """The same as versions before 0.3.0 wrote it, in one file."""
-    content = {**whole_plan(path), "format_version": 1}
-    content["files"].sort(key=lambda file: file["name"])
-    return {key: value for key, value in content.items() if key not in ("parts", "files_sha256")}
-
-
 def change_part(path: Path, part: int, change: Callable[[dict[str, Any]], object], **listed: Any) -> None:
     """Change a part of a plan, and let the table know its bytes; `listed` are other keys of its entry there."""
     content = json.loads(part_path(path, part).read_text())
@@ -38,7 +31,7 @@ def change_part(path: Path, part: int, change: Callable[[dict[str, Any]], object
 
 def copy_plan(path: Path, folder: Path) -> Path:
     """A copy of a plan with its parts."""
-    for part in range(len(Plan.read(path).parts or ())):
+    for part in range(len(Plan.read(path).parts)):
         (folder / part_path(path, part).name).write_bytes(part_path(path, part).read_bytes())
     (folder / path.name).write_bytes(path.read_bytes())
     return folder / path.name

@@ -41,7 +41,7 @@ def _batches(folder: Path) -> Iterator[int]:
 
     source = open_source(folder)
     limits = value_limits(source, BertConfig(max_position_embeddings=source.schema.max_sequence_length))
-    updates = source.epoch_packs() // 8
+    updates = source.packs // 8
     yield from (8 for _ in islice(training_batches(source, limits, 8, TrainingOrder(seed=1, shuffle_packs=4096)), updates))
     yield from (0 for _ in evaluation_batches(source, limits, 8))
 

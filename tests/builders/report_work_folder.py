@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.builders.plan_content import plan_content
+from tests.builders.plan_content import write_plan
 
 MIXTURE = {(13,): 20, (4, 9): 7, (2, 5, 6): 3, (3, 4): 1}
 SLOTS = 13
@@ -67,7 +68,7 @@ def contents() -> dict[str, Any]:
         },
         "examples/settings.json": {"stage": "prepare", "settings": {"seed": 7, "lower_case": True}, "inputs": {}},
         "histogram.json": {"max_sequence_length": SLOTS, "counts": counts()},
-        "plan.json": plan_content([MIXTURE], SLOTS, gap=1),
+        "plan.json": partial(write_plan, groups=[MIXTURE], max_sequence_length=SLOTS, gap=1),
         "plan.settings.json": {
             "stage": "plan",
             "settings": {"algorithm": "nnls", "masked_slots": None},
@@ -133,8 +134,8 @@ def _training(figures: dict[str, Any]) -> dict[str, Any]:
 
 def _metadata(totals: dict[str, Any], sequences: int, tokens: int) -> dict[str, Any]:
     return {
-        "format_version": 1,
-        "tool_version": "0.1.0",
+        "format_version": 2,
+        "tool_version": "0.3.0",
         "max_sequence_length": SLOTS,
         "max_predictions": 2,
         "masked_slots": 5,
@@ -146,14 +147,13 @@ def _metadata(totals: dict[str, Any], sequences: int, tokens: int) -> dict[str, 
         "tokens": tokens,
         **totals,
         "shard_multiple": 32,
-        "inputs": [],
-        "shards": [],
+        "input_files": 0,
+        "groups": [],
         "histogram": counts(),
     }
 
 
 def _verification(sequences: int, tokens: int, packs: int) -> dict[str, Any]:
-    dropped = {str(workers): packs % workers for workers in range(1, 33)}
     return {
         "sequences": sequences,
         "tokens": tokens,
@@ -161,12 +161,6 @@ def _verification(sequences: int, tokens: int, packs: int) -> dict[str, Any]:
         "shards": 0,
         "input_files": 0,
         "fingerprint": "0123456789abcdef",
-        "balanced": True,
-        "most_dropped_packs": max(dropped.values()),
-        "dropped_packs": dropped,
-        "mixing": None,
-        "fairly_mixed": True,
-        "mixing_batch_packs": 1,
     }
 
 
@@ -177,7 +171,9 @@ def write_workdir(folder: Path, without: tuple[str, ...] = ()) -> Path:
             continue
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if name.endswith(".jsonl"):
+        if callable(value):
+            value(path)
+        elif name.endswith(".jsonl"):
             path.write_text("".join(json.dumps(line) + "\n" for line in value))
         elif name.endswith(".yaml"):
             path.write_text(yaml.safe_dump(value))

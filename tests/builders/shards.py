@@ -20,7 +20,7 @@ def shards_of(packed: Path, kind: type[GroupManifest] | type[TableGroupManifest]
     """All shards in order; of the predecessor's folder, those that its files are."""
     groups = len(sorted(packed.glob("group-*.json")))
     if not groups:
-        return list(read_metadata(packed).shards or ())
+        return list(getattr(read_metadata(packed), "shards", ()))
     return [shard for group in range(groups) for shard in kind.read(manifest_path(packed, group)).shards]
 
 

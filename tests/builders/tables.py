@@ -12,8 +12,8 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def random_rows(count: int, longest: int, seed: int, conversations: int = 0) -> list[Row]:
-    """Rows with labels, a loss mask of truths, weights and two scalars (some null); `conversations` of them where asked."""
+def random_rows(count: int, longest: int, seed: int) -> list[Row]:
+    """Rows with labels, a loss mask of truths, weights and two scalars (some null)."""
     rng = random.Random(seed)
     rows = []
     for number in range(count):
@@ -27,8 +27,6 @@ def random_rows(count: int, longest: int, seed: int, conversations: int = 0) -> 
             "name": None if rng.random() < 0.1 else f"row {number} \u00e4",
             "score": rng.random(),
         }
-        if conversations:
-            row["conversation"] = rng.randrange(conversations)
         rows.append(row)
     return rows
 

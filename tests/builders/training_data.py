@@ -78,7 +78,7 @@ def write_packed(folder: Path, packs: list[list[Sequence]], shards: int = 4, voc
         path = folder / f"packed-00000-{shard:05d}.tfrecord"
         rows = features[shard::shards]
         write_records(path, [example_bytes(row) for row in rows])
-        entries.append({"name": path.name, "packs": len(rows), "bytes": path.stat().st_size, "crc32c": 1})
+        entries.append({"packs": len(rows), "bytes": path.stat().st_size})
     write_metadata(folder, packs, entries, vocabulary)
     return folder
 
@@ -87,7 +87,7 @@ def write_metadata(folder: Path, packs: list[list[Sequence]], shards: list[dict]
     lengths = [sequence.length for pack in packs for sequence in pack]
     slots = len(packs) * LENGTH
     metadata = {
-        "format_version": 1,
+        "format_version": 2,
         "tool_version": "0",
         "max_sequence_length": LENGTH,
         "max_predictions": PREDICTIONS,
@@ -105,8 +105,8 @@ def write_metadata(folder: Path, packs: list[list[Sequence]], shards: list[dict]
         "lower_bound": 1,
         "gap": len(packs) - 1,
         "shard_multiple": len(shards),
-        "inputs": [],
-        "shards": shards,
+        "input_files": 0,
+        "groups": [{**{key: [shard[key] for shard in shards] for key in ("packs", "bytes")}, "manifest_crc32c": 1}],
         "histogram": np.bincount(lengths, minlength=LENGTH + 1)[1:].tolist(),
     }
     (folder / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")

@@ -50,7 +50,7 @@ def test_pack_and_verify(tmp_path: Path) -> None:
     assert run_command(*parts, "--finish", "--group-bytes", "1GiB").returncode == 0
 
 
-@pytest.mark.parametrize("options", [(), ("--index-only",), ("--keep-together", "name")])
+@pytest.mark.parametrize("options", [(), ("--index-only",)])
 def test_tables_need_no_pandas(tmp_path: Path, repository: Path, options: tuple[str, ...]) -> None:
     rows = [{"input_ids": [1, 2], "flags": [True, False], "scores": [0.5, 1.5], "name": str(row)} for row in range(7)]
     tables.write_parquet(tmp_path / "rows.parquet", rows)

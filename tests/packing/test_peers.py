@@ -1,4 +1,10 @@
+"""The stand-ins for other tools' packers (`benchmarks/compare.py`) are held to naive ones, and TRL's to TRL itself."""
+
 from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gaudi_bert.packing.heuristics import pack_longest_first
+from gaudi_bert.packing.histogram import histogram_of
 from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.packing.peers import count_best_fit, count_first_fit, sorted_in_batches
 from tests.builders.histograms import small_histograms
 from tests.builders.properties import examples
 from tests.oracles.packing import packs_in_order
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from peers import PEERS, ListedLengths, count_best_fit, count_first_fit, sorted_in_batches
 
 LENGTHS = st.lists(st.integers(1, 13), max_size=70)
 LIMIT = st.one_of(st.none(), st.integers(1, 11))
@@ -44,3 +53,14 @@ def test_scenarios_spelt_out() -> None:
 def test_sorted_in_batches_keeps_the_last_batch() -> None:
     assert sorted_in_batches(np.array([1, 3, 2, 5, 4, 6, 7], np.int32), 3).tolist() == [3, 2, 1, 6, 5, 4, 7]
     assert sorted_in_batches(np.array([1, 2], np.int32), 3).tolist() == [2, 1]
+
+
+def test_the_stand_in_for_trl_has_the_packs_of_trl() -> None:
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("TRL IS NOT INSTALLED: pip install trl to hold its stand-in to it")
+    lengths = np.random.default_rng(5).integers(3, 97, 2411).astype(np.int32)
+    listed = ListedLengths(lengths, lengths, histogram_of(lengths, 101), 101)
+    (peer,) = (peer for peer in PEERS if peer.tool == "trl")
+    assert peer.callable_for(listed)
+    assert peer.installed is not None
+    assert peer.installed(listed) == peer.count(listed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -162,21 +161,13 @@ def test_a_rest_that_fills_no_batch_of_the_new_processes_is_left_out(case: Packi
     assert loader.state_dict()["packs_done"] == 8
 
 
-def test_a_state_of_an_earlier_order_goes_on_with_the_next_epoch(case: PackingCase, epochs) -> None:
+def test_a_state_of_an_earlier_order_is_refused(case: PackingCase) -> None:
     dataset = PackedDataset(case.packed, seed=SEED)
     state = dataset.state_dict() | {"packs_done": 7}
     assert state.pop("order") == 2
-    left = len(epochs[0]) - 7
-    with pytest.warns(UserWarning, match=rf"read in another order: the rest of its epoch \({left} packs\) is left out, and"):
-        dataset.load_state_dict(state)
-    assert ids(dataset) == epochs[1]
-    dataset.load_state_dict(state | {"packs_done": 0})
-    assert ids(dataset) == epochs[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        packing = PackedDataset(case.records, seed=SEED, plan=case.plan)  # its order is what it was
-        packing.load_state_dict(state | {"data": packing.state_dict()["data"]})
-    assert packing.state_dict()["packs_done"] == 7
+    for older in ({}, {"order": 1}):
+        with pytest.raises(InputError, match=r"written by an earlier edition, .* train again"):
+            dataset.load_state_dict(state | older)
 
 
 def test_workers_without_the_batch_size_are_refused(case: PackingCase) -> None:
@@ -220,23 +211,6 @@ def test_packed_tables_are_read_in_the_same_way(case: PackingCase, tmp_path: Pat
     assert ids(found) == ids([rows[2 * record + shard] for shard, record in order])
 
 
-def test_unpacked_records_are_packed_while_they_are_read(case: PackingCase, epochs) -> None:
-    read = [ids(PackedDataset(case.records, rank, 3, SEED, plan=case.plan)) for rank in range(3)]
-    assert {len(share) for share in read} == {len(epochs[0]) // 3}
-    dataset = PackedDataset(case.records, 0, 1, SEED, plan=case.plan)
-    alone = ids(itertools.islice(dataset, 12))
-    assert alone == [read[number % 3][number // 3] for number in range(12)]
-    other = PackedDataset(case.records, 1, 2, SEED, plan=case.plan)
-    other.load_state_dict(dataset.state_dict())
-    assert ids(itertools.islice(other, 2)) == [read[13 % 3][13 // 3], read[15 % 3][15 // 3]]
-    whole = PackedDataset(case.records, seed=SEED, plan=case.plan)
-    every = list(whole)
-    assert sum(len(row["seq_lens"]) for row in every) == len(case.sequences)
-    whole.set_epoch(0)
-    loader = PackedLoader(whole, 1, batch_ids, num_workers=2)  # forked after this process has read
-    assert list(itertools.chain.from_iterable(loader)) == ids(every)
-
-
 def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Path) -> None:
     refusals = {
         "rank = 2: 0 to 1 is allowed": lambda: PackedDataset(case.packed, 2, 2),
@@ -245,6 +219,7 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
+        r"PackedDataset\(plan=\) was removed: pack the records first": lambda: PackedDataset(case.records, plan=case.plan),
         "packs are not a batch of 999 for each of 1 processes": lambda: PackedDataset(case.packed, batch_packs=999),
         "persistent_workers: they would": lambda: PackedLoader(
             PackedDataset(case.packed), 2, batch_ids, num_workers=1, persistent_workers=True

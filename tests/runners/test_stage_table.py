@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from gaudi_bert.runners.local import missing_inputs, run_stages, wait_for_inputs
 from gaudi_bert.runners.requirements import named_paths
 from gaudi_bert.runners.stage_calls import LocalRun
 from gaudi_bert.runners.stage_table import STAGES, STEPS, select_stages, stages_of, steps_of
-from tests.builders.plan_content import plan_content
+from tests.builders.plan_content import write_plan
 
 TASK = ["task.name=classification", "finetune.data=python-docstrings", "predict.data=python-docstrings"]
 
@@ -161,7 +160,7 @@ def folder(tmp_path: Path) -> WorkFolder:
 def make(folder: WorkFolder, name: str) -> None:
     path = folder.root / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(plan_content([{(7,): 2}, {(3, 5): 1}], 8)))
+    write_plan(path, [{(7,): 2}, {(3, 5): 1}], 8)
 
 
 def test_each_stage_waits_for_what_the_one_before_it_makes(folder: WorkFolder) -> None:

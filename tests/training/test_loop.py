@@ -26,10 +26,6 @@ def make(seed: int, **changes) -> tuple[BertForPretraining, Optimizer]:
     return model, Optimizer(model.variables_by_name, TrainingSettings())
 
 
-def not_asked() -> int:
-    raise AssertionError("the packs of an epoch are counted only where they are needed")
-
-
 def save(folder, model: BertForPretraining, progress: dict | None = None):
     random = np.random.default_rng(0)
     values = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
@@ -43,7 +39,7 @@ def test_model_moments_and_position_come_back(tmp_path) -> None:
     _, stored = save(tmp_path, make(1)[0])
     model, optimizer = make(2)
     said: list[str] = []
-    assert resume_run(tmp_path, model, optimizer, 2, not_asked, said.append) == Progress(5, 30, 80, 900)
+    assert resume_run(tmp_path, model, optimizer, said.append) == Progress(5, 30, 80, 900)
     for variables, values in [
         (model.variables_by_name, stored.variables),
         (optimizer.first_moments, stored.first_moments),
@@ -55,28 +51,14 @@ def test_model_moments_and_position_come_back(tmp_path) -> None:
 
 
 def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:
-    assert resume_run(tmp_path / "none", *make(2), 2, not_asked, print) == Progress()
+    assert resume_run(tmp_path / "none", *make(2), print) == Progress()
 
 
-@pytest.mark.parametrize(("epoch_packs", "begins", "left_out"), [(100, 100, 40), (25, 75, 15), (60, 60, 0)])
 @pytest.mark.parametrize("position", [{"packs_per_process": 30}, {"packs": 60}, {"packs": 60, "order": 1}])
-def test_a_checkpoint_of_another_order_goes_on_with_the_next_epoch(
-    tmp_path, position, epoch_packs, begins, left_out
-) -> None:
+def test_a_checkpoint_of_another_order_is_refused(tmp_path, position) -> None:
     save(tmp_path, make(1)[0], {**position, "processes": 2, "sequences": 80, "tokens": 900})
-    said: list[str] = []
-    assert resume_run(tmp_path, *make(2), 2, lambda: epoch_packs, said.append).packs == begins
-    assert f"read in another order: the rest of its epoch ({left_out} packs) is left out" in said[0]
-
-
-def test_a_checkpoint_that_has_read_nothing_begins_its_own_epoch(tmp_path) -> None:
-    save(tmp_path, make(1)[0], {"packs": 0, "processes": 2, "sequences": 0, "tokens": 0})
-    assert resume_run(tmp_path, *make(2), 2, lambda: 100, print).packs == 0
-
-
-def test_what_is_packed_while_it_is_read_keeps_its_place(tmp_path) -> None:
-    save(tmp_path, make(1)[0], {"packs": 60, "processes": 2, "sequences": 80, "tokens": 900})
-    assert resume_run(tmp_path, *make(2), 1, not_asked, print).packs == 60
+    with pytest.raises(InputError, match=r"written by an earlier edition, .* train again with --overwrite"):
+        resume_run(tmp_path, *make(2), print)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +73,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path, 
     model, optimizer = make(2, **changes)
     before = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
     with pytest.raises(InputError, match=f"of another model: bert/.*{expected}"):
-        resume_run(tmp_path, model, optimizer, 2, not_asked, print)
+        resume_run(tmp_path, model, optimizer, print)
     with pytest.raises(InputError, match="of another model"):
         load_weights(path, model)
     for name, value in before.items():

@@ -1,1 +1,1 @@
-"""From record files to arrays: scan, index, groups in memory, packing while reading."""
+"""From record files to arrays: scan, index, groups in memory."""

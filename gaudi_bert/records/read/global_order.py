@@ -24,8 +24,6 @@ from gaudi_bert.common.errors import InputError
 
 ORDER = 2
 """The number of this order, which positions carry: those of another order mean other packs."""
-FIRST_ORDER = 1
-"""The number of the order of positions that carry none, and of what is packed while it is read."""
 WINDOW_PACKS = 4096
 _FEWEST_STREAMS, _MOST_STREAMS = 32, 512
 

@@ -1,4 +1,4 @@
-"""The rows of a group of a table: read and checked, kept together, cut into sequences.
+"""The rows of a group of a table: read and checked, cut into sequences.
 
 No value of a list is copied or becomes a Python object: of each row and aligned column there is the address of the first
 value. What is checked of every row: it is there and not empty, its aligned columns are as long as its `input_ids`, no value
@@ -39,25 +39,15 @@ class ListValues(NamedTuple):
     offsets: AnyArray
 
 
-class PartShare(NamedTuple):
-    """Which rows of a part belong to a group: all, or by their value in a column.
-
-    Attributes:
-        first_row: number of the first row of its file in the whole table.
-        column: that decides; None for all rows.
-        values: pyarrow array of values.
-        without: the rows with other values belong to the group, and not those with these.
-    """
+class GroupPart(NamedTuple):
+    """A part of a group; `first_row` is the number of the first row of its file in the whole table."""
 
     part: TablePart
     first_row: int
-    column: str | None = None
-    values: Any = None
-    without: bool = False
 
     @property
     def name(self) -> str:
-        """By which shares are in the order of the table."""
+        """By which parts are in the order of the table."""
         return f"{self.first_row + self.part.first_row:020d}"
 
     @property
@@ -90,25 +80,22 @@ class GroupRows(NamedTuple):
 
 
 def read_rows(
-    shares: Sequence[PartShare], columns: TableColumns, *, keep_values: bool = True, threads: bool = True
+    parts: Sequence[GroupPart], columns: TableColumns, *, keep_values: bool = True, threads: bool = True
 ) -> GroupRows:
     """Read and check the rows of these parts.
 
     Args:
-        shares: parts of one or several files, those of a file together and in order.
+        parts: of one or several files, those of a file together and in order.
         keep_values: False where only lengths are needed: values are then dropped at once.
     """
     pyarrow = require_pyarrow()
     lengths, numbers, tables = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], []
     addresses: dict[str, list[IntArray]] = {name: [np.zeros(0, np.int64)] for name in columns.aligned if keep_values}
     owners: list[AnyArray] = []
-    for share, whole in _part_tables(shares, columns, threads):
-        lists = _checked_lists(share.part, whole, columns)
-        rows, table = _chosen(share, whole)
-        if table.num_rows < whole.num_rows:
-            lists = {name: list_values(share.part.path, 0, name, table.column(name)) for name in columns.aligned}
+    for each, table in _part_tables(parts, columns, threads):
+        lists = _checked_lists(each.part, table, columns)
         lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
-        numbers.append(rows + (share.first_row + share.part.first_row))
+        numbers.append(np.arange(table.num_rows) + (each.first_row + each.part.first_row))
         tables.append(table.select(list(columns.scalars)))
         for name, of_rows in addresses.items():
             values, offsets = lists[name]
@@ -131,29 +118,17 @@ def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Ar
     lengths = [np.zeros(0, np.int32)]
     for file in files:
         for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):
-            lengths.append(read_rows([PartShare(part, 0)], columns, keep_values=False).lengths)
+            lengths.append(read_rows([GroupPart(part, 0)], columns, keep_values=False).lengths)
     return np.concatenate(lengths)
 
 
-def _part_tables(shares: Sequence[PartShare], columns: TableColumns, threads: bool) -> Iterable[tuple[PartShare, Any]]:
-    of_files: dict[Path, list[PartShare]] = {}
-    for share in shares:
-        of_files.setdefault(share.part.path, []).append(share)
+def _part_tables(parts: Sequence[GroupPart], columns: TableColumns, threads: bool) -> Iterable[tuple[GroupPart, Any]]:
+    of_files: dict[Path, list[GroupPart]] = {}
+    for each in parts:
+        of_files.setdefault(each.part.path, []).append(each)
     for of_file in of_files.values():
-        parts = [share.part for share in of_file]
-        tables = read_parts(parts, columns.stored_names, columns.schema, threads)
+        tables = read_parts([each.part for each in of_file], columns.stored_names, columns.schema, threads)
         yield from zip(of_file, (table.rename_columns(columns.names) for table in tables), strict=True)
-
-
-def _chosen(share: PartShare, table: Any) -> tuple[IntArray, Any]:
-    """The rows of a part that belong to the group: their numbers in the part, and a table of them."""
-    if share.column is None:
-        return np.arange(table.num_rows), table
-    from pyarrow import compute
-
-    chosen = compute.is_in(table.column(share.column), value_set=share.values)
-    chosen = compute.invert(chosen) if share.without else chosen
-    return np.flatnonzero(chosen.to_numpy()), table.filter(chosen)
 
 
 def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[str, ListValues]:
@@ -234,62 +209,10 @@ def read_lists(path: Path) -> dict[str, ListValues]:
     return {name: list_values(path, 0, name, table.column(name)) for name in lists}
 
 
-# --- rows that stay together go to one group of parts: that in which their value first occurs
-#
-# The column is read once, and the distinct values of each part are kept: memory grows with these and not with the rows.
-
-
-def share_by_value(runs: Sequence[Sequence[PartShare]], columns: TableColumns, column: str) -> list[list[PartShare]]:
-    """Which rows of which parts belong to each group, if rows with one value of `column` may not be parted.
-
-    Args:
-        runs: of each group, its own parts, in the order of the table.
-        column: a scalar column.
-    """
-    pyarrow = require_pyarrow()
-    own = [share for run in runs for share in run]
-    group_of = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
-    distinct = [_distinct_values(share, columns, column) for share in own]
-    groups: list[list[PartShare]] = [[] for _ in runs]
-    for share, group, values, homes in zip(
-        own, group_of.tolist(), distinct, _homes(distinct, group_of, column), strict=True
-    ):
-        foreign = values.filter(pyarrow.array(homes != group))
-        groups[group].append(share._replace(column=column, values=foreign, without=True) if len(foreign) else share)
-        for visited in np.unique(homes[homes != group]).tolist():
-            visiting = values.filter(pyarrow.array(homes == visited))
-            groups[visited].append(share._replace(column=column, values=visiting))
-    return groups
-
-
-def _distinct_values(share: PartShare, columns: TableColumns, column: str) -> Any:
-    (table,) = read_parts([share.part], [column], columns.schema)
-    values = table.column(column)
-    if values.null_count:
-        row = share.part.first_row + int(np.argmax(values.is_null().to_numpy()))
-        raise InputError(
-            f"{share.part.path}: row {row}: {column} is null, --keep-together needs a value; fill it, or leave the row out"
-        )
-    value_codes(values, column)  # refuses what cannot be compared
-    distinct = values.unique()
-    return distinct.combine_chunks() if isinstance(distinct, require_pyarrow().ChunkedArray) else distinct
-
-
-def _homes(distinct: Sequence[Any], group_of: IntArray, column: str) -> list[IntArray]:
-    """Of each part, the groups in which its distinct values first occur."""
-    pyarrow = require_pyarrow()
-    sizes = [len(values) for values in distinct]
-    codes = value_codes(pyarrow.chunked_array(distinct), column)
-    homes = np.full(int(codes.max(initial=0)) + 1, group_of.size)
-    np.minimum.at(homes, codes, np.repeat(group_of, sizes))
-    return np.split(homes[codes], np.cumsum(sizes)[:-1])
-
-
-# --- sequences: what becomes of rows that are too long, and what is packed as one
+# --- sequences: what becomes of rows that are too long
 #
 # A sequence is a run of tokens of one row. Rows of at most L tokens are one sequence each; a longer one is refused, cut to
-# its first L tokens, split into pieces of L (the last is shorter), or dropped. An *atom* is what the packer deals: a
-# sequence, or all sequences of rows that stay together, in their order; its length is their sum.
+# its first L tokens, split into pieces of L (the last is shorter), or dropped.
 
 
 class RowSequences(NamedTuple):
@@ -304,20 +227,6 @@ class RowSequences(NamedTuple):
     rows: IntArray
     starts: Int32Array
     lengths: Int32Array
-
-
-class Atoms(NamedTuple):
-    """What is packed as one: atom a is `members[offsets[a] : offsets[a + 1]]`.
-
-    Attributes:
-        lengths: int64 [atoms], tokens.
-        offsets: int64 [atoms + 1].
-        members: int64 [sequences], sequences in the order in which an atom holds them.
-    """
-
-    lengths: IntArray
-    offsets: IntArray
-    members: IntArray
 
 
 def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
@@ -350,38 +259,3 @@ def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> 
         sequences = RowSequences(of_rows, starts, np.minimum(lengths[of_rows] - starts, np.int32(max_sequence_length)))
         effect["added_sequences"] = of_rows.size - lengths.size
     return sequences, TooLongRows(policy=policy, **effect)
-
-
-def plain_atoms(sequences: RowSequences) -> Atoms:
-    """Every sequence by itself."""
-    count = sequences.rows.size
-    return Atoms(sequences.lengths.astype(np.int64), np.arange(count + 1), np.arange(count))
-
-
-def atoms_of_values(sequences: RowSequences, column: Any, name: str) -> Atoms:
-    """The sequences of rows with the same value of `column` (pyarrow, one value per row) as one atom, in their order."""
-    codes = value_codes(column, name)[sequences.rows]
-    order = np.argsort(codes, kind="stable")
-    sizes = np.bincount(codes)
-    lengths = np.bincount(codes, weights=sequences.lengths).astype(np.int64)
-    used = sizes > 0  # the rows of a value may all have been dropped
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[used])])
-    return Atoms(lengths[used], offsets, order)
-
-
-def value_codes(column: Any, name: str) -> IntArray:
-    """int64 [rows]: equal where the values are equal, numbered from 0 as they first occur."""
-    pyarrow = require_pyarrow()
-    if isinstance(column, pyarrow.ChunkedArray):
-        column = column.combine_chunks()
-    if pyarrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    try:
-        encoded = column.dictionary_encode()
-    except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid) as error:
-        raise InputError(
-            f"column {name} holds {column.type}, whose values cannot be compared; keep rows together by a column of "
-            "numbers or text"
-        ) from error
-    codes: IntArray = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.common.arrays import AnyArray
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import explained_os_errors, open_file, read_json, regular
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.common.files import explained_os_errors, open_file, read_json
+from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.parts import table_schema
 from gaudi_bert.records.wire.crc32c import crc32c
 
@@ -172,10 +171,10 @@ class TableColumns:
         """What the table calls a column."""
         return self.tokens if name == TOKENS_COLUMN else name
 
-    def tokens_only(self, *others: str) -> TableColumns:
-        """`input_ids`, the mask if there is one, and `others`: what tells the lengths."""
+    def tokens_only(self) -> TableColumns:
+        """`input_ids`, and the mask if there is one: what tells the lengths."""
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
-        return TableColumns(self.schema, aligned, {name: self.scalars[name] for name in others}, self.tokens)
+        return TableColumns(self.schema, aligned, {}, self.tokens)
 
 
 def is_list(kind: Any) -> bool:
@@ -279,28 +278,3 @@ def check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
                 raise InputError(
                     f"{path}: column {name} holds {kind}, in {files[0].name} it holds {first}; cast it to one type"
                 )
-
-
-# --- the lengths in a column of a Parquet file
-
-
-def read_column_lengths(path: Path, column: str | None = None) -> AnyArray:
-    """[rows]: the whole numbers of a column (default: `input_ids`) of a Parquet file, or the sizes of its lists."""
-    pyarrow = require_pyarrow()
-    from pyarrow import compute, dataset
-
-    name = TOKENS_COLUMN if column is None else column
-    with explained_arrow_errors(path):
-        table = dataset.dataset(regular(path), format="parquet")
-        if name not in table.schema.names:
-            raise InputError(f"{path}: has no column {name}; it has {', '.join(table.schema.names)}: write FILE:COLUMN")
-        kind, cells = table.schema.field(name).type, dataset.field(name)
-        if not (pyarrow.types.is_integer(kind) or is_list(kind)):
-            raise InputError(f"{path}: row 0: {name} is of type {kind}; it must hold whole numbers, or lists")
-        lengths = cells if pyarrow.types.is_integer(kind) else compute.list_value_length(cells)
-        (values,) = validated(path, table.to_table({name: lengths}, batch_size=_ROWS_AT_ONCE, batch_readahead=1)).columns
-    if values.null_count:
-        row = values.is_null().to_pylist().index(True)
-        raise InputError(f"{path}: row {row}: {name} is null; fill it, or leave the row out")
-    numbers: AnyArray = values.to_numpy()
-    return numbers

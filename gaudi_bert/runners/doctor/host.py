@@ -128,7 +128,7 @@ def _commands(answers: HostAnswers) -> CheckResult:
     if answers.tensorflow:
         remedy = "pip install 'gaudi-bert[tensorflow]'"
         return warning("commands", f"TensorFlow is {answers.tensorflow}, and 2.15 is needed", remedy)
-    data = "estimate, compare, pack, verify, import"
+    data = "estimate, pack, verify, import"
     rest, remedy = (
         (f"{data}, embed and predict (by PyTorch) run here; train, evaluate and finetune do not", "")
         if answers.pytorch

@@ -4,9 +4,6 @@ First pass, at the speed of a scan and in constant memory: every input file and 
 every record, every value) and summed into fingerprints (see `records.fingerprint`). When the last shard of a group is read,
 the group's manifest and index are held to it; equal sums, and metadata.json that says the same (`packed_proof`): done.
 Second pass, only if the sums differ: the sequences of the classes that differ are compared one by one and named.
-
-The result also tells how even and how well mixed the shards are: the packs that an epoch drops at a number of workers, and
-the standard deviation of sequences per batch against that of independent draws.
 """
 
 from __future__ import annotations
@@ -27,13 +24,13 @@ from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, Vocabulary
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahead, release
 from gaudi_bert.artefacts.store.objects import Objects
-from gaudi_bert.artefacts.verification import Verification, mixing_batch_packs
+from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.records.file_contents import Mixing, SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
+from gaudi_bert.records.file_contents import SequenceSums, packed_pieces, sum_pieces, unpacked_pieces
 from gaudi_bert.records.files import RecordInputs, open_inputs
 from gaudi_bert.records.packed_folder import ShardPaths, read_metadata
 from gaudi_bert.records.read.scan import map_files, worker_count
@@ -63,7 +60,7 @@ def verify(
         metadata = read_metadata(folder)
         proof.check_shards(folder, metadata)
         if not (folder / METADATA_NAME).exists():  # the predecessor's: we write nothing into it
-            return Made(_compare(inputs, folder, metadata, reporter, workers).verification(metadata, reporter))
+            return Made(_compare(inputs, folder, metadata, reporter, workers).verification(metadata))
         prove = partial(_prove, inputs, folder, metadata, reporter, workers)
         return proof.verify_folder(
             folder, metadata, inputs.sizes, Verification, prove, reporter=reporter, overwrite=overwrite
@@ -78,7 +75,7 @@ class _Groups:
 
     def __init__(self, packed: Path, metadata: Metadata) -> None:
         self.packed, self.metadata, self.table = packed, metadata, metadata.shard_table
-        self.sums = PackedSums(metadata.format_version)
+        self.sums = PackedSums()
         self.inputs: list[InputFile] = []
         self.sequences_of_inputs: dict[str, int] = {}
         self.problems: dict[int, str] = {}
@@ -89,7 +86,7 @@ class _Groups:
         """Add a shard as it was read; of a group that is then complete, a manifest made anew is held to the stored one."""
         name, (group, _) = self.table.name(number), self.table.place(number)
         read = self._open.setdefault(group, _OpenGroup({}, np.zeros(self.metadata.max_sequence_length + 1, np.int64)))
-        shard = Shard(name=name, packs=sums.pack_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
+        shard = Shard(name=name, packs=sums.record_sizes.size, bytes=sums.file_bytes, crc32c=sums.file_crc32c)
         read.shards[number] = shard, _sizes_on_disk(self.packed / name, sums)
         read.counts[:] += sums.lengths[: read.counts.size]
         if len(read.shards) == self.table.group_sizes[group]:
@@ -101,23 +98,23 @@ class _Groups:
 
     def _hold(self, number: int, read: _OpenGroup) -> None:
         stored, crc = proof.read_manifest(GroupManifest, self.packed, number)
-        self.inputs += stored.inputs or ()
+        self.inputs += stored.inputs
         shards, record_sizes = zip(*(read.shards[shard] for shard in sorted(read.shards)), strict=True)
         proof.check_crc32c(self.packed, stored.shards, shards, self.metadata.remedy)
         right = GroupManifest(
-            format_version=stored.format_version,
+            format_version=2,
             plan_sha256=self._plan_sha256,
             group=number,
             packs=sum(shard.packs for shard in shards),
             **of_counts(read.counts[1:].tolist()),
             inputs=stored.inputs,  # held to the files where those of all groups are known
-            index_crc32c=_check_index(index_path(self.packed, number), stored, record_sizes),
+            index_crc32c=_check_index(index_path(self.packed, number), record_sizes, stored.remedy),
             shards=shards,
         )
         path = manifest_path(self.packed, number)
         proof.check_same(path, stored, right)
-        held = sum(self.sequences_of_inputs.get(file.name, 0) for file in stored.inputs or ())
-        if stored.inputs is not None and held != right.sequences:
+        held = sum(self.sequences_of_inputs.get(file.name, 0) for file in stored.inputs)
+        if held != right.sequences:
             raise FailedError(
                 f"{path}: inputs: these files hold {held} sequences, the group has {right.sequences}; {stored.remedy}"
             )
@@ -143,19 +140,16 @@ def _sizes_on_disk(path: Path, sums: SequenceSums) -> SizeArray:
     return np.array([len(payload) + FRAME_BYTES for payload in read_records(path)], np.uint32)
 
 
-def _check_index(path: Path, manifest: GroupManifest, record_sizes: Sequence[SizeArray]) -> int | None:
-    """The index of a group says the size of every record; its CRC-32C, None where the manifest knows no index."""
+def _check_index(path: Path, record_sizes: Sequence[SizeArray], remedy: str) -> int:
+    """The index of a group says the size of every record; its CRC-32C."""
     fetch(path)
     right = np.concatenate(record_sizes).astype("<u4").tobytes()
     stored = read_file(path) if path.exists() else None
     release(path)
-    if (stored is None) != (manifest.index_crc32c is None):
-        problem = "the index is missing" if stored is None else "an index that the manifest does not know; remove it"
-        raise FailedError(f"{path}: {problem}; {manifest.remedy}")
     if stored is None:
-        return None
+        raise FailedError(f"{path}: the index is missing; {remedy}")
     if stored != right:
-        raise FailedError(f"{path}: does not say the sizes of the records; {manifest.remedy}")
+        raise FailedError(f"{path}: does not say the sizes of the records; {remedy}")
     return crc32c(right)
 
 
@@ -168,21 +162,20 @@ def _prove(
     contents = _compare(inputs, packed, metadata, reporter, workers, groups)
     if groups.problems:
         raise FailedError(groups.problems[min(groups.problems)])
-    path, known = packed / METADATA_NAME, groups.inputs if metadata.inputs is None else metadata.inputs
-    proof.check_inputs(packed, known, contents.inputs, metadata.remedy)
-    if len(known) != len(contents.inputs):
+    path = packed / METADATA_NAME
+    proof.check_inputs(packed, groups.inputs, contents.inputs, metadata.remedy)
+    if len(groups.inputs) != len(contents.inputs):
         raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
     proof.check_bound(path, metadata.lower_bound, metadata.packs, groups.counts, metadata.depth, metadata.remedy)
-    files = {"inputs": contents.inputs} if metadata.format_version == 1 else {"input_files": len(contents.inputs)}
     right = Metadata(
         # The sizes are those of every record that was read; the others nothing tells but that they are stored.
         **{key: getattr(metadata, key) for key in Metadata.planned},
         **groups.sums.stored(metadata.max_sequence_length, metadata.lower_bound),
         tool_version=metadata.tool_version,
         vocabulary=metadata.vocabulary if inputs.vocabulary is None else VocabularyInfo.of(inputs.vocabulary),
-        **files,
+        input_files=len(contents.inputs),
     )
-    return proof.Proof(right, contents.verification(right, reporter))
+    return proof.Proof(right, contents.verification(right))
 
 
 def _plan_sha256(packed: Path) -> str:
@@ -199,21 +192,11 @@ class _Contents:
 
     inputs: tuple[InputFile, ...]
     repacked: SequenceSums
-    mixing: Mixing
 
-    def verification(self, metadata: Metadata, reporter: Reporter) -> Verification:
-        """The result, with a note on what does not fail a proof but is not as we write it."""
+    def verification(self, metadata: Metadata) -> Verification:
+        """The result."""
         true = metadata.model_copy(update={"sequences": self.repacked.sequences, "tokens": self.repacked.tokens})
-        result = Verification.of(true, self.repacked.fingerprint, self.mixing.ratio)
-        if not result.balanced:
-            reporter.say(
-                "note: the shards of a group differ by more than one pack, so readers of whole shards get unequal shares"
-            )
-        if result.mixing is not None and not result.fairly_mixed:
-            reporter.say(
-                f"note: sequences per batch vary {result.mixing:.2f} times as much as independent draws would (1.2 is fair)"
-            )
-        return result
+        return Verification.of(true, self.repacked.fingerprint)
 
 
 def _compare(
@@ -228,7 +211,6 @@ def _compare(
     packed_schema = PackedSchema.of(metadata)
     schema = packed_schema.unpacked
     unpacked, repacked, table = SequenceSums(), SequenceSums(), metadata.shard_table
-    mixing = Mixing(mixing_batch_packs(table.packs))
 
     def take_input(number: int, sums: SequenceSums) -> InputFile:
         name = paths[number].name
@@ -239,7 +221,6 @@ def _compare(
 
     def take_shard(number: int, sums: SequenceSums) -> None:
         repacked.add(sums)
-        mixing.add(sums.pack_sizes)
         if groups is not None:
             groups.take(number, sums)
 
@@ -257,7 +238,7 @@ def _compare(
         with read_ahead([paths]) as one, one.batch(0), read_ahead([packs]) as other, other.batch(0):
             difference = _describe_difference(paths, schema, packs, metadata, unpacked, repacked, workers)
         raise FailedError(f"{packed}: {difference}")
-    return _Contents(tuple(present), repacked, mixing)
+    return _Contents(tuple(present), repacked)
 
 
 def _read_files(

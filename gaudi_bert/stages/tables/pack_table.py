@@ -107,10 +107,7 @@ def _output(
     if folder.resolve() in {file.resolve().parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
     inputs = {file.name: input_file(file).identity for file in files}
-    stored = settings.model_dump(mode="json")
-    if "input_column" not in settings.model_fields_set:
-        del stored["input_column"]  # so that folders of earlier versions are still found finished
-    signature = Signature("pack-table", stored, inputs)
+    signature = Signature("pack-table", settings.model_dump(mode="json"), inputs)
     return PackedOutput(
         folder,
         folder / METADATA_NAME,

@@ -3,10 +3,6 @@
 As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` bytes, and is a function of the files and the
 settings; here it consists of the parts that the formats have (row groups, record batches, blocks of lines), dealt by a
 seeded permutation, so that each group mixes all regions of the table. A part that is larger is a group of its own.
-
-Where rows stay together by a column, groups are runs of the table instead, and a row goes to the group in which its value
-first occurs: a group then reads, besides its own parts, those other parts that hold rows of its values. Where equal values
-are neighbours, that is at most one part more.
 """
 
 from __future__ import annotations
@@ -27,22 +23,18 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import pack_histogram
-from gaudi_bert.packing.groups import form_groups, form_runs, too_large_files
+from gaudi_bert.packing.groups import form_groups, too_large_files
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.result import Packing
 from gaudi_bert.records.read.scan import map_in_threads
 from gaudi_bert.records.tables.arrow import explained_values
 from gaudi_bert.records.tables.parts import TablePart, list_parts
 from gaudi_bert.records.tables.rows import (
-    Atoms,
+    GroupPart,
     GroupRows,
-    PartShare,
     RowSequences,
-    atoms_of_values,
     cut_rows,
-    plain_atoms,
     read_rows,
-    share_by_value,
 )
 from gaudi_bert.records.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
 from gaudi_bert.records.tables.sources import is_table as holds_tables
@@ -63,14 +55,14 @@ class GroupedTable:
         files: in the order of their names.
         file_rows: rows of each file.
         read_columns: what is read: for an index, only what tells the lengths.
-        groups: of each group, which rows of which parts.
+        groups: the parts of each group.
     """
 
     files: Sequence[Path]
     file_rows: Sequence[int]
     columns: TableColumns
     read_columns: TableColumns
-    groups: Sequence[Sequence[PartShare]]
+    groups: Sequence[Sequence[GroupPart]]
 
     @property
     def rows(self) -> int:
@@ -92,44 +84,35 @@ def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) 
     check_same_columns(files, columns)
     if not settings.index_only:
         check_storable(files[0], columns)
-    together = settings.keep_together
-    if together is not None and together not in columns.scalars:
-        raise InputError(
-            f"{files[0]}: has no column {together} with one value per row, which --keep-together names; "
-            f"it has {', '.join(columns.scalars) or 'none'}"
-        )
-    read = columns.tokens_only(*([together] if together else [])) if settings.index_only else columns
+    read = columns.tokens_only() if settings.index_only else columns
     parts = [list_parts(file, read.stored_names, settings.group_sequences, settings.group_bytes) for file in files]
     file_rows = [sum(part.rows for part in of_file) for of_file in parts]
     if not sum(file_rows):
         raise InputError(f"{source}: the table holds no row; there is nothing to pack")
-    groups = _form_groups(parts, file_rows, read, settings, reporter)
+    groups = _form_groups(parts, file_rows, settings, reporter)
     return GroupedTable(files, file_rows, columns, read, groups)
 
 
 def _form_groups(
     parts: Sequence[Sequence[TablePart]],
     file_rows: Sequence[int],
-    columns: TableColumns,
     settings: TableSettings,
     reporter: Reporter,
-) -> list[list[PartShare]]:
+) -> list[list[GroupPart]]:
     first_rows = np.cumsum(file_rows) - file_rows
-    shares = [PartShare(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]
+    listed = [GroupPart(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]
     if settings.index_only:
-        shares = [share._replace(part=share.part._replace(bytes=share.part.rows * _INDEX_ROW_BYTES)) for share in shares]
+        listed = [each._replace(part=each.part._replace(bytes=each.part.rows * _INDEX_ROW_BYTES)) for each in listed]
     limits = settings.group_sequences, settings.group_bytes
-    large = too_large_files(shares, *limits)
+    large = too_large_files(listed, *limits)
     if large:
-        largest = max(large, key=lambda share: share.bytes)
+        largest = max(large, key=lambda part: part.bytes)
         reporter.say(
             f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, can only be "
             f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
             f"there are {len(large):,} such parts"
         )
-    if settings.keep_together is None:
-        return form_groups(shares, *limits, settings.seed)
-    return share_by_value(form_runs(shares, *limits), columns, settings.keep_together)
+    return form_groups(listed, *limits, settings.seed)
 
 
 # --- one group: read, cut, packed, written; a pure function of its rows and the settings
@@ -167,8 +150,7 @@ def write_table_group(
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
     sequences, too_long = sequences_of(table, rows, settings)
     progress(rows.lengths.size / 2)
-    atoms = _atoms(table, rows, sequences, settings)
-    dealt = _deal(atoms, sequences, settings, number)
+    dealt = _deal(sequences, settings, number)
     with explained_values(table.files[0]):
         shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
     progress(rows.lengths.size / 2)
@@ -193,9 +175,9 @@ def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows,
 class TableSums(PackedSums):
     """What the metadata of a packed table say of its groups."""
 
-    def __init__(self, format_version: int = 2) -> None:
-        super().__init__(format_version)
-        self.rows = self.lower_bound = self.deepest_pack = self.groups = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = self.lower_bound = self.deepest_pack = 0
         self.algorithms: set[str] = set()
         self.too_long: Counter[str] = Counter()
 
@@ -205,13 +187,8 @@ class TableSums(PackedSums):
         self.rows += manifest.rows
         self.lower_bound += manifest.lower_bound
         self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
-        self.groups += 1
         self.algorithms.add(manifest.algorithm_used)
         self.too_long.update(manifest.too_long.model_dump(exclude={"policy"}))
-
-    def stored(self, max_sequence_length: int, lower_bound: int) -> dict[str, Any]:
-        """As of any packed folder; the first version said how many groups there are."""
-        return {"groups": self.groups, **super().stored(max_sequence_length, lower_bound)}
 
 
 def table_metadata(
@@ -222,7 +199,7 @@ def table_metadata(
     tool_version: str,
 ) -> TableMetadata:
     """The metadata of a packed table; `inputs` are bytes and CRC-32C of its files."""
-    copied = ("max_sequence_length", "seed", "algorithm", "index_only", "keep_together", "shard_multiple")
+    copied = ("max_sequence_length", "seed", "algorithm", "index_only", "shard_multiple")
     return TableMetadata(
         **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),
         **groups.stored(settings.max_sequence_length, groups.lower_bound),
@@ -253,9 +230,8 @@ def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
     """How many rows of the whole table are too long, and the first of them."""
     count, longest, first = 0, 0, ""
     columns = table.read_columns.tokens_only()
-    whole = sorted({(share.first_row, share.part) for group in table.groups for share in group})
-    for first_row, part in whole:
-        lengths = read_rows([PartShare(part, first_row)], columns, keep_values=False).lengths
+    for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):
+        part, lengths = each.part, read_rows([each], columns, keep_values=False).lengths
         too_long = np.flatnonzero(lengths > settings.max_sequence_length)
         if too_long.size and not count:
             first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[too_long[0]]} tokens"
@@ -266,61 +242,20 @@ def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
     )
 
 
-def _atoms(table: GroupedTable, rows: GroupRows, sequences: RowSequences, settings: TableSettings) -> Atoms:
-    column = settings.keep_together
-    if column is None:
-        return plain_atoms(sequences)
-    atoms = atoms_of_values(sequences, rows.scalars.column(column), column)
-    most_tokens = settings.max_sequence_length
-    most_sequences = settings.max_sequence_length if settings.depth == "max" else settings.depth
-    sizes = np.diff(atoms.offsets)
-    for what, counted, most, option in (
-        ("tokens", atoms.lengths, most_tokens, "max-sequence-length"),
-        ("sequences", sizes, most_sequences, "depth"),
-    ):
-        if (counted > most).any():
-            worst = int(np.argmax(counted > most))
-            row = int(sequences.rows[atoms.members[atoms.offsets[worst]]])
-            location = _place_of(table, int(rows.numbers[row]))
-            raise InputError(
-                f"{location}: the {sizes[worst]} rows whose {column} is {rows.scalars.column(column)[row]} hold "
-                f"{counted[worst]} {what}, a pack holds at most {most}; raise --{option}, or part these rows"
-            )
-    return atoms
-
-
-def _place_of(table: GroupedTable, number: int) -> str:
-    """How errors name a row of the whole table."""
-    starts = np.concatenate([[0], np.cumsum(table.file_rows)])
-    file = int(np.searchsorted(starts, number, side="right")) - 1
-    return f"{table.files[file]}: row {number - starts[file]}"
-
-
-def _deal(atoms: Atoms, sequences: RowSequences, settings: TableSettings, group: int) -> _Dealt:
-    """Pack the atoms, and put their sequences in the order in which they are written."""
-    slots, sizes = settings.max_sequence_length, np.diff(atoms.offsets)
-    counts = np.bincount(atoms.lengths, minlength=slots + 1)[1:].astype(np.int64)
-    most = None
-    if settings.keep_together is not None and settings.depth != "max":
-        # The limit of sequences holds for atoms of several: it is a budget of which each may take what the largest does.
-        most = np.zeros(slots, np.int64)
-        np.maximum.at(most, atoms.lengths - 1, sizes)
+def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> _Dealt:
+    """Pack the sequences, and put them in the order in which they are written."""
+    slots = settings.max_sequence_length
     packing = pack_histogram(
-        Histogram(slots, counts, most),
+        Histogram(slots, np.bincount(sequences.lengths, minlength=slots + 1)[1:]),
         settings.algorithm,
         settings.depth,
-        masked_slots=None if most is None else int(settings.depth),
         seed=settings.seed,
         quick_bound=settings.depth == "max",  # the tokens say nearly all there is to say
     )
-    dealt = deal_sequences(atoms.lengths.astype(np.int32), list(packing.mixture.items()), settings.seed, group)
-    order, offsets = dealt.members.astype(np.int64), dealt.starts
-    if settings.keep_together is not None:
-        of_atoms = sizes[order]
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(of_atoms)])
-        indices = np.arange(ends[-1]) + np.repeat(atoms.offsets[order] - ends[:-1], of_atoms)
-        order, offsets = atoms.members[indices], ends[dealt.starts]
-    return _Dealt(PackSequences(offsets, sequences.rows[order], sequences.starts[order], sequences.lengths[order]), packing)
+    dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
+    order = dealt.members.astype(np.int64)
+    packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
+    return _Dealt(packs, packing)
 
 
 def _write_shards(

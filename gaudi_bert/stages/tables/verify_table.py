@@ -1,4 +1,4 @@
-"""The stage `verify` for a packed table: proof that every row is there once, value for value, and in order where it must be.
+"""The stage `verify` for a packed table: proof that every row is there once, value for value.
 
 Group by group, the rows of the table are read again and what the packs must hold follows from them and the settings; each
 shard is read, its CRC compared with metadata.json, and every slot of it with the row that it claims to be of.
@@ -28,7 +28,7 @@ from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.packing.algorithms import depth_of
 from gaudi_bert.records.tables.compare import StoredPacks, check_scalars, check_tokens, stored_packs
-from gaudi_bert.records.tables.rows import GroupRows, RowSequences, read_rows, value_codes
+from gaudi_bert.records.tables.rows import GroupRows, RowSequences, read_rows
 from gaudi_bert.records.tables.sources import input_file, table_files
 from gaudi_bert.stages import packed_proof as proof
 from gaudi_bert.stages.results import Made
@@ -81,7 +81,7 @@ def _prove(
         raise FailedError(
             f"{packed}: {len(shards.group_firsts)} groups, the table gives {len(table.groups)}; {metadata.remedy}"
         )
-    groups = TableSums(metadata.format_version)
+    groups = TableSums()
     with reporter.task("verify", table.rows, "rows") as task:
         for number, (first, count) in enumerate(zip(shards.group_firsts, shards.group_sizes, strict=True)):
             names = [shards.name(shard) for shard in range(first, first + count)]
@@ -131,9 +131,8 @@ def _prove_group(
     if (positions < 0).any():
         row = int(rows.numbers[sequences.rows[np.argmax(positions < 0)]])
         raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
-    together = _check_together(packed, rows, sequences, settings.keep_together, positions, of_pack)
     length = settings.max_sequence_length
-    counts = np.bincount(together, minlength=length + 1)[1:]
+    counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
     path, depth = manifest_path(packed, number), depth_of(settings.depth, length)
     proof.check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
     return TableGroupManifest(
@@ -180,24 +179,3 @@ def _check_pack_numbers(stored: StoredPacks, settings: TableSettings, packs: int
         numbers = stored.table.column("row").to_numpy()
         if not np.array_equal(numbers, np.arange(packs - numbers.size, packs)):
             raise FailedError(f"{stored.place}: row does not number the packs of the group; pack the table again")
-
-
-def _check_together(
-    packed: Path,
-    rows: GroupRows,
-    sequences: RowSequences,
-    column: str | None,
-    positions: IntArray,
-    of_pack: IntArray,
-) -> IntArray:
-    """Rows with one value are in one pack, side by side and in their order. Returns int64: the tokens of each value."""
-    if column is None:
-        return sequences.lengths.astype(np.int64)
-    codes = value_codes(rows.scalars.column(column), column)[sequences.rows]
-    order = np.argsort(codes, kind="stable")
-    same = np.diff(codes[order]) == 0
-    parted = same & ((np.diff(of_pack[order]) != 0) | (np.diff(positions[order]) != 1))
-    if parted.any():
-        row = int(rows.numbers[sequences.rows[order[np.argmax(parted)]]])
-        raise FailedError(f"{packed}: row {row} of the table is not beside the next of its {column}; pack the table again")
-    return np.bincount(codes, weights=sequences.lengths).astype(np.int64)

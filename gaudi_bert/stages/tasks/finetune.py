@@ -325,7 +325,7 @@ def _train(job: _FineTuneJob, session: Session, reporter: Reporter) -> FineTunin
         reporter=reporter,
         evaluated=evaluated,
     )
-    outcome = train_to_the_end(run, lambda: job.data.packing.packs, lambda: model.load_values(job.start.variables))
+    outcome = train_to_the_end(run, lambda: model.load_values(job.start.variables))
     return _finish(job, communicator, model, evaluator, outcome.progress.update)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.artefacts.references import METADATA_NAME, VocabularyInfo
-from gaudi_bert.artefacts.store.copies import fetch_below, local_copy, mirrored_bucket
+from gaudi_bert.artefacts.store.copies import fetch_below, mirrored_bucket
 from gaudi_bert.artefacts.store.location import in_store
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
@@ -17,8 +17,6 @@ from gaudi_bert.common.files import read_text, write_json, write_text
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.records.files import open_inputs
 from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.read.on_the_fly import planned_groups
-from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.training.checkpoint import CHECKPOINT_NAMES
 from gaudi_bert.training.input.source import DataSource, ShardCache, open_source, open_stored_source
 
@@ -91,22 +89,3 @@ def leave_tokenizer(data: Path, run: Path, lower_case: bool, positions: int, sto
                 content = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case, "model_max_length": positions}
                 write_json(run / "tokenizer_config.json", content)
                 return
-
-
-@contextmanager
-def open_on_the_fly(records: Path, plan: Path, store: StoreSettings | None = None) -> Iterator[DataSource]:
-    """Unpacked records that are packed by a plan while they are read."""
-    with local_copy(records, store) as records_here, local_copy(plan, store) as plan_here:
-        content, groups = planned_groups(records_here, plan_here)
-        packs = sum(group.packs for group in groups)
-        tokens = sum(sum(lengths) * count for group in groups for lengths, count in group.strategies)
-        yield DataSource(
-            path=records_here,
-            schema=PackedSchema.of(content),
-            files=(),
-            packing_factor=content.totals.sequences / packs,
-            efficiency=tokens / (packs * content.max_sequence_length),
-            vocabulary_size=None if content.vocabulary is None else content.vocabulary.size,
-            identity=content.sha256,
-            on_the_fly=tuple(groups),
-        )

@@ -116,11 +116,11 @@ def processes_of(settings: PipelineSettings, communicator: Communicator, dry_run
     return communicator.size
 
 
-def train_to_the_end(run: TrainingRun, epoch_packs: Callable[[], int], start: Callable[[], None]) -> Outcome:
-    """Resume, or else `start` from the first weights, and train; `epoch_packs` counts the packs of an epoch."""
+def train_to_the_end(run: TrainingRun, start: Callable[[], None]) -> Outcome:
+    """Resume, or else `start` from the first weights, and train."""
     progress = Progress()
     if run.communicator.is_first:
-        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.order, epoch_packs, run.reporter.say)
+        progress = resume_run(run.checkpoints, run.model, run.optimizer, run.reporter.say)
         if progress.update == 0:
             start()
     progress = share_state(progress, run.model, run.optimizer, run.communicator)

@@ -25,7 +25,7 @@ from gaudi_bert.config.values import free_settings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, parameter_count
 from gaudi_bert.stages.results import Made
-from gaudi_bert.stages.training.inputs import leave_tokenizer, local_weights, open_data, open_on_the_fly
+from gaudi_bert.stages.training.inputs import leave_tokenizer, local_weights, open_data
 from gaudi_bert.stages.training.model_results import DryRun
 from gaudi_bert.stages.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -56,7 +56,6 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
-    on_the_fly: Path | None = None,
 ) -> Made[TrainingResult] | DryRun:
     """Train a model.
 
@@ -68,7 +67,6 @@ def train(
         resume: continue also where the run in `out` has fewer updates. (A run of the same settings continues in any case.)
         overwrite: remove the run in `out`, whatever it is, and start anew.
         dry_run: say what the run would be, write nothing.
-        on_the_fly: the plan.json by which `data`, unpacked records, is packed while training.
 
     Returns:
         How the run ended, or what it would be: the same in every process.
@@ -79,7 +77,7 @@ def train(
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     initial, store = settings.training.init_checkpoint, settings.store
     with (
-        open_data(data, store) if on_the_fly is None else open_on_the_fly(data, on_the_fly, store) as source,
+        open_data(data, store) as source,
         nullcontext() if evaluation_data is None else open_data(evaluation_data, store) as evaluation_source,
         mirrored(Path(out), store) as folder,
         ExitStack() as weights,
@@ -214,7 +212,7 @@ def _train(job: _TrainingJob, data: Path, folder: Path, session: Session, report
             lacking = f", but for {len(weights.missing)} variables that it lacks" if weights.missing else ""
             reporter.say(f"train: starts from the weights of {weights.path} ({weights.kind}){lacking}")
 
-    return _result(train_to_the_end(run, job.source.epoch_packs, start), job.plan, realized_speedup)
+    return _result(train_to_the_end(run, start), job.plan, realized_speedup)
 
 
 def _set_up(job: _TrainingJob, folder: Path, session: Session, reporter: Reporter) -> TrainingRun:
@@ -257,7 +255,6 @@ def _set_up(job: _TrainingJob, folder: Path, session: Session, reporter: Reporte
         reporter=reporter,
         events=events,
         denominators=denominators_for(settings, source),
-        order=source.order,
     )
 
 

@@ -25,10 +25,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.inputs import as_packed
 from gaudi_bert.records.read.global_order import GlobalOrder, check_rank, numbers_of_rank
-from gaudi_bert.records.read.on_the_fly import OnTheFlyPacking
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.read.streams import StreamReader
-from gaudi_bert.records.schema import PackedSchema
 from gaudi_bert.training.input.source import DataSource
 
 Batch = dict[str, Int32Array | Float32Array]
@@ -56,7 +54,7 @@ class TrainingOrder:
 def training_batches(source: DataSource, limits: ValueLimits, batch_packs: int, order: TrainingOrder) -> Iterator[Batch]:
     """Batches of packed features without end, each int32 or float32 [batch_packs, ...]."""
     check_rank(order.rank, order.size)
-    reader = _OnTheFlyReader(source, order) if source.on_the_fly else _StreamedReader(source, order)
+    reader = _StreamedReader(source, order)
     if reader.packs == 0:
         raise InputError(f"{source.path}: no records in it; give data that has some")
 
@@ -120,25 +118,6 @@ class _StreamedReader:
     def close(self) -> None:
         """Close all files."""
         self._reader.close()
-
-
-class _OnTheFlyReader:
-    """Unpacked records that are packed as they are read, with another pairing each epoch."""
-
-    def __init__(self, source: DataSource, order: TrainingOrder) -> None:
-        self._name = f"{source.path}: a pack on the fly"
-        schema = cast(PackedSchema, source.schema)
-        self._packing = OnTheFlyPacking(source.on_the_fly, schema, batch_packs=1, seed=order.seed)
-        self.packs = self._packing.packs
-
-    def read(self, epoch: int, numbers: IntArray, limits: ValueLimits) -> Batch:
-        """Packs of an epoch by their numbers."""
-        batch = self._packing.rows(epoch, numbers)
-        check_values(batch, limits, lambda _: self._name)
-        return batch
-
-    def close(self) -> None:
-        """Nothing is left open."""
 
 
 def _checked(source: DataSource, files: RecordFiles, shards: IntArray, records: IntArray, limits: ValueLimits) -> Batch:

@@ -1,4 +1,4 @@
-"""Where training and evaluation data comes from: a packed folder, plain unpacked records, or those packed on the fly.
+"""Where training and evaluation data comes from: a packed folder, or plain unpacked records.
 
 Every size of packed data is taken from its metadata; those of unpacked records from their first record. An unpacked sequence
 is fed to the model as a pack of one sequence, so both kinds go through the same graph. What does not fit the model is
@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import math
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,7 @@ from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
 from gaudi_bert.records.packed_folder import ShardPaths, check_shards, open_shards, read_metadata
-from gaudi_bert.records.read.global_order import FIRST_ORDER, ORDER, streams_of
-from gaudi_bert.records.read.on_the_fly import OnTheFlyGroup
+from gaudi_bert.records.read.global_order import streams_of
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 from gaudi_bert.records.wire.example import decode_example
@@ -46,7 +44,6 @@ class DataSource:
         packing_factor: sequences per record on average; 1 when unpacked.
         identity: what distinguishes these records from others, for the settings of a run.
         efficiency: real tokens per slot, on average; None where nothing says it.
-        on_the_fly: groups of unpacked files that are packed while training; `files` is then empty.
         cache: of shards that lie in an object store; the paths of `files` are then those of their copies.
     """
 
@@ -58,7 +55,6 @@ class DataSource:
     identity: str
     efficiency: float | None = None
     metadata: Metadata | None = None
-    on_the_fly: tuple[OnTheFlyGroup, ...] = ()
     cache: ShardCache | None = None
 
     @property
@@ -74,23 +70,12 @@ class DataSource:
     @property
     def packs(self) -> int | None:
         """Records in all files; None where nothing says so."""
-        if self.on_the_fly:
-            return sum(group.packs for group in self.on_the_fly)
         return self.metadata.packs if self.metadata is not None else None
 
     @property
     def streams(self) -> int:
         """How many shards are read at once."""
         return streams_of(self.metadata.shard_multiple if self.metadata is not None else 1)
-
-    @property
-    def order(self) -> int:
-        """The number of the order in which a run reads these records."""
-        return FIRST_ORDER if self.on_the_fly else ORDER
-
-    def epoch_packs(self) -> int:
-        """Records in all files, counted by reading them where nothing says it."""
-        return self.packs if self.packs is not None else self.count_packs(sys.maxsize)
 
     def open_files(self) -> RecordFiles:
         """The records by their files and numbers."""

@@ -102,10 +102,10 @@ def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
             "",
             "",
             "warning",
-            "Python 3.13: estimate, compare, pack, verify, import run here; train, evaluate, finetu",
+            "Python 3.13: estimate, pack, verify, import run here; train, evaluate, finetu",
         ),
         ((3, 13), "", "2.13", "warning", "import, embed and predict (by PyTorch) run here; train, evaluate and finetune do"),
-        ((3, 10), "", "", "warning", "TensorFlow is not installed: estimate, compare, pack, verify"),
+        ((3, 10), "", "", "warning", "TensorFlow is not installed: estimate, pack, verify"),
         ((3, 11), "2.16.1", "", "warning", "TensorFlow is 2.16.1, and 2.15 is needed"),
     ],
 )

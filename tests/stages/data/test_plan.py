@@ -16,7 +16,7 @@ from gaudi_bert.stages.data.plan import plan, plan_shard
 from tests.builders.agree import agree
 from tests.builders.folders import contents
 from tests.builders.histograms import HISTOGRAMS
-from tests.builders.plans import first_version, whole_plan
+from tests.builders.plans import whole_plan
 from tests.builders.reporters import QUIET
 
 
@@ -212,10 +212,6 @@ def test_the_totals_are_those_of_all_parts_together(many: list[Path], tmp_path: 
     for budget, packs in within.items():
         limited = settings(group_sequences=22, masked_slots=budget)
         assert packs == plan(many, tmp_path / f"{budget}.json", limited, reporter=QUIET).content.packs
-    one_file = first_version(tmp_path / "plan.json")
-    (tmp_path / "old.json").write_text(json.dumps(one_file))
-    old = Plan.read(tmp_path / "old.json")
-    assert (old.totals, old.mixture, old.group_packs) == (totals, content.mixture, content.group_packs)
 
 
 def test_a_histogram_is_read_alike_line_by_line_and_as_a_whole(many: list[Path], tmp_path: Path) -> None:

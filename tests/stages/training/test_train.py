@@ -30,7 +30,6 @@ from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, rea
 from gaudi_bert.training.distributed.horovod import HorovodCommunicator
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
-from tests.builders.packing_case import make_case
 from tests.builders.reporters import QUIET, Listener, StopAfter
 from tests.builders.small_disk import make_read_only, small_disk
 from tests.stages.training.conftest import HELD_OUT, settings
@@ -343,30 +342,3 @@ def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -
     assert "note: the run began with kernels compiled for a CPU; from here on dropout draws other places" in listener.text
     train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
     assert is_compiled() is False
-
-
-# --- on records that are packed as they are read
-
-ON_THE_FLY = settings(updates=8, warmup_updates=2, log_every_updates=2)
-
-
-def test_a_stopped_run_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("word\n" * data.VOCABULARY)
-    case = make_case(tmp_path, files=3, sequences_per_file=13, seed=5, ids=data.VOCABULARY)
-    plan = {"data": case.records, "evaluation_data": None, "on_the_fly": case.plan}
-    whole = train(ON_THE_FLY, out=tmp_path / "whole", reporter=QUIET, **plan)
-    assert whole.content.sequences > len(case.sequences)
-    with pytest.raises(StoppedError):
-        train(ON_THE_FLY, out=tmp_path / "stopped", reporter=StopAfter(4), **plan)
-    resumed = train(ON_THE_FLY, out=tmp_path / "stopped", reporter=QUIET, resume=True, **plan)
-    assert resumed.content.sequences == whole.content.sequences
-    last = "update-00000008.safetensors"
-    assert checkpoint_digests(tmp_path / "stopped")[last] == checkpoint_digests(tmp_path / "whole")[last]
-
-
-def test_records_that_are_not_the_plans_are_refused(tmp_path: Path) -> None:
-    case = make_case(tmp_path, files=2)
-    (case.records / "part-1").rename(case.records / "other")
-    with pytest.raises(InputError, match="plan"):
-        train(ON_THE_FLY, case.records, None, tmp_path / "out", reporter=QUIET, on_the_fly=case.plan)
-    assert not (tmp_path / "out").exists()
