@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.builders import tables  # noqa: E402
 from tests.builders.reporters import QUIET  # noqa: E402
 from tests.builders.shards import mend_sums  # noqa: E402
 
+DAY_MS = 86_400_000
 SHARD = "packed-00000-00000.parquet"
 Pack = dict[str, Any]
 
@@ -103,6 +106,50 @@ def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], rea
     with pytest.raises(FailedError, match=reason):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
     assert not (folder / "packed" / "verification.json").exists()
+
+
+# Columns of five rows, in types that Parquet stores as others, and with NaN at any depth.
+COLUMNS = {
+    "date64": pyarrow.array([0, DAY_MS, None, 3 * DAY_MS, 5 * DAY_MS], pyarrow.date64()),
+    "timestamp of seconds": pyarrow.array([0, 1, None, 3, 5], pyarrow.timestamp("s", "Europe/Berlin")),
+    "time32 of seconds": pyarrow.array([0, 1, None, 3, 5], pyarrow.time32("s")),
+    "dictionary of numbers": pyarrow.array([7, 8, None, 7, 9]).dictionary_encode(),
+    "dictionary of NaN": pyarrow.array([math.nan, 8.0, None, math.nan, 9.0]).dictionary_encode(),
+    "dictionary of long texts": pyarrow.array(["a", "b", None, "a", "c"], pyarrow.large_string()).dictionary_encode(),
+    "half precision": pyarrow.array([math.nan, 1.0, None, 3.0, 5.0], pyarrow.float32()).cast(pyarrow.float16()),
+    "structure": pyarrow.array(
+        [{"a": math.nan, "b": [1.0, None]}, {"a": 0.5, "b": [math.nan]}, None, {"a": None}, {"b": []}]
+    ),
+    "structure of seconds": pyarrow.array(
+        [{"a": 0}, {"a": 1}, None, {"a": None}, {"a": 5}], pyarrow.struct([("a", pyarrow.timestamp("s"))])
+    ),
+    "map": pyarrow.array(
+        [[("k", math.nan)], [("k", 1.0), ("l", None)], None, [], [("k", 2.0)]],
+        pyarrow.map_(pyarrow.string(), pyarrow.float64()),
+    ),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_values_are_compared_in_the_type_that_parquet_stores(tmp_path: Path, column: str) -> None:
+    table = pyarrow.table({"input_ids": [[1], [2, 3], [4], [5, 6], [7]], "x": COLUMNS[column]})
+    with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    chosen = TableSettings(max_sequence_length=8, shard_multiple=1, algorithm="lpfhp")
+    pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, reporter=QUIET, verified=True)
+    for one, other in ((0, 1), (1, 2), (2, 3), (4, 0)):
+        shutil.copytree(tmp_path / "packed", tmp_path / "changed")
+        rewrite(tmp_path / "changed", partial(swap_values, one, other))
+        with pytest.raises(FailedError, match="x is not that of the rows"):
+            verify_table(tmp_path / "rows.arrow", tmp_path / "changed", reporter=QUIET)
+        shutil.rmtree(tmp_path / "changed")
+
+
+def swap_values(one: int, other: int, packs: list[Pack]) -> None:
+    """The values of two rows in the column x."""
+    of_row = {row: (pack["x"], at) for pack in packs for at, row in enumerate(pack["indices"])}
+    (values, at), (others, there) = of_row[one], of_row[other]
+    values[at], others[there] = others[there], values[at]
 
 
 def test_sequences_that_changed_places(folder: Path) -> None:
