@@ -88,19 +88,14 @@ SETTING = "a setting: with other values too the plan packs every sequence, withi
 MASKED = "only the masked positions of the data tell it, and nothing is built on it"
 
 UNPROVABLE: dict[str, dict[str, Unprovable]] = {
-    "records/metadata.json": {
-        "tool_version": NAME,
-        "algorithm": NAME,
-        "seed": SEED,
-        "shard_multiple": Unprovable({"half"}, "true of every divisor; how many multiples there are depends on shard_bytes"),
-    },
+    # The settings of a packed folder, which are stored in it, have its seed and algorithm.
+    "records/metadata.json": {"tool_version": NAME},
     "records/group-00000.json": {},
     "records/group-00001.json": {},
     "records/verification.json": {
         "": Unprovable({"key added"}, "figures to look at: keys of later versions are ignored"),
         "fingerprint": Unprovable({"other"}, "only reading all data tells it, which `verify --overwrite` does"),
     },
-    # The settings of a packed table lie beside it, and the manifests hold their digest: so its seed and algorithm are known.
     "table/metadata.json": {"tool_version": NAME},
     "table/group-00000.json": {},
     "table/group-00001.json": {},

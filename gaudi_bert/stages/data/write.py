@@ -107,7 +107,7 @@ def _output(folder: Path, plan: WritablePlan, reporter: Reporter) -> PackedOutpu
     return PackedOutput(
         folder,
         folder / METADATA_NAME,
-        Signature("write", {}, {"plan_sha256": plan.sha256}),
+        Signature("write", {key: getattr(plan, key) for key in Metadata.planned}, {"plan_sha256": plan.sha256}),
         GroupManifest,
         lambda number: manifest_path(folder, number),
         reporter,

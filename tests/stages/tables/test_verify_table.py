@@ -191,6 +191,16 @@ def test_what_was_verified_is_not_verified_again(folder: Path) -> None:
     assert first.content == again.content
 
 
+def test_a_stored_proof_does_not_hold_for_a_copy(folder: Path) -> None:
+    verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    shutil.copytree(folder / "packed", folder / "copy")
+    data = (folder / "copy" / SHARD).read_bytes()
+    (folder / "copy" / SHARD).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    (folder / "copy" / "verification.json").touch()
+    with pytest.raises(FailedError, match="CRC-32C differs"):
+        verify_table(folder / "rows.parquet", folder / "copy", reporter=QUIET)
+
+
 def test_a_folder_that_is_not_finished(folder: Path) -> None:
     (folder / "packed" / "metadata.json").unlink()
     with pytest.raises(InputError, match="not wholly"):
