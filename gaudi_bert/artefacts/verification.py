@@ -13,7 +13,7 @@ from typing_extensions import Self
 from gaudi_bert.artefacts.base import Count, Figures, Positive
 from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TooLongRows
-from gaudi_bert.artefacts.references import VERIFICATION_NAME
+from gaudi_bert.artefacts.references import NOTES_NAME, VERIFICATION_NAME
 from gaudi_bert.artefacts.shards import ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
@@ -133,6 +133,8 @@ def dropped_packs(packs: int) -> dict[int, int]:
 
 class TableVerification(_Verified):
     """The verification of packed tables."""
+
+    file_name = f"{NOTES_NAME}/{VERIFICATION_NAME}"
 
     format: Literal["table"]
     rows: Count

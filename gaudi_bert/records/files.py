@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, followed
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
@@ -63,7 +63,7 @@ def records_folder(records: str | Path) -> Path:
 
 def find_vocabulary(records: str | Path) -> Path | None:
     """`vocab.txt` beside the folder of RECORDS (where `prepare` puts it), or None."""
-    candidate = records_folder(records).resolve().parent / "vocab.txt"
+    candidate = followed(records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
-from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, InputFile, manifest_path
+from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
@@ -76,10 +76,10 @@ def verify_folder(
         inputs: the files that it was made from, with their bytes.
         prove: reads both sides and compares their sequences.
     """
-    out = packed / VERIFICATION_NAME
+    out = kind.path_in(packed)
     seen, sources = hidden_beside(out, "seen"), lambda: itertools.chain(_files_of(packed, metadata), inputs)
     identity = _identity_of(sources())
-    sha256 = hashlib.sha256(read_file(packed / METADATA_NAME)).hexdigest()
+    sha256 = hashlib.sha256(read_file(metadata.path_in(packed))).hexdigest()
     files = {path.name: size for path, size in inputs.items()}
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
     if not overwrite and is_finished(out, out, signature) and _is_of_these(out, seen, identity, sources()):
@@ -182,13 +182,13 @@ def check_numbers(packed: Path, metadata: Metadata | TableMetadata) -> None:
     table = metadata.shard_table
     if table.given_names:
         raise FailedError(
-            f"{packed / METADATA_NAME}: shard {_first_out_of_order(table.given_names)} is out of order; {metadata.remedy}"
+            f"{metadata.path_in(packed)}: shard {_first_out_of_order(table.given_names)} is out of order; {metadata.remedy}"
         )
     for number, shards in enumerate(table.group_sizes.tolist()):
         fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
         if shards % metadata.shard_multiple and not fewer:
             raise FailedError(
-                f"{packed / METADATA_NAME}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
+                f"{metadata.path_in(packed)}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
                 f" {shards} shards; {metadata.remedy}"
             )
 
@@ -222,11 +222,14 @@ def read_manifest(kind: type[Manifest], packed: Path, number: int) -> tuple[Mani
 def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[Stored]) -> None:
     groups = len(metadata.shard_table.group_firsts)
     known = {path(packed, number).name for number in range(groups) for path in (manifest_path, index_path)}
-    for name in names_in(packed):
+    path = metadata.path_in(packed)
+    for name in names_in(path.parent):
         if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
             what = "manifest" if name.endswith(".json") else "index"
-            raise FailedError(f"{packed / name}: the {what} of a group that metadata.json does not have; {metadata.remedy}")
-    check_same(packed / METADATA_NAME, metadata, proof.metadata)
+            raise FailedError(
+                f"{path.with_name(name)}: the {what} of a group that metadata.json does not have; {metadata.remedy}"
+            )
+    check_same(path, metadata, proof.metadata)
 
 
 def check_same(path: Path, stored: Artefact, right: Artefact) -> None:

@@ -116,7 +116,7 @@ def test_columns_of_sequences_are_handed_on(folders, target: str) -> None:
 
 def test_refused(folders, tmp_path: Path) -> None:
     table, packed, index = folders
-    with pytest.raises(InputError, match="packed: is no index; leave table= out"):
+    with pytest.raises(InputError, match="packed: is not an index; leave table= out"):
         PackedDataset(packed, table=table)
     with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; give the table"):
         PackedDataset(index)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gaudi_bert.artefacts.references import NOTES_NAME
 from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.stages.data.verify import verify
@@ -186,7 +187,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def hold_to_the_list(workdir: Path, file: str, read: Callable[[], object]) -> None:
     """Change a file in each way, one at a time: `read` fails, or the change is listed; and none is listed in vain."""
-    path = next(folder / Path(file).name for folder in (workdir, workdir / "packed") if (folder / Path(file).name).exists())
+    folders = (workdir, workdir / "packed", workdir / "packed" / NOTES_NAME)
+    path = next(folder / Path(file).name for folder in folders if (folder / Path(file).name).exists())
     before = path.read_bytes()
     content, unprovable = json.loads(before), UNPROVABLE[file]
     changes = list(changes_of(content))

@@ -472,7 +472,9 @@ def test_missing_input_files_are_named(named: PackingCase, tmp_path: Path) -> No
     records = Path(shutil.copytree(named.records, tmp_path / "records"))
     for missing in (["part-2"], ["part-0", "part-2"]):
         (records / missing[0]).unlink()
-        reason = rf"{len(missing)} of 4 input files are missing from the records: {', '.join(missing)}; verify with the files"
+        reason = (
+            rf"{len(missing)} of 4 input files are missing from the records: {', '.join(missing)}; verify with the files"
+        )
         with pytest.raises(FailedError, match=reason):
             verify(records, named.packed, reporter=QUIET)
 

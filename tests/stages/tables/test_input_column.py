@@ -10,6 +10,7 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 
+from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
 from gaudi_bert.artefacts.shards import count_shards  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
@@ -52,7 +53,7 @@ def test_packs_have_the_usual_name(tables, tmp_path: Path) -> None:
     for name in shards:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert verify_table(named, tmp_path / "a", reporter=QUIET).content.sequences == len(ROWS)
-    assert "input_column" not in json.loads((tmp_path / "b" / "settings.json").read_text())["settings"]
+    assert "input_column" not in json.loads((tmp_path / "b" / NOTES_NAME / "settings.json").read_text())["settings"]
     index = TableSettings(max_sequence_length=L, input_column="tokens", index_only=True)
     pack_table(named, tmp_path / "index", index, reporter=QUIET, verified=True)
 

@@ -15,6 +15,7 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
+from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
@@ -24,6 +25,7 @@ from tests.builders.reporters import QUIET  # noqa: E402
 from tests.builders.shards import mend_sums  # noqa: E402
 
 DAY_MS = 86_400_000
+NOTES = Path("packed", NOTES_NAME)
 SHARD = "packed-00000-00000.parquet"
 Pack = dict[str, Any]
 
@@ -105,7 +107,7 @@ def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], rea
     rewrite(folder / "packed", change)
     with pytest.raises(FailedError, match=reason):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
-    assert not (folder / "packed" / "verification.json").exists()
+    assert not (folder / NOTES / "verification.json").exists()
 
 
 # Columns of five rows, in types that Parquet stores as others, and with NaN at any depth.
@@ -170,7 +172,7 @@ def test_damaged_and_missing_shards(folder: Path) -> None:
 
 
 def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
-    stored = folder / "packed" / "metadata.json"
+    stored = folder / NOTES / "metadata.json"
     value = json.loads(stored.read_text())
     value["too_long"]["rows"] = 1
     stored.write_text(json.dumps(value))
@@ -196,13 +198,13 @@ def test_a_stored_proof_does_not_hold_for_a_copy(folder: Path) -> None:
     shutil.copytree(folder / "packed", folder / "copy")
     data = (folder / "copy" / SHARD).read_bytes()
     (folder / "copy" / SHARD).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
-    (folder / "copy" / "verification.json").touch()
+    (folder / "copy" / NOTES_NAME / "verification.json").touch()
     with pytest.raises(FailedError, match="CRC-32C differs"):
         verify_table(folder / "rows.parquet", folder / "copy", reporter=QUIET)
 
 
 def test_a_folder_that_is_not_finished(folder: Path) -> None:
-    (folder / "packed" / "metadata.json").unlink()
+    (folder / NOTES / "metadata.json").unlink()
     with pytest.raises(InputError, match="not wholly"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
@@ -213,10 +215,10 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
         packed = tmp_path / folder
         chosen = TableSettings(max_sequence_length=9, shard_multiple=1, algorithm="none", depth=2, keep_together=together)
         pack_table(tmp_path / "rows.jsonl", packed, chosen, reporter=QUIET, verified=True)
-        packs = json.loads((packed / "metadata.json").read_text())["packs"]
+        packs = json.loads((packed / NOTES_NAME / "metadata.json").read_text())["packs"]
         assert packs == (6 if together else 12)
         for name, changes in (("metadata.json", {"gap": packs - 7}), ("group-00000.json", {})):
-            stored = json.loads((packed / name).read_text())
-            (packed / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
+            stored = json.loads((packed / NOTES_NAME / name).read_text())
+            (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
         with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
             verify_table(tmp_path / "rows.jsonl", packed, reporter=QUIET)
