@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gaudi_bert.config.sections import TableSettings
 from tests.builders import tables
 from tests.builders.model_mutations import good_folder
 from tests.builders.packing_case import make_case
+from tests.builders.reporters import QUIET
 from tests.builders.watched_worker import WatchedWorker
 
 
@@ -24,14 +26,18 @@ def worker() -> Iterator[WatchedWorker]:
 
 @pytest.fixture(scope="session")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """records/, histogram.json, plan.json, packed/, rows.*, lengths.*, vocab.txt; a model/, and rows of a task."""
+    """records/, histogram.json, plan.json, packed/, rows.*, packed-table/, lengths.*, vocab.txt; a model/, task rows."""
     pytest.importorskip("pyarrow", exc_type=ImportError)
+    from gaudi_bert.stages.tables.pack_table import pack_table
+
     folder = tmp_path_factory.mktemp("good")
     make_case(folder, files=3, sequences_per_file=5)
     rows = tables.random_rows(31, 29, seed=4)
     tables.write_parquet(folder / "rows.parquet", rows)
     tables.write_stream(folder / "rows.arrow", rows)
     tables.write_lines(folder / "rows.jsonl", rows)
+    settings = TableSettings(max_sequence_length=32, algorithm="lpfhp")
+    pack_table(folder / "rows.parquet", folder / "packed-table", settings, reporter=QUIET)
     np.save(folder / "lengths.npy", np.arange(1, 30))
     (folder / "lengths.txt").write_text("\n".join(map(str, range(1, 30))))
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]) + "\n")
