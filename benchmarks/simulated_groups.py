@@ -277,12 +277,15 @@ def writer(folder: Path) -> dict[str, Any]:
 def write_finish(folder: Path) -> dict[str, Any]:
     """The metadata of manifests that are all there."""
     from gaudi_bert.artefacts.completion import Signature, settings_path
+    from gaudi_bert.artefacts.packed import Metadata
     from gaudi_bert.artefacts.plan import Plan
     from gaudi_bert.common.files import write_json
     from gaudi_bert.stages.data.write import write
 
     out, plan = folder / "packed", folder / "plan.json"
-    signature = Signature("write", {}, {"plan_sha256": Plan.read(plan).sha256})
+    planned = Plan.read(plan)
+    settings = {key: getattr(planned, key) for key in Metadata.planned}
+    signature = Signature("write", settings, {"plan_sha256": planned.sha256})
     write_json(settings_path(out), signature.as_json())
     content = write(folder / "records", plan, out, finish=True, reporter=quiet()).content
     return {"shards": len(content.shard_table), "megabytes": round((out / "metadata.json").stat().st_size / 1e6, 1)}

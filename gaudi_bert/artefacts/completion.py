@@ -1,6 +1,6 @@
 """When a stage has nothing to do, and when it must refuse.
 
-Beside every artefact lies a settings file: the stage, its settings and the identity of its inputs. It is written before the
+Every artefact has a settings file: the stage, its settings and the identity of its inputs. It is written before the
 work starts, so half-done work is only ever resumed with the settings it was begun with; the artefact's final file is written
 last, so its presence means that the artefact is whole. Together: same settings and final file present -> nothing to do;
 same settings, no final file -> resume; other settings -> refuse and say which one differs, unless told to overwrite.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -60,26 +60,24 @@ def read_signature(path: Path) -> Signature:
         ) from error
 
 
-def settings_path(artefact: Path) -> Path:
-    """Where the settings of `artefact` are kept: `x.settings.json` beside a file, `settings.json` inside a folder."""
-    return artefact.with_name(f"{artefact.stem}.settings.json") if artefact.suffix else artefact / "settings.json"
+def settings_path(artefact: Path, final: Path | None = None) -> Path:
+    """Where the settings of `artefact` are stored: `x.settings.json` next to a file, `settings.json` inside a folder.
+
+    Inside a folder they are next to its `final` file, which may be in a folder there.
+    """
+    if artefact.suffix:
+        return artefact.with_name(f"{artefact.stem}.settings.json")
+    return (artefact if final is None else final.parent) / "settings.json"
 
 
-def is_finished(artefact: Path, final: Path, signature: Signature, sources: Iterable[Path] = ()) -> bool:
+def is_finished(artefact: Path, final: Path, signature: Signature) -> bool:
     """Whether the finished artefact of the same signature is there. Nothing is written, so a read-only folder will do.
 
-    Args:
-        artefact, final, signature: as in `begin_artefact`.
-        sources: files that a signature knows by name and size only: none may have changed since `final` was written.
+    The arguments are those of `begin_artefact`.
     """
-    settings = settings_path(artefact)
+    settings = settings_path(artefact, final)
     fetch(settings, final)
-    if not settings.exists() or not final.exists():
-        return False
-    if read_json(settings) != signature.as_json():
-        return False
-    written = final.stat().st_mtime_ns
-    return all(source.stat().st_ctime_ns <= written for source in sources)
+    return settings.exists() and final.exists() and read_json(settings) == signature.as_json()
 
 
 def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite: bool = False) -> bool:
@@ -95,14 +93,14 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
         has then been written). What is not ours, or was made from something else, is refused without `overwrite`.
     """
     check_name(artefact)
-    settings = settings_path(artefact)
+    settings = settings_path(artefact, final)
     fetch(settings, final)
     difference = _other_settings(read_json(settings), signature.as_json()) if settings.exists() else None
     if settings.exists() and difference is None:
         if final.exists():
             return True
-    elif overwrite or not _holds_something(artefact):
-        remove_artefact(artefact)
+    elif overwrite or not _holds_something(artefact, settings):
+        remove_artefact(artefact, final)
     elif difference is not None:
         raise InputError(f"{artefact} was made {difference}: choose another folder, or pass --overwrite")
     else:
@@ -113,22 +111,29 @@ def begin_artefact(artefact: Path, final: Path, signature: Signature, overwrite:
     return False
 
 
-def remove_artefact(artefact: Path) -> None:
-    """Remove `artefact`, the settings last, so that a kill half-way leaves something that is refused or resumed."""
-    settings = settings_path(artefact)
+def remove_artefact(artefact: Path, final: Path | None = None) -> None:
+    """Remove `artefact`, the final file first and the settings last: after a kill, the rest is refused or resumed."""
+    settings = settings_path(artefact, final)
     with explained_os_errors(artefact, "remove"):
         if artefact.is_dir():
-            names = (name for name in names_in(artefact) if name != settings.name)
-            remove(*(artefact / name for name in names if not name.endswith(".lock")))  # a lock that is held must stay
+            others = [path for path in _others(artefact, settings) if not path.name.endswith(".lock")]  # it may be held
+            remove(*sorted(others, key=lambda path: path != final))
         else:
             remove(artefact, *_parts_of(artefact))
         remove(settings)
 
 
-def _holds_something(artefact: Path) -> bool:
+def _holds_something(artefact: Path, settings: Path) -> bool:
     if artefact.is_dir():
-        return any(not name.startswith(".") for name in names_in(artefact) if name != settings_path(artefact).name)
+        return any(not path.name.startswith(".") for path in _others(artefact, settings))
     return artefact.exists() or bool(_parts_of(artefact))
+
+
+def _others(artefact: Path, settings: Path) -> list[Path]:
+    """What is in a folder, and in the folder of its settings, besides the settings."""
+    folders = dict.fromkeys((artefact, settings.parent))
+    paths = dict.fromkeys(folder / name for folder in folders if folder.is_dir() for name in names_in(folder))
+    return [path for path in paths if path not in (settings, *folders)]
 
 
 def _parts_of(artefact: Path) -> list[Path]:

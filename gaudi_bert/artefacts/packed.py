@@ -2,8 +2,8 @@
 
 metadata.json is written last, so a folder that has it is whole; the trainer takes every size from it. It holds totals, and
 arrays for each group. A manifest is written after the shards of its group.
-The files of packed tables have the same names; `format` tells them apart. `records.packed_folder` also reads the folders of
-the vendor's deleted script (Habana Model-References, up to 1.14.0), which this project calls *the predecessor*.
+Those of packed tables have the same names, in the folder `__gaudi_bert__`. `records.packed_folder` also reads the folders
+of the vendor's deleted script (Habana Model-References, up to 1.14.0), which this project calls *the predecessor*.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import Self
 
-from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Figures, Length, Positive, Sha256, Share
-from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, InputTable, VocabularyInfo
+from gaudi_bert.artefacts.base import Artefact, Count, Crc32c, Length, Positive, Sha256, Share
+from gaudi_bert.artefacts.references import METADATA_NAME, NOTES_NAME, InputFile, InputTable, VocabularyInfo
 from gaudi_bert.artefacts.shards import GroupShards, Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
@@ -128,13 +128,13 @@ class Metadata(_PackedTotals, _MetadataHead):
     def read(cls, path: Path | str) -> Self:
         """The metadata of a packed folder that gaudi-bert wrote (see `records.packed_folder.read_metadata` for any)."""
         path = cls.path_in(path)
+        if not path.exists() and TableMetadata.path_in(path.parent).exists():
+            raise InputError(
+                f"{path.parent}: holds a packed table, not packed TFRecords; gaudi_bert.pytorch reads packed tables"
+            )
         if not path.exists():
             raise InputError(
                 f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert write` to its end"
-            )
-        if _is_of_table(path):
-            raise InputError(
-                f"{path}: describes a packed table, not packed TFRecords; gaudi_bert.pytorch reads packed tables"
             )
         return super().read(path)
 
@@ -263,7 +263,7 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
         rows: of the table; `sequences` were made of them.
     """
 
-    file_name = METADATA_NAME
+    file_name = f"{NOTES_NAME}/{METADATA_NAME}"
     remedy = "pack the table again"
     line_per_entry = ("inputs", "groups")
     omits_defaults = True
@@ -281,29 +281,17 @@ class TableMetadata(_PackedTotals, _TableMetadataHead):
     def read(cls, path: Path | str) -> Self:
         """The metadata of a folder of packed tables."""
         path = cls.path_in(path)
+        if not path.is_file() and (path.parent.parent / METADATA_NAME).is_file():
+            raise InputError(
+                f"{path.parent.parent}: holds packed TFRecords, not a packed table; give the records it was made from"
+            )
         if not path.is_file():
             raise InputError(
                 f"{path}: missing, so the folder is not (or not wholly) packed; run `gaudi-bert pack` on its table again"
             )
-        if not _is_of_table(path):
-            raise InputError(f"{path}: describes packed TFRecords, not a packed table; give the records it was made from")
         return super().read(path)
 
     def summary(self) -> dict[str, Any]:
         """All but the long lists."""
         content = {name: value for name, value in self.as_json().items() if name not in ("inputs", "histogram")}
         return {**content, "groups": len(self.groups), "shards": len(self.shard_table)}
-
-
-class _Kind(Figures):
-    """What tells packed tables from packed TFRecords."""
-
-    format: str | None = None
-
-
-def _is_of_table(path: Path) -> bool:
-    """Whether a metadata.json is of packed tables, and not of packed TFRecords."""
-    try:
-        return _Kind.read(path).format == "table"
-    except InputError:
-        return False  # who reads it says what is wrong with it

@@ -16,6 +16,9 @@ from gaudi_bert.common.files import read_file
 
 METADATA_NAME = "metadata.json"
 VERIFICATION_NAME = "verification.json"
+NOTES_NAME = "__gaudi_bert__"
+"""The folder for all that is not Parquet in a folder of tables: pyarrow and Spark pass over names that begin with `_`,
+`datasets` over folders that begin with two."""
 
 
 def manifest_path(folder: Path, group: int) -> Path:

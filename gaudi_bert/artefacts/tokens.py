@@ -1,6 +1,6 @@
 """tokens.json: what a folder of tokenised texts holds. It is written last, so a folder that has it is whole.
 
-Until then, each finished part has a small file of its own, `parts/tokens-KKKKK-of-NNNNN.json`.
+Until then, each finished part has a small file next to it, `tokens-KKKKK-of-NNNNN.json`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from gaudi_bert.artefacts.base import Artefact, Count, Figures, Length
 from gaudi_bert.artefacts.packed import TooLongRows
-from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.artefacts.references import NOTES_NAME, VocabularyInfo
 
 _REMEDY = "tokenise the texts again with --overwrite"
 
@@ -52,7 +52,7 @@ class TextInput(Artefact):
 class TokenisedTexts(Figures):
     """tokens.json."""
 
-    file_name = "tokens.json"
+    file_name = f"{NOTES_NAME}/tokens.json"
     remedy = _REMEDY
     line_per_entry: ClassVar[tuple[str, ...]] = ("inputs", "files")
 

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from gaudi_bert.artefacts.base import Count, Figures
 from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TooLongRows
-from gaudi_bert.artefacts.references import VERIFICATION_NAME
+from gaudi_bert.artefacts.references import NOTES_NAME, VERIFICATION_NAME
 from gaudi_bert.common.errors import InputError
 
 
@@ -69,6 +69,8 @@ class Verification(_Verified):
 
 class TableVerification(_Verified):
     """The verification of packed tables."""
+
+    file_name = f"{NOTES_NAME}/{VERIFICATION_NAME}"
 
     format: Literal["table"]
     rows: Count

@@ -404,7 +404,7 @@ def _describe_verified_table(result: Mapping[str, Any]) -> list[str]:
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A TFRecord file, packed or not.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="A TFRecord file, packed or not, or a folder of them.", show_default=False)],
     record: Annotated[int, typer.Option(min=0, help="Which record, from 0.")] = 0,
     vocab: Annotated[Path | None, typer.Option(help="A vocab.txt, to show tokens.")] = None,
     json: arguments.Json = False,

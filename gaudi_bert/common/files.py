@@ -91,6 +91,11 @@ def _possible(path: Path | str) -> Path | str:
     raise InputError(f"{shown(text)}: is no path; leave out what no name of a file can hold")
 
 
+def followed(path: Path) -> Path:
+    """An absolute path without links; a loop of links remains one (`Path.resolve` raises), and reading it is an error."""
+    return Path(os.path.realpath(path))
+
+
 def check_name(path: Path) -> None:
     """Refuse what cannot be made, locked or removed: what has no name of its own, a device, a link that leads nowhere."""
     if path.name in ("", ".."):

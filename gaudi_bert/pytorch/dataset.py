@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.removed import refuse_removed
@@ -32,8 +31,8 @@ from gaudi_bert.pytorch.mapped import MappedPacks
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.records.packed_folder import (
     check_shards,
+    is_packed,
     open_shards,
-    predecessor_metadata_path,
     read_metadata,
 )
 from gaudi_bert.records.read.global_order import (
@@ -94,7 +93,7 @@ def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _
     if table is not None:
         index = IndexedTable(folder, table)
         return _StoredPacks(index, share, seed, shard_multiple=index.shard_multiple, identity=index.identity)
-    has_metadata = (folder / METADATA_NAME).exists() or predecessor_metadata_path(folder).exists()
+    has_metadata = is_packed(folder)
     tables = sorted(folder.glob("packed-*.parquet")) or ([] if has_metadata else sorted(folder.glob("*.parquet")))
     if tables:
         files, shard_multiple = open_tables(folder, tables)

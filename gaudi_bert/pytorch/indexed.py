@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.packed import TableMetadata
-from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
+from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
 from gaudi_bert.records.read.streams import ShardFiles
 from gaudi_bert.records.tables.parts import list_parts, read_parts
@@ -51,10 +51,9 @@ class IndexedTable(ShardFiles[None]):
 
     def __init__(self, folder: Path, table: Path, is_known: bool = False) -> None:
         self.folder, self.table = folder, table
-        stored = read_json(folder / METADATA_NAME) if (folder / METADATA_NAME).is_file() else {}
-        if not (isinstance(stored, dict) and stored.get("index_only")):
-            raise InputError(f"{folder}: is no index; leave table= out, or pack with --index-only")
         metadata = TableMetadata.read(folder)
+        if not metadata.index_only:
+            raise InputError(f"{folder}: is not an index; leave table= out, or pack with --index-only")
         self.shard_multiple, self.identity = metadata.shard_multiple, metadata.identity()
         self._length = metadata.max_sequence_length
         table_of_shards = metadata.shard_table
@@ -123,8 +122,9 @@ def _open_table(folder: Path, table: Path, metadata: TableMetadata, is_known: bo
             )
     if len(files) < len(known):
         raise InputError(f"{table}: {len(files)} files, {folder} indexes {len(known)}: {', '.join(known)}; give all of them")
-    settings = read_json(folder / "settings.json").get("settings", {})
-    columns = columns_of(files[0], settings.get("columns"), settings.get("input_column", "input_ids"))
+    path = settings_path(folder, TableMetadata.path_in(folder))
+    settings = section_from_mapping(TableSettings, read_signature(path).settings, str(path))
+    columns = columns_of(files[0], settings.columns, settings.input_column)
     check_same_columns(files, columns)
     limits = TableSettings(max_sequence_length=1)
     rows, first = [], 0

@@ -1,10 +1,10 @@
 """RECORDS: a folder, a file or a glob of TFRecord files, as a sorted list with names that do not depend on
 the machine.
 
-A folder means its files, not recursive, whatever their ending; dot files, `*.json` and sub-folders are left
-out. Any other entry that cannot be read as a file, such as a dangling symbolic link, is an error: a shard that is
-silently missing would be data that is silently missing. A file is known by its name relative to RECORDS, so artefacts
-made from the same data elsewhere are the same.
+A folder means its files, not recursive, whatever their ending; sub-folders, `*.json`, `README*` and, as in Spark and
+pyarrow, names that begin with `_` or `.` are passed over. Any other entry that cannot be read as a file, such as a dangling
+symbolic link, is an error: a shard that is silently missing would be data that is silently missing. A file is known by its
+name relative to RECORDS, so artefacts made from the same data elsewhere are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, files_in, mirrored
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import explained_os_errors
+from gaudi_bert.common.files import explained_os_errors, followed
 
 
 def list_record_files(records: str | Path) -> dict[Path, int]:
@@ -35,7 +35,7 @@ def list_record_files(records: str | Path) -> dict[Path, int]:
     with explained_os_errors(location, "read"):
         if location.is_dir():
             paths = [child for child in location.iterdir() if not _is_left_out(child)]
-            missing = "the folder holds no record files; check the path"
+            missing = "the folder holds no record files, names that begin with _ or . aside; check the path"
         elif os.path.lexists(location):
             paths, missing = [location], ""
         else:
@@ -63,13 +63,18 @@ def records_folder(records: str | Path) -> Path:
 
 def find_vocabulary(records: str | Path) -> Path | None:
     """`vocab.txt` beside the folder of RECORDS (where `prepare` puts it), or None."""
-    candidate = records_folder(records).resolve().parent / "vocab.txt"
+    candidate = followed(records_folder(records)).parent / "vocab.txt"
     return candidate if candidate.is_file() else None
 
 
 def _is_left_out(path: Path) -> bool:
-    """Whether the rules name this entry: a dot file, a JSON file, or a folder."""
-    return path.name.startswith(".") or path.suffix == ".json" or path.is_dir()
+    """Whether the rules name this entry: by its name, or because it is a folder."""
+    return is_passed_over(path.name) or path.suffix == ".json" or path.is_dir()
+
+
+def is_passed_over(name: str) -> bool:
+    """Whether a file next to data is not data, by its name: `_SUCCESS`, a dot file, a README."""
+    return name.startswith((".", "_", "README"))
 
 
 def _file_bytes(path: Path) -> int:
@@ -143,7 +148,7 @@ def _folder_and_pattern(url: str, objects: Objects) -> tuple[str, str]:
 def _stored_files(folder: Path, pattern: str) -> Iterator[tuple[Path, int]]:
     """The record objects in a mirrored folder; the same rules as for files."""
     for name, info in files_in(folder).items():
-        if fnmatch.fnmatchcase(name, pattern) and not name.endswith(".json"):
+        if fnmatch.fnmatchcase(name, pattern) and not (is_passed_over(name) or name.endswith(".json")):
             if info.bytes == 0:
                 raise InputError(f"{folder / name}: the object is empty; remove it, or make it again")
             yield folder / name, info.bytes

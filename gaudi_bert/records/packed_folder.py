@@ -11,20 +11,21 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
 from gaudi_bert.artefacts.base import LARGEST_COUNT
-from gaudi_bert.artefacts.packed import Metadata
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata
 from gaudi_bert.artefacts.plan import Plan
 from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.artefacts.shards import Shard, ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.common.figures import PackingFigures
-from gaudi_bert.common.files import read_json, write_json
+from gaudi_bert.common.files import explained_os_errors, followed, read_json, write_json
 from gaudi_bert.records.read.random_access import FileCache, RecordFiles
 from gaudi_bert.records.read.scan import first_record
 from gaudi_bert.records.schema import PackedSchema, RecordError, check_features, packed_schema_of
@@ -39,6 +40,8 @@ _TOP_STRATEGIES = 8
 def read_metadata(folder: Path | str) -> Metadata:
     """The metadata of a packed folder: ours inside it, or the predecessor's beside it (`<folder>_metadata.json`)."""
     folder = Path(folder)
+    with explained_os_errors(folder, "read"), suppress(FileNotFoundError):
+        os.stat(folder)
     sibling = predecessor_metadata_path(folder)
     if not (folder / METADATA_NAME).exists() and sibling.exists():
         return _read_predecessor_metadata(folder, sibling)
@@ -47,8 +50,14 @@ def read_metadata(folder: Path | str) -> Metadata:
 
 def predecessor_metadata_path(folder: Path) -> Path:
     """`<folder>_metadata.json` beside `folder`."""
-    folder = folder.resolve()
-    return folder.with_name(f"{folder.name}_metadata.json")
+    folder = followed(folder)
+    return folder.parent / f"{folder.name}_metadata.json"
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether a folder has the metadata of packs: TFRecords, tables, or the predecessor's."""
+    paths = (folder / METADATA_NAME, TableMetadata.path_in(folder), predecessor_metadata_path(folder))
+    return any(path.exists() for path in paths)
 
 
 # --- the shards of a folder, of which there may be hundreds of thousands

@@ -61,7 +61,7 @@ class GroupedOutput(Generic[Group, Summary]):
         """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
         finished = is_finished(self.artefact, self.final, self.signature)
         if not finished:
-            with exclusive_lock(settings_path(self.artefact), str(self.artefact), wait=True):
+            with exclusive_lock(settings_path(self.artefact, self.final), str(self.artefact), wait=True):
                 finished = begin_artefact(self.artefact, self.final, self.signature, overwrite)
         if finished:
             self.reporter.say(f"{shown(self.artefact)}: already there, nothing to do")
@@ -81,11 +81,12 @@ class GroupedOutput(Generic[Group, Summary]):
         if is_mirrored(self.folder):
             remove(*(self.folder / name for name in names_in(self.folder)))
             return
-        remove_artefact(self.folder)
-        for path in self.folder.glob(".*.lock"):
-            path.unlink(missing_ok=True)
-        if not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        remove_artefact(self.folder, self.final)
+        for folder in dict.fromkeys((self.final.parent, self.folder)):
+            for path in folder.glob(".*.lock"):
+                path.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
     def whole(self, groups: Sequence[Group]) -> dict[Group, Summary]:
         """The summaries of those of `groups` that are whole."""

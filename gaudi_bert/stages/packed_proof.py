@@ -4,8 +4,9 @@ How the sequences of a group are read and compared is told apart in `data.verify
 read they make the manifests and the metadata anew; here the stored ones are held to these. So each key is recomputed from
 the data or, where it cannot be, stands in the code that makes them anew as a copy of what is stored.
 
-The result is stored in the folder itself, so that the same folder is not verified twice; a shard or an input file that
-changed since, if only by its time, is verified anew.
+The result is stored in the folder itself, so that the same folder is not verified twice. It holds for the files that were
+read: a hidden file next to it identifies them (their inodes and times), so a copied folder, or one with a file that changed,
+is verified again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
-from gaudi_bert.artefacts.references import METADATA_NAME, VERIFICATION_NAME, InputFile, manifest_path
+from gaudi_bert.artefacts.references import InputFile, manifest_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.mirrored_folder import (
     fetch,
@@ -40,7 +41,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import (
 from gaudi_bert.artefacts.verification import TableVerification, Verification
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import read_file
+from gaudi_bert.common.files import hidden_beside, read_file, read_text, write_text
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.records.wire.crc32c import crc32c
@@ -75,11 +76,13 @@ def verify_folder(
         inputs: the files that it was made from, with their bytes.
         prove: reads both sides and compares their sequences.
     """
-    out, sources = packed / VERIFICATION_NAME, lambda: itertools.chain(_files_of(packed, metadata), inputs)
-    sha256 = hashlib.sha256(read_file(packed / METADATA_NAME)).hexdigest()
+    out = kind.path_in(packed)
+    seen, sources = hidden_beside(out, "seen"), lambda: itertools.chain(_files_of(packed, metadata), inputs)
+    identity = _identity_of(sources())
+    sha256 = hashlib.sha256(read_file(metadata.path_in(packed))).hexdigest()
     files = {path.name: size for path, size in inputs.items()}
     signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
-    if not overwrite and _is_verified(out, signature, sources()):
+    if not overwrite and is_finished(out, out, signature) and _is_of_these(out, seen, identity, sources()):
         reporter.say(f"{shown(packed)}: already verified, nothing to do")
         return Made(kind.read_of(out, metadata), skipped=True)
     is_writable = is_mirrored(packed) or os.access(packed, os.W_OK)
@@ -92,6 +95,7 @@ def verify_folder(
     proof = prove()
     _check_files(packed, metadata, proof)
     if is_writable:
+        write_text(seen, identity)
         proof.verification.write(out)
     return Made(proof.verification)
 
@@ -105,14 +109,24 @@ def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path
             yield from (manifest_path(packed, number), index_path(packed, number))
 
 
-def _is_verified(out: Path, signature: Signature, sources: Iterable[Path]) -> bool:
-    """Whether the same was verified, and nothing was changed since."""
-    if not is_mirrored(out):
+def _identity_of(sources: Iterable[Path]) -> str:
+    """Identifies files as they are now: a copy has other inodes, a file that was written to has another time."""
+    digest = hashlib.sha256()
+    for source in sources:
         try:
-            return is_finished(out, out, signature, (source for source in sources if not is_mirrored(source)))
+            status = None if is_mirrored(source) else os.stat(source)
         except FileNotFoundError:
-            return False  # the proof names what is missing
-    return is_finished(out, out, signature) and max(map(last_change, sources)) <= last_change(out) < math.inf
+            continue  # the proof names what is missing
+        known = (last_change(source),) if status is None else (status.st_size, status.st_ino, status.st_ctime_ns)
+        digest.update(repr((source.name, *known)).encode("utf-8"))
+    return digest.hexdigest()
+
+
+def _is_of_these(out: Path, seen: Path, identity: str, sources: Iterable[Path]) -> bool:
+    """Whether a stored verification is of these files as they are now; in a store, whether none is newer."""
+    if is_mirrored(out):
+        return max(map(last_change, sources)) <= last_change(out) < math.inf
+    return seen.exists() and read_text(seen) == identity
 
 
 # --- what is held to the folder before its shards are read
@@ -170,7 +184,7 @@ def check_numbers(packed: Path, metadata: Metadata | TableMetadata) -> None:
         fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
         if shards % metadata.shard_multiple and not fewer:
             raise FailedError(
-                f"{packed / METADATA_NAME}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
+                f"{metadata.path_in(packed)}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
                 f" {shards} shards; {metadata.remedy}"
             )
 
@@ -193,11 +207,14 @@ def read_manifest(kind: type[Manifest], packed: Path, number: int) -> tuple[Mani
 def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[Stored]) -> None:
     groups = len(metadata.shard_table.group_firsts)
     known = {path(packed, number).name for number in range(groups) for path in (manifest_path, index_path)}
-    for name in names_in(packed):
+    path = metadata.path_in(packed)
+    for name in names_in(path.parent):
         if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
             what = "manifest" if name.endswith(".json") else "index"
-            raise FailedError(f"{packed / name}: the {what} of a group that metadata.json does not have; {metadata.remedy}")
-    check_same(packed / METADATA_NAME, metadata, proof.metadata)
+            raise FailedError(
+                f"{path.with_name(name)}: the {what} of a group that metadata.json does not have; {metadata.remedy}"
+            )
+    check_same(path, metadata, proof.metadata)
 
 
 def check_same(path: Path, stored: Artefact, right: Artefact) -> None:

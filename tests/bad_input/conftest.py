@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gaudi_bert.config.sections import TableSettings
 from tests.builders import tables
 from tests.builders.model_mutations import good_folder
 from tests.builders.packing_case import make_case
+from tests.builders.reporters import QUIET
 from tests.builders.watched_worker import WatchedWorker
 
 
@@ -23,14 +25,18 @@ def worker() -> Iterator[WatchedWorker]:
 
 @pytest.fixture(scope="session")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """records/, histogram.json, plan.json, packed/, rows.*, lengths.*, vocab.txt; a model/, and rows of a task."""
+    """records/, histogram.json, plan.json, packed/, rows.*, packed-table/, lengths.*, vocab.txt; a model/, task rows."""
     pytest.importorskip("pyarrow", exc_type=ImportError)
+    from gaudi_bert.stages.tables.pack_table import pack_table
+
     folder = tmp_path_factory.mktemp("good")
     make_case(folder, files=3, sequences_per_file=5)
     rows = tables.random_rows(31, 29, seed=4)
     tables.write_parquet(folder / "rows.parquet", rows)
     tables.write_stream(folder / "rows.arrow", rows)
     tables.write_lines(folder / "rows.jsonl", rows)
+    settings = TableSettings(max_sequence_length=32, algorithm="lpfhp")
+    pack_table(folder / "rows.parquet", folder / "packed-table", settings, reporter=QUIET)
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]) + "\n")
     good_folder(folder / "model")
     (folder / "texts.jsonl").write_text('{"text": "the cat sat"}\n{"text": "dogs runs"}\n')

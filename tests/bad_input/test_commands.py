@@ -37,12 +37,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "write by a plan": ("plan.json", "write records --plan plan.json --out out"),
     "verify": ("packed/metadata.json", "verify records packed"),
     "verify records": ("records/part-2", "verify records packed"),
+    "verify a folder": ("packed", "verify records packed"),
+    "verify by settings": ("packed/settings.json", "verify records packed"),
+    "verify a table": ("packed-table/__gaudi_bert__/metadata.json", "verify rows.parquet packed-table"),
+    "verify a table by settings": ("packed-table/__gaudi_bert__/settings.json", "verify rows.parquet packed-table"),
+    "verify a folder of tables": ("packed-table", "verify rows.parquet packed-table"),
     "inspect": ("records/part-0", "inspect records/part-0"),
     "inspect tokens": ("vocab.txt", "inspect records/part-0 --vocab vocab.txt"),
     "estimate": ("histogram.json", "estimate histogram.json --algorithm lpfhp"),
     "estimate a table": ("rows.jsonl", "estimate rows.jsonl --max-sequence-length 32 --algorithm lpfhp"),
     "run": ("pipeline.yaml", "run pipeline.yaml --dry-run"),
     "train": ("packed/metadata.json", "train --data packed --out out --dry-run"),
+    "train by a folder": ("packed", "train --data packed --out out --dry-run"),
     "finetune": ("train.jsonl", "finetune --task classification --data train.jsonl --model model --out out --dry-run"),
     "finetune labels": (
         "labels.txt",
@@ -147,10 +153,11 @@ TAKEN = {
     *(("histogram of one file", bad) for bad in ("absent", "a folder")),
     ("embed by modules", "absent"),
     ("embed by a tokenizer", "absent"),
+    ("verify by settings", "absent"),
 }
 ANY_TEXT = {"inspect tokens"}
 """A vocabulary is a text of any kind."""
-CHANGED = {"verify", "verify records"}
+CHANGED = {name for name in COMMANDS if name.startswith("verify")}
 
 LONG, DIGITS = "x" * 100_000, "9" * 5000
 OPTIONS: dict[str, tuple[str, list[str]]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.artefacts.packed import GroupManifest, TableGroupManifest
-from gaudi_bert.artefacts.references import manifest_path
+from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.records.packed_folder import read_metadata
 from gaudi_bert.records.wire.crc32c import crc32c
@@ -16,18 +16,25 @@ from gaudi_bert.records.wire.framing import FRAME_BYTES, read_records
 from gaudi_bert.records.wire.shard_index import index_path, write_index
 
 
+def notes_of(packed: Path) -> Path:
+    """Where the JSON files of a packed folder are: those of tables have a folder."""
+    return packed / NOTES_NAME if (packed / NOTES_NAME).is_dir() else packed
+
+
 def shards_of(packed: Path, kind: type[GroupManifest] | type[TableGroupManifest] = GroupManifest) -> list[Shard]:
     """All shards in order; of the predecessor's folder, those that its files are."""
-    groups = len(sorted(packed.glob("group-*.json")))
+    notes = notes_of(packed)
+    groups = len(sorted(notes.glob("group-*.json")))
     if not groups:
         return list(getattr(read_metadata(packed), "shards", ()))
-    return [shard for group in range(groups) for shard in kind.read(manifest_path(packed, group)).shards]
+    return [shard for group in range(groups) for shard in kind.read(manifest_path(notes, group)).shards]
 
 
 def mend_sums(packed: Path, group: int = 0, **others: object) -> None:
     """Let the manifest of a group, its index and metadata.json agree with the shards as they are now; `others` are keys
     of the manifest that are set as well."""
-    path = manifest_path(packed, group)
+    path = manifest_path(notes_of(packed), group)
+    stored = path.with_name("metadata.json")
     manifest = {**json.loads(path.read_text()), **others}
     for shard in manifest["shards"]:
         data = (packed / shard["name"]).read_bytes()
@@ -39,9 +46,9 @@ def mend_sums(packed: Path, group: int = 0, **others: object) -> None:
         for shard, each in zip(manifest["shards"], payloads, strict=True):
             shard["packs"] = len(each)
     path.write_text(json.dumps(manifest))
-    metadata = json.loads((packed / "metadata.json").read_text())
+    metadata = json.loads(stored.read_text())
     metadata["groups"][group] = {
         **{key: [shard[key] for shard in manifest["shards"]] for key in ("packs", "bytes")},
         "manifest_crc32c": crc32c(path.read_bytes()),
     }
-    (packed / "metadata.json").write_text(json.dumps(metadata))
+    stored.write_text(json.dumps(metadata))

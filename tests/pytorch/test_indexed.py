@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
+from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedDataset, model_inputs  # noqa: E402
@@ -114,9 +116,25 @@ def test_columns_of_sequences_are_handed_on(folders, target: str) -> None:
     assert not {"score", "name", "indices", "starts"} & set(model_inputs(batch))
 
 
+@pytest.mark.parametrize("content", ["[]", "null", "7", '"table"', "{}", '{"format": "table", "index_only": []}'])
+def test_damaged_notes_are_refused_by_every_reader(folders, tmp_path: Path, content: str) -> None:
+    table, packed, index = folders
+    for number, (file, source, options) in enumerate(
+        (
+            ("metadata.json", packed, {}),
+            ("metadata.json", index, {"table": table}),
+            ("settings.json", index, {"table": table}),
+        )
+    ):
+        copy = Path(shutil.copytree(source, tmp_path / str(number)))
+        (copy / NOTES_NAME / file).write_text(content)
+        with pytest.raises(InputError, match=file.replace(".", r"\.")):
+            PackedDataset(copy, **options)
+
+
 def test_refused(folders, tmp_path: Path) -> None:
     table, packed, index = folders
-    with pytest.raises(InputError, match="packed: is no index; leave table= out"):
+    with pytest.raises(InputError, match="packed: is not an index; leave table= out"):
         PackedDataset(packed, table=table)
     with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; give the table"):
         PackedDataset(index)

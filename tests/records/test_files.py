@@ -14,12 +14,14 @@ from gaudi_bert.records.files import find_vocabulary, list_record_files
 def test_file_lists(tmp_path: Path) -> None:
     folder = tmp_path / "train"
     (folder / "inner").mkdir(parents=True)
-    for name in ("b.tfrecord", "a", "c.gz", ".hidden", "examples.json", "inner/d"):
+    passed_over = (".hidden", "examples.json", "_SUCCESS", "_metadata", "._a", "README", "README.md", "README.txt")
+    for name in ("b.tfrecord", "a", "c.gz", "inner/d", *passed_over):
         (folder / name).write_bytes(b"x")
     names = [file.name for file in list_record_files(folder)]
     assert names == ["a", "b.tfrecord", "c.gz"]
     assert [file.name for file in list_record_files(folder / "a")] == ["a"]
     assert [file.name for file in list_record_files(str(folder / "[bc]*"))] == ["b.tfrecord", "c.gz"]
+    assert [file.name for file in list_record_files(str(folder / "*"))] == names
     assert list(list_record_files(f"{folder}/").values()) == [1, 1, 1]
     with pytest.raises(InputError, match="no file matches it"):
         list_record_files(str(folder / "z*"))

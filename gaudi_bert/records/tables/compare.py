@@ -5,6 +5,7 @@ Values are compared byte by byte in a numba kernel, positions and numbers of seq
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import regular
 from gaudi_bert.records.tables.arrow import explained_arrow_errors, named, require_pyarrow, validated
 from gaudi_bert.records.tables.rows import GroupRows, list_values
-from gaudi_bert.records.tables.sources import same_type
+from gaudi_bert.records.tables.sources import is_list, same_type
 from gaudi_bert.records.tables.write_packs import PackLayout, pad_value
 from gaudi_bert.records.wire.memory import address_of, as_word, load_u8, load_word
 
@@ -55,7 +56,7 @@ def stored_packs(path: Path, layout: PackLayout) -> Iterator[StoredPacks]:
     try:
         with explained_arrow_errors(path):
             shard = parquet.ParquetFile(regular(path))
-        stored, expected = named(path, shard.schema_arrow), layout.schema()
+        stored, expected = named(path, shard.schema_arrow), _schema_in_parquet(layout.schema())
         if stored.names != expected.names or not all(map(same_type, stored.types, expected.types)):
             raise FailedError(f"{path}: has the columns {', '.join(stored.names)}, or other types; pack the table again")
         first = 0
@@ -67,6 +68,15 @@ def stored_packs(path: Path, layout: PackLayout) -> Iterator[StoredPacks]:
                 first += table.num_rows
     except InputError as error:
         raise FailedError(str(error)) from error
+
+
+def _schema_in_parquet(schema: Any) -> Any:
+    """A schema as it reads back from Parquet, which has neither seconds nor dates in milliseconds, for example."""
+    from pyarrow import parquet
+
+    file = io.BytesIO()
+    parquet.ParquetWriter(file, schema).close()
+    return parquet.read_schema(file)
 
 
 def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> StoredPacks:
@@ -150,19 +160,37 @@ def check_scalars(packs: StoredPacks, layout: PackLayout, rows: GroupRows, of_ro
         stored = column.chunk(0) if isinstance(column, pyarrow.ChunkedArray) else column
         if stored.null_count or not np.array_equal(np.diff(stored.offsets.to_numpy()), np.diff(packs.offsets)):
             raise FailedError(f"{packs.place}: {name} does not have one value per sequence; pack the table again")
-        expected = rows.scalars.column(name).take(pyarrow.array(of_rows))
-        if not _equal_values(stored.flatten(), expected):
-            raise FailedError(f"{packs.place}: {name} is not that of the rows; pack the table again")
+        values, expected, first = stored.flatten(), rows.scalars.column(name).take(pyarrow.array(of_rows)), 0
+        for chunk in expected.chunks:
+            if not _equal_values(values.slice(first, len(chunk)), chunk):
+                raise FailedError(f"{packs.place}: {name} is not that of the rows; pack the table again")
+            first += len(chunk)
 
 
 def _equal_values(stored: Any, expected: Any) -> bool:
-    """Whether two columns are equal; NaN is equal to NaN."""
+    """Whether two pyarrow arrays hold the same, in the type that Parquet stores; NaN is equal to NaN, at any depth."""
     pyarrow = require_pyarrow()
-    if pyarrow.types.is_floating(stored.type):
-        nulls = np.array_equal(stored.is_null().to_numpy(zero_copy_only=False), expected.is_null().to_numpy())
-        one, other = stored.to_numpy(zero_copy_only=False), expected.to_numpy()
-        return nulls and bool(np.array_equal(one, other, equal_nan=True))
-    return bool(pyarrow.chunked_array([stored]).equals(expected))
+    types, kind = pyarrow.types, stored.type
+    try:
+        expected = expected.cast(kind)
+    except pyarrow.ArrowException:  # a value that the stored type does not hold
+        return False
+    if stored.equals(expected):
+        return True
+    if len(stored) != len(expected) or not stored.is_valid().equals(expected.is_valid()):
+        return False
+    if types.is_floating(kind):
+        one, other = (array.to_numpy(zero_copy_only=False) for array in (stored, expected))
+        return bool(np.array_equal(one, other, equal_nan=True))
+    if types.is_struct(kind):
+        return all(map(_equal_values, stored.flatten(), expected.flatten()))
+    if types.is_map(kind):
+        entries = pyarrow.list_(pyarrow.struct([("key", kind.key_type), ("value", kind.item_type)]))
+        return _equal_values(stored.cast(entries), expected.cast(entries))
+    if is_list(kind):
+        same_lengths = stored.value_lengths().equals(expected.value_lengths())
+        return same_lengths and _equal_values(stored.flatten(), expected.flatten())
+    return False
 
 
 @borrowing_kernel

@@ -19,10 +19,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
-from gaudi_bert.artefacts.references import METADATA_NAME
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import atomic_file, read_json
+from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.records.packed_folder import ShardPaths, check_shards, read_metadata
 from gaudi_bert.records.read.arrays import pack_rows
@@ -133,10 +132,9 @@ class _Footer(NamedTuple):
 def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
     """The packed tables of a folder, and how many shards its groups have a multiple of (1 where nothing says it).
 
-    Where metadata.json describes these files, it tells how many rows they have; otherwise each of them is asked.
+    Where metadata.json describes these files, it states how many rows they have; otherwise their footers do.
     """
-    stored = read_json(folder / METADATA_NAME) if (folder / METADATA_NAME).exists() else {}
-    if stored.get("format") == "table":
+    if TableMetadata.path_in(folder).exists():
         metadata = TableMetadata.read(folder)
         table = metadata.shard_table
         if [path.name for path in paths] == [path.name for path in ShardPaths(folder, table)]:

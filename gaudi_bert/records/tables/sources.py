@@ -76,8 +76,9 @@ def _has_ending(path: Path) -> bool:
 
 
 def _tables_in(folder: Path) -> list[Path]:
-    """Files with the ending of a table, sorted; not those that datasets keep as a cache."""
-    return sorted(child for child in folder.iterdir() if _has_ending(child) and not child.name.startswith((".", "cache-")))
+    """Files with the ending of a table, sorted; not those that datasets keep as a cache, nor what pyarrow passes over."""
+    others = (".", "_", "cache-")
+    return sorted(child for child in folder.iterdir() if _has_ending(child) and not child.name.startswith(others))
 
 
 def _splits_in(folder: Path) -> list[str]:
@@ -109,8 +110,8 @@ def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
         return None
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise InputError(f"{path}: the dataset is a selection of rows; save `dataset.flatten_indices()` instead")
-    entries = state["_data_files"]
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries or []]
+    entries = state["_data_files"] if isinstance(state["_data_files"], list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
         raise InputError(f"{path}: `_data_files` names no files; save the dataset again")
     files = sorted(folder / str(name) for name in names)

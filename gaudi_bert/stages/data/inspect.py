@@ -21,6 +21,8 @@ from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.features import PackedFeature, UnpackedFeature
 from gaudi_bert.common.files import read_text
+from gaudi_bert.records.files import list_record_files
+from gaudi_bert.records.packed_folder import is_packed, read_metadata
 from gaudi_bert.records.schema import RecordError
 from gaudi_bert.records.wire.example import decode_example
 from gaudi_bert.records.wire.framing import read_records
@@ -88,11 +90,17 @@ def inspect(file: str | Path, record: int = 0, vocabulary: str | Path | None = N
     """What record number `record` (from 0) of `file` holds.
 
     Args:
-        file: a TFRecord file, plain, GZIP or ZLIB, of packed or unpacked examples.
+        file: a TFRecord file, plain, GZIP or ZLIB, of packed or unpacked examples; of a folder, the first that holds some.
         vocabulary: a vocab.txt (one token per line); with it, tokens are given beside their ids.
     """
     with local_copies((file, vocabulary)) as (path, words):
-        return _view(path or Path(file), record, words)
+        path = path or Path(file)
+        return _view(_first_file(path) if path.is_dir() else path, record, words)
+
+
+def _first_file(folder: Path) -> Path:
+    """The first shard of a packed folder, or the first file of unpacked records."""
+    return folder / read_metadata(folder).shard_table.name(0) if is_packed(folder) else next(iter(list_record_files(folder)))
 
 
 def _view(path: Path, record: int, vocabulary: Path | None) -> RecordView:

@@ -8,6 +8,7 @@ Second pass, only if the sums differ: the sequences of the classes that differ a
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from gaudi_bert.artefacts.completion import read_signature, settings_path
+from gaudi_bert.artefacts.completion import first_difference, read_signature, settings_path
 from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
 from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
 from gaudi_bert.artefacts.shards import Shard
@@ -26,7 +27,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, read_ahe
 from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.arrays import BoolArray, ByteArray, IntArray
-from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.errors import FailedError, InputError, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
@@ -79,7 +80,7 @@ class _Groups:
         self.inputs: list[InputFile] = []
         self.sequences_of_inputs: dict[str, int] = {}
         self.problems: dict[int, str] = {}
-        self._plan_sha256 = _plan_sha256(packed)
+        self._plan_sha256 = _plan_sha256(packed, metadata)
         self._open: dict[int, _OpenGroup] = {}
 
     def take(self, number: int, sums: SequenceSums) -> None:
@@ -168,7 +169,7 @@ def _prove(
         raise FailedError(f"{packed}: two manifests name the same input file; {metadata.remedy}")
     proof.check_bound(path, metadata.lower_bound, metadata.packs, groups.counts, metadata.depth, metadata.remedy)
     right = Metadata(
-        # The sizes are those of every record that was read; the others nothing tells but that they are stored.
+        # The sizes are those of every record that was read, the others those of the settings.
         **{key: getattr(metadata, key) for key in Metadata.planned},
         **groups.sums.stored(metadata.max_sequence_length, metadata.lower_bound),
         tool_version=metadata.tool_version,
@@ -178,12 +179,24 @@ def _prove(
     return proof.Proof(right, contents.verification(right))
 
 
-def _plan_sha256(packed: Path) -> str:
-    """The plan by which all groups were written: of the folder's settings, or of the first group where they are gone."""
+def _plan_sha256(packed: Path, metadata: Metadata) -> str:
+    """The plan by which all groups were written: of the folder's settings, or of the first group where there are none.
+
+    The settings have the keys of the plan, which metadata.json must repeat.
+    """
     path = settings_path(packed)
     fetch(path)
-    stored = read_signature(path).inputs.get("plan_sha256") if path.exists() else None
-    return stored if isinstance(stored, str) else proof.read_manifest(GroupManifest, packed, 0)[0].plan_sha256
+    if not path.exists():
+        return proof.read_manifest(GroupManifest, packed, 0)[0].plan_sha256
+    signature = read_signature(path)
+    planned = {key: getattr(metadata, key) for key in Metadata.planned}
+    difference = first_difference(dict(signature.settings), planned, "in metadata.json")
+    sha256 = signature.inputs.get("plan_sha256")
+    if difference is None and not (isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256)):
+        difference = f"inputs.plan_sha256 is {shown(sha256)}, it must be 64 hexadecimal digits"
+    if difference is not None:
+        raise FailedError(f"{path}: {difference}; {metadata.remedy}")
+    return str(sha256)
 
 
 @dataclass(frozen=True)
@@ -234,11 +247,23 @@ def _compare(
         except InputError as error:
             raise FailedError(str(error)) from error
     if not (unpacked.sums == repacked.sums).all() or unpacked.tokens != repacked.tokens:
+        if groups is not None:
+            _check_none_is_missing(packed, groups.inputs, paths)
         packs = list(shards)
         with read_ahead([paths]) as one, one.batch(0), read_ahead([packs]) as other, other.batch(0):
             difference = _describe_difference(paths, schema, packs, metadata, unpacked, repacked, workers)
         raise FailedError(f"{packed}: {difference}")
     return _Contents(tuple(present), repacked)
+
+
+def _check_none_is_missing(packed: Path, known: Sequence[InputFile], paths: Sequence[Path]) -> None:
+    """Name the input files that the manifests list and RECORDS lacks: all of their sequences would be foreign."""
+    missing = sorted({file.name for file in known} - {path.name for path in paths})
+    if missing:
+        raise FailedError(
+            f"{packed}: {len(missing):,} of {len(known):,} input files are missing from the records: "
+            f"{_listed(missing[:_NAMED], len(missing))}; verify with the files that were packed"
+        )
 
 
 def _read_files(

@@ -30,6 +30,7 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.arrays import ByteArray, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import followed
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
@@ -107,7 +108,7 @@ def _output(folder: Path, plan: WritablePlan, reporter: Reporter) -> PackedOutpu
     return PackedOutput(
         folder,
         folder / METADATA_NAME,
-        Signature("write", {}, {"plan_sha256": plan.sha256}),
+        Signature("write", {key: getattr(plan, key) for key in Metadata.planned}, {"plan_sha256": plan.sha256}),
         GroupManifest,
         lambda number: manifest_path(folder, number),
         reporter,
@@ -121,7 +122,7 @@ def _check_apart(records: str | Path, out: Path) -> None:
     if in_store(records) or in_store(out):
         same = in_store(records) and in_store(out) and url_of(records) == url_of(out)
     else:
-        same = records_folder(records).resolve() == out.resolve()
+        same = followed(records_folder(records)) == followed(out)
     if same:
         raise InputError(f"{shown_place(records)}: the output folder is the folder of the records; choose another one")
 

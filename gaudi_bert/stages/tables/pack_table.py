@@ -15,11 +15,11 @@ from pathlib import Path
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
-from gaudi_bert.artefacts.references import METADATA_NAME, manifest_path
+from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import mirrored, release
 from gaudi_bert.common.errors import FailedError, InputError
-from gaudi_bert.common.files import check_name
+from gaudi_bert.common.files import check_name, followed
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TableSettings
@@ -104,16 +104,16 @@ def _output(
 ) -> PackedOutput[TableGroupManifest]:
     """The packs are a function of the settings, and of name, size and CRC-32C of every input file."""
     files = table_files(source).files
-    if folder.resolve() in {file.resolve().parent for file in files}:
+    if followed(folder) in {followed(file).parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
     inputs = {file.name: input_file(file).identity for file in files}
     signature = Signature("pack-table", settings.model_dump(mode="json"), inputs)
     return PackedOutput(
         folder,
-        folder / METADATA_NAME,
+        TableMetadata.path_in(folder),
         signature,
         TableGroupManifest,
-        lambda number: manifest_path(folder, number),
+        lambda number: manifest_path(folder / NOTES_NAME, number),
         reporter,
         source_sha256=signature.sha256,
         command="gaudi-bert pack",
@@ -150,7 +150,7 @@ def _write_groups(
                 if needed:
                     manifest = write_table_group(out, table, number, settings, output.source_sha256, workers, task.advance)
                     release(*(out / shard.name for shard in manifest.shards))
-                    manifest.write(manifest_path(out, number))
+                    manifest.write(output.summary_path(number))
     return len(pending)
 
 

@@ -1,9 +1,8 @@
 """The stage `tokenize`: texts to tables of tokens, with any tokenizer of the library `tokenizers`.
 
     out/tokens-KKKKK-of-NNNNN.parquet    a row for each text, or for each piece of a long one, in the order of the texts
-    out/parts/                           what each part holds
-    out/settings.json                    settings and inputs, written first
-    out/tokens.json                      what was made, written last
+    out/__gaudi_bert__/                  settings.json: settings and inputs, written first; what each part holds;
+                                         tokens.json: what was made, written last
 
 A part is a function of the text and the settings, whoever makes it: shard K of N makes the parts K, K + N, ..., and who ends
 last writes tokens.json. The library's own threads tokenise a batch of texts while the batch before it is written. Memory is
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.artefacts.packed import TooLongRows
-from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.artefacts.references import NOTES_NAME, VocabularyInfo
 from gaudi_bert.artefacts.store.copies import local_copies
 from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown
 from gaudi_bert.artefacts.tokens import TextInput, TokenisedPart, TokenisedTexts, tokens_path
@@ -115,9 +114,9 @@ def _tokenize(
     parts = [_Part(number, part) for number, part in enumerate(found)]
 
     def summary_path(part: _Part) -> Path:
-        return out / "parts" / tokens_path(out, part.number, len(parts)).with_suffix(".json").name
+        return tokens_path(out / NOTES_NAME, part.number, len(parts)).with_suffix(".json")
 
-    output = _TokensOutput(out, out / TokenisedTexts.file_name, signature, TokenisedPart, summary_path, reporter)
+    output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, reporter)
     if output.begin(overwrite):
         return Made(TokenisedTexts.read(out), skipped=True)
     number, shards = shard or (0, 1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gaudi_bert.artefacts.completion import read_signature, settings_path
 from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
-from gaudi_bert.artefacts.references import manifest_path
+from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
 from gaudi_bert.artefacts.shards import Shard
 from gaudi_bert.artefacts.store.copies import local_copy
 from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, mirrored, names_in
@@ -67,7 +67,7 @@ def _prove(
     source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
 ) -> proof.Proof[TableVerification]:
     """Compare both sides group by group, and make the manifests and the metadata anew from what was read."""
-    path = settings_path(packed)
+    notes, path = packed / NOTES_NAME, settings_path(packed, TableMetadata.path_in(packed))
     signature = read_signature(path)
     settings = section_from_mapping(TableSettings, signature.settings, str(path))
     present = [input_file(file) for file in table_files(source).files]
@@ -85,9 +85,9 @@ def _prove(
     with reporter.task("verify", table.rows, "rows") as task:
         for number, (first, count) in enumerate(zip(shards.group_firsts, shards.group_sizes, strict=True)):
             names = [shards.name(shard) for shard in range(first, first + count)]
-            stored, crc32c = proof.read_manifest(TableGroupManifest, packed, number)
+            stored, crc32c = proof.read_manifest(TableGroupManifest, notes, number)
             manifest = _prove_group(packed, table, stored, number, names, settings, signature.sha256, workers)
-            proof.check_same(manifest_path(packed, number), stored, manifest)
+            proof.check_same(manifest_path(notes, number), stored, manifest)
             groups.add(manifest, crc32c)
             task.advance(manifest.rows)
     right = table_metadata(table, settings, groups, inputs, metadata.tool_version)
@@ -133,7 +133,7 @@ def _prove_group(
         raise FailedError(f"{packed}: row {row} of the table is in no pack; pack the table again")
     length = settings.max_sequence_length
     counts = np.bincount(sequences.lengths, minlength=length + 1)[1:]
-    path, depth = manifest_path(packed, number), depth_of(settings.depth, length)
+    path, depth = manifest_path(packed / NOTES_NAME, number), depth_of(settings.depth, length)
     proof.check_bound(path, claimed.lower_bound, packs, lambda: [counts], depth, TableMetadata.remedy)
     return TableGroupManifest(
         **row_figures(rows, sequences, too_long, settings.max_sequence_length),

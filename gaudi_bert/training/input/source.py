@@ -27,7 +27,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.records.files import find_vocabulary, list_record_files
-from gaudi_bert.records.packed_folder import ShardPaths, check_shards, open_shards, read_metadata
+from gaudi_bert.records.packed_folder import ShardPaths, check_shards, is_packed, open_shards, read_metadata
 from gaudi_bert.records.read.global_order import streams_of
 from gaudi_bert.records.read.random_access import RecordFiles
 from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
@@ -104,8 +104,7 @@ class DataSource:
 def open_source(path: Path | str) -> DataSource:
     """Find out what lies at `path`: a packed folder, or unpacked records (a folder, a file or a glob)."""
     path = Path(path)
-    sibling = path.resolve().with_name(f"{path.resolve().name}_metadata.json")
-    if path.is_dir() and ((path / METADATA_NAME).exists() or sibling.exists()):
+    if path.is_dir() and is_packed(path):
         metadata = read_metadata(path)
         check_shards(path, metadata.shard_table)
         return _packed(path, metadata)

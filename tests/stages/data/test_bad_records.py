@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import random
+import re
+import shutil
 import struct
 import tarfile
 from pathlib import Path
@@ -138,6 +140,28 @@ def test_what_is_foreign_is_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match=rf"{name}: .*{reason}") as caught:
         histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["part-0", "part-1"], "part-*"),
+        (["part-00000-of-00012.tfrecord", "part-00001-of-00012.tfrecord"], "part-*-of-*.tfrecord"),
+        (["a[1].gz", "a[22].gz", "vocab.txt"], "a[[]*].gz"),
+    ],
+)
+def test_a_foreign_file_is_refused_with_the_pattern_of_the_others(tmp_path: Path, names: list[str], pattern: str) -> None:
+    case = make_case(tmp_path, files=1)
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for name in names:
+        shutil.copy(case.records / "part-0", folder / name)
+    (folder / "notes.txt").write_text("These are notes of some length.\n")
+    offered = f"'{folder / pattern}'"
+    with pytest.raises(InputError, match=rf"notes\.txt: not a TFRecord .* by a pattern: {re.escape(offered)}$"):
+        histogram(folder, tmp_path / "again.json", reporter=QUIET)
+    made = histogram(offered.strip("'"), tmp_path / "again.json", reporter=QUIET)
+    assert len(made.content.files) == 2
 
 
 @pytest.mark.parametrize("name", ["aaa", "zzz"])

@@ -130,3 +130,14 @@ def test_colours_tell_sequences_apart_on_a_terminal(tmp_path: Path, monkeypatch:
     text = shown(next(view for view in views if len(view.sequences) > 1))
     assert "\x1b[36m" in text
     assert "\x1b[32m" in text
+
+
+def test_a_folder_is_its_first_file_with_records(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=2, sequences_per_file=1, shard_multiple=8)
+    (case.records / "_SUCCESS").touch()
+    (case.records / "README.md").write_text("notes\n")
+    assert inspect(case.records, 0) == inspect(case.records / "part-0", 0)
+    assert inspect(case.packed, 0) == inspect(case.packed / "packed-00000-00000.tfrecord", 0)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"the folder holds no record files, names that begin with _ or \. aside"):
+        inspect(tmp_path / "empty")

@@ -297,6 +297,11 @@ def test_what_was_verified_is_not_verified_again_until_it_is_written_anew(own_ca
         verify(own_case.records, own_case.packed, reporter=QUIET)
 
 
+def flip_last_byte(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
 @pytest.mark.parametrize("side", ["records", "packed"])
 def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_case: PackingCase, side: str) -> None:
     verify(own_case.records, own_case.packed, reporter=QUIET)
@@ -305,7 +310,7 @@ def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_ca
     else:
         changed = own_case.packed / next(shard.name for shard in shards_of(own_case.packed) if shard.packs)
     before = changed.read_bytes()
-    changed.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    flip_last_byte(changed)
     time.sleep(0.02)
     os.utime(changed)
     with pytest.raises(Exception, match=r"damaged|CRC"):
@@ -313,6 +318,26 @@ def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_ca
     assert not (own_case.packed / "verification.json").exists()
     changed.write_bytes(before)
     assert not verify(own_case.records, own_case.packed, reporter=QUIET).skipped
+
+
+def test_a_stored_proof_does_not_hold_for_a_copy(own_case: PackingCase, tmp_path: Path) -> None:
+    verify(own_case.records, own_case.packed, reporter=QUIET)
+    for damaged in (False, True):
+        copy = tmp_path / f"copy-{damaged}"
+        shutil.copytree(own_case.packed, copy)
+        if damaged:
+            flip_last_byte(copy / next(shard.name for shard in shards_of(copy) if shard.packs))
+        time.sleep(0.02)
+        (copy / "verification.json").touch()  # as if it was the last file that was copied
+        if damaged:
+            with pytest.raises(FailedError, match="damaged"):
+                verify(own_case.records, copy, reporter=QUIET)
+        else:
+            assert [verify(own_case.records, copy, reporter=QUIET).skipped for _ in range(2)] == [False, True]
+    shutil.copytree(own_case.records, tmp_path / "others")
+    assert not verify(tmp_path / "others", own_case.packed, reporter=QUIET).skipped
+    own_case.packed.rename(tmp_path / "renamed")
+    assert verify(tmp_path / "others", tmp_path / "renamed", reporter=QUIET).skipped
 
 
 def test_a_finished_folder_on_a_read_only_file_system_is_nothing_to_do(own_case: PackingCase, tmp_path: Path) -> None:
@@ -362,7 +387,7 @@ def more(value: int) -> int:
     return value + 1
 
 
-METADATA, MANIFEST = "metadata.json", "group-00001.json"
+METADATA, MANIFEST, SETTINGS = "metadata.json", "group-00001.json", "settings.json"
 
 
 @pytest.mark.parametrize(
@@ -373,6 +398,14 @@ METADATA, MANIFEST = "metadata.json", "group-00001.json"
         (METADATA, "packing_factor", lambda value: value * 1.01, "packing_factor"),
         (METADATA, "shard_multiple", lambda value: 3, "shard_multiple"),
         (METADATA, "histogram", moved, "histogram"),
+        (METADATA, "seed", more, r"settings\.json: seed: 12345 there, 12346 in metadata\.json"),
+        (METADATA, "algorithm", lambda value: "other", r"settings\.json: algorithm: .* there, .other. in metadata\.json"),
+        *(
+            (SETTINGS, "inputs", lambda value, sha=sha: {"plan_sha256": sha}, r"inputs\.plan_sha256 is .*, it must be 64")
+            for sha in (None, "none", "", 7, "0" * 63, [])
+        ),
+        (SETTINGS, "inputs", lambda value: {}, r"settings\.json: inputs\.plan_sha256 is None, it must be 64"),
+        (SETTINGS, "settings", lambda value: {}, r"settings\.json: max_sequence_length: absent there"),
         (METADATA, "vocabulary", lambda value: {**value, "size": 4}, "vocabulary"),
         (METADATA, "vocabulary", lambda value: {**value, "sha256": "0" * 64}, "vocabulary"),
         (METADATA, "input_files", more, "input_files"),
@@ -406,6 +439,17 @@ def test_every_figure_is_checked(named: PackingCase, tmp_path: Path, file: str, 
     edit(packed / file, **{key: change(json.loads((packed / file).read_text())[key])})
     with pytest.raises((FailedError, InputError), match=reason):
         verify(named.records, packed, reporter=QUIET)
+
+
+def test_missing_input_files_are_named(named: PackingCase, tmp_path: Path) -> None:
+    records = Path(shutil.copytree(named.records, tmp_path / "records"))
+    for missing in (["part-2"], ["part-0", "part-2"]):
+        (records / missing[0]).unlink()
+        reason = (
+            rf"{len(missing)} of 4 input files are missing from the records: {', '.join(missing)}; verify with the files"
+        )
+        with pytest.raises(FailedError, match=reason):
+            verify(records, named.packed, reporter=QUIET)
 
 
 def test_the_index_is_that_of_the_records(named: PackingCase, tmp_path: Path) -> None:

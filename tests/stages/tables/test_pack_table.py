@@ -244,7 +244,7 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
 def test_a_packed_table_is_no_folder_of_packed_records(tmp_path: Path) -> None:
     tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(9, 61, seed=11))
     pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
-    with pytest.raises(InputError, match="describes a packed table, not packed TFRecords"):
+    with pytest.raises(InputError, match="holds a packed table, not packed TFRecords"):
         read_metadata(tmp_path / "out")
 
 

@@ -12,6 +12,7 @@ pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers  # noqa: E402
 
+from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TokenizeSettings  # noqa: E402
 from gaudi_bert.records.tables import texts  # noqa: E402
@@ -114,15 +115,15 @@ def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypa
     assert isinstance(made, Made)
     whole = contents(tmp_path / "whole")
     assert [type(run("shards", (number, 3))) for number in (2, 0)] == [TokenisedShard, TokenisedShard]
-    assert not (tmp_path / "shards" / "tokens.json").exists()
+    assert not (tmp_path / "shards" / NOTES_NAME / "tokens.json").exists()
     assert isinstance(run("shards", (1, 3)), Made)
     assert contents(tmp_path / "shards") == whole
     # Killed: the table of one part is not named yet, that of another is there without its summary, a third is gone.
     out, names = tmp_path / "shards", [file.name for file in made.content.files]
     (out / names[1]).rename(out / f".{names[1]}.tmp")
     (out / names[4]).unlink()
-    for gone in (out / "tokens.json", *((out / "parts" / names[n]).with_suffix(".json") for n in (1, 2))):
-        gone.unlink()
+    for gone in ("tokens.json", *(Path(names[n]).with_suffix(".json") for n in (1, 2))):
+        (out / NOTES_NAME / gone).unlink()
     assert isinstance(run("shards"), Made)
     assert contents(out) == whole
     again = run("shards")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
+from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
 from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
@@ -21,6 +24,8 @@ from tests.builders import tables  # noqa: E402
 from tests.builders.reporters import QUIET  # noqa: E402
 from tests.builders.shards import mend_sums  # noqa: E402
 
+DAY_MS = 86_400_000
+NOTES = Path("packed", NOTES_NAME)
 SHARD = "packed-00000-00000.parquet"
 Pack = dict[str, Any]
 
@@ -101,7 +106,51 @@ def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], rea
     rewrite(folder / "packed", change)
     with pytest.raises(FailedError, match=reason):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
-    assert not (folder / "packed" / "verification.json").exists()
+    assert not (folder / NOTES / "verification.json").exists()
+
+
+# Columns of five rows, in types that Parquet stores as others, and with NaN at any depth.
+COLUMNS = {
+    "date64": pyarrow.array([0, DAY_MS, None, 3 * DAY_MS, 5 * DAY_MS], pyarrow.date64()),
+    "timestamp of seconds": pyarrow.array([0, 1, None, 3, 5], pyarrow.timestamp("s", "Europe/Berlin")),
+    "time32 of seconds": pyarrow.array([0, 1, None, 3, 5], pyarrow.time32("s")),
+    "dictionary of numbers": pyarrow.array([7, 8, None, 7, 9]).dictionary_encode(),
+    "dictionary of NaN": pyarrow.array([math.nan, 8.0, None, math.nan, 9.0]).dictionary_encode(),
+    "dictionary of long texts": pyarrow.array(["a", "b", None, "a", "c"], pyarrow.large_string()).dictionary_encode(),
+    "half precision": pyarrow.array([math.nan, 1.0, None, 3.0, 5.0], pyarrow.float32()).cast(pyarrow.float16()),
+    "structure": pyarrow.array(
+        [{"a": math.nan, "b": [1.0, None]}, {"a": 0.5, "b": [math.nan]}, None, {"a": None}, {"b": []}]
+    ),
+    "structure of seconds": pyarrow.array(
+        [{"a": 0}, {"a": 1}, None, {"a": None}, {"a": 5}], pyarrow.struct([("a", pyarrow.timestamp("s"))])
+    ),
+    "map": pyarrow.array(
+        [[("k", math.nan)], [("k", 1.0), ("l", None)], None, [], [("k", 2.0)]],
+        pyarrow.map_(pyarrow.string(), pyarrow.float64()),
+    ),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_values_are_compared_in_the_type_that_parquet_stores(tmp_path: Path, column: str) -> None:
+    table = pyarrow.table({"input_ids": [[1], [2, 3], [4], [5, 6], [7]], "x": COLUMNS[column]})
+    with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    chosen = TableSettings(max_sequence_length=8, shard_multiple=1, algorithm="lpfhp")
+    pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, reporter=QUIET, verified=True)
+    for one, other in ((0, 1), (1, 2), (2, 3), (4, 0)):
+        shutil.copytree(tmp_path / "packed", tmp_path / "changed")
+        rewrite(tmp_path / "changed", partial(swap_values, one, other))
+        with pytest.raises(FailedError, match="x is not that of the rows"):
+            verify_table(tmp_path / "rows.arrow", tmp_path / "changed", reporter=QUIET)
+        shutil.rmtree(tmp_path / "changed")
+
+
+def swap_values(one: int, other: int, packs: list[Pack]) -> None:
+    """The values of two rows in the column x."""
+    of_row = {row: (pack["x"], at) for pack in packs for at, row in enumerate(pack["indices"])}
+    (values, at), (others, there) = of_row[one], of_row[other]
+    values[at], others[there] = others[there], values[at]
 
 
 def test_sequences_that_changed_places(folder: Path) -> None:
@@ -122,7 +171,7 @@ def test_damaged_and_missing_shards(folder: Path) -> None:
 
 
 def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
-    stored = folder / "packed" / "metadata.json"
+    stored = folder / NOTES / "metadata.json"
     value = json.loads(stored.read_text())
     value["too_long"]["rows"] = 1
     stored.write_text(json.dumps(value))
@@ -143,8 +192,18 @@ def test_what_was_verified_is_not_verified_again(folder: Path) -> None:
     assert first.content == again.content
 
 
+def test_a_stored_proof_does_not_hold_for_a_copy(folder: Path) -> None:
+    verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    shutil.copytree(folder / "packed", folder / "copy")
+    data = (folder / "copy" / SHARD).read_bytes()
+    (folder / "copy" / SHARD).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    (folder / "copy" / NOTES_NAME / "verification.json").touch()
+    with pytest.raises(FailedError, match="CRC-32C differs"):
+        verify_table(folder / "rows.parquet", folder / "copy", reporter=QUIET)
+
+
 def test_a_folder_that_is_not_finished(folder: Path) -> None:
-    (folder / "packed" / "metadata.json").unlink()
+    (folder / NOTES / "metadata.json").unlink()
     with pytest.raises(InputError, match="not wholly"):
         verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
 
@@ -155,7 +214,7 @@ def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(t
     chosen = TableSettings(max_sequence_length=9, shard_multiple=1, algorithm="none", depth=2)
     pack_table(tmp_path / "rows.jsonl", packed, chosen, reporter=QUIET, verified=True)
     for name, changes in (("metadata.json", {"gap": 5}), ("group-00000.json", {})):
-        stored = json.loads((packed / name).read_text())
-        (packed / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
+        stored = json.loads((packed / NOTES_NAME / name).read_text())
+        (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
     with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
         verify_table(tmp_path / "rows.jsonl", packed, reporter=QUIET)
