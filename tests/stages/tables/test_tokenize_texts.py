@@ -153,7 +153,7 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (
             {"too_long": "error", "max_sequence_length": 9},
-            r"t\.jsonl: line \d+: gives \d+ tokens, allowed are 1 to 9; raise",
+            r"t\.jsonl: row \d+: gives \d+ tokens, allowed are 1 to 9; raise",
         ),
         (
             {"max_sequence_length": 2},
