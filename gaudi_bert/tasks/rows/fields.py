@@ -179,7 +179,7 @@ class RowReader:
 
     def _words_of_text(self, number: int, record: Record) -> TaggedRow:
         settings = self.settings
-        if self.labelled or settings.text not in record:
+        if self.labelled or settings.text not in record or "tokens" in settings.model_fields_set:
             raise self.error(
                 number, f"has no {settings.tokens!r}, only {_names(record)}", self._column_remedy("tokens", settings.tokens)
             )

@@ -116,6 +116,9 @@ def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings,
         raise InputError(f"{part.name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
     if part.kind == "conll" and task != "token-classification":
         raise InputError(f"{part.name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
+    if part.kind not in TABLES and (settings.columns is not None or settings.no_header):
+        option = "--no-header" if settings.columns is None else "--columns"
+        raise InputError(f"{part.name}: {option} is for CSV and TSV, this is {part.kind}; leave it out")
     has_columns = part.kind in (*TABLES, "jsonl", "parquet")
     columns = {"text", "text_pair", "label"}
     if task == "token-classification":

@@ -125,10 +125,6 @@ def compression_of(path: Path) -> Compression | None:
 
 def read_records(part: RowPart, settings: TaskSettings) -> Iterator[NumberedRecord]:
     """The records of a part with their numbers, from 1; one that cannot be read is an error in its position."""
-    if part.kind not in TABLES:
-        for option, given in (("--columns", settings.columns), ("--no-header", settings.no_header or None)):
-            if given is not None:
-                raise InputError(f"{part.name}: {option} is for CSV and TSV, this is {part.kind}; leave it out")
     if part.kind == "built-in":
         documents = documentation_documents(python_texts(part.name))
         yield from ((number, {settings.text: "\n".join(lines)}) for number, lines in enumerate(documents, start=1))
