@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
-from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.tasks.rows.records import Record, RowPart
@@ -66,11 +66,11 @@ class RowReader:
 
     def error(self, number: int, problem: str, remedy: str) -> InputError:
         """One line that names file and row."""
-        return InputError(f"{self.part.place(number)}: {problem}; {remedy}")
+        return InputError(f"{self.part.place(number)}: {shortened(problem, 240)}; {remedy}")
 
     def _column_remedy(self, setting: str, column: str) -> str:
         option = {"text": "--text-column NAME", "label": "--label-column NAME"}.get(setting, f"--set task.{setting}=NAME")
-        remedy = f"name the column with {option} (now {column})"
+        remedy = f"name the column with {option} (now {shortened(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
     def _text_row(self, number: int, record: Record) -> TextRow:
