@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,26 @@ Set = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a setting (`gaudi-bert settings` lists them): training.updates=100."
     ),
 ]
+TextColumn = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The column (or key of JSON lines) of the text (text).", show_default=False),
+]
+TextPairColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the second text of a pair.", show_default=False)
+]
+LabelColumn = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The column of the label (label), where labels are read.")
+]
+Columns = Annotated[
+    str | None, typer.Option(metavar="A,B,...", help="Names of the columns of a CSV or TSV file without a header.")
+]
+NoHeader = Annotated[
+    bool, typer.Option("--no-header", help="With --columns: the first line is a row, though it looks like a header.")
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="jsonl, csv, tsv, parquet, txt, ...; default: by the ending, JSON lines of a pipe."),
+]
 Work = Annotated[Path, typer.Option(help="The folder that holds the work folders of pipelines.")]
 
 
@@ -63,12 +84,25 @@ def pipeline_settings(
     return load_pipeline(pipeline, overrides or (), options)
 
 
-def task_settings(overrides: list[str] | None, columns: str | None = None, task: str | None = None) -> TaskSettings:
-    """How rows are read: `--task` and `--columns`, then `--set task.key=value`."""
-    options = {"task.name": ("--task", task), "task.columns": column_names(columns)}
+def task_settings(overrides: list[str] | None, options: Mapping[str, tuple[str, object]]) -> TaskSettings:
+    """How rows are read: options by key, then `--set task.key=value`."""
     return pipeline_settings(None, overrides, options).task
 
 
-def column_names(columns: str | None) -> tuple[str, object]:
-    """The option `--columns A,B` and its value as a list."""
-    return "--columns", None if columns is None else f"[{columns}]"
+def row_options(
+    columns: str | None,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    label_column: str | None = None,
+    no_header: bool = False,
+    format_: str | None = None,
+) -> dict[str, tuple[str, object]]:
+    """The options that say how rows are read, by the key that they set."""
+    named = {"text": text_column, "text_pair": text_pair_column, "label": label_column}
+    names = {key: (f"--{key.replace('_', '-')}-column", name and dumps(name)) for key, name in named.items()}
+    return {
+        **{f"task.{key}": option for key, option in names.items()},
+        "task.columns": ("--columns", None if columns is None else f"[{columns}]"),
+        "task.no_header": ("--no-header", no_header or None),
+        "task.format": ("--format", format_),
+    }

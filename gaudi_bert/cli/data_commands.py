@@ -69,7 +69,8 @@ def tokenize(
     text: Annotated[
         list[str],
         typer.Argument(
-            help="Files of text (a line each, JSON lines, Parquet), folders or globs; or `python-docs`.", show_default=False
+            help="Files of text (JSON lines, CSV, TSV, Parquet, plain lines), folders or globs; `python-docs`; - is a pipe.",
+            show_default=False,
         ),
     ],
     tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or a model's folder.", show_default=False)],
@@ -82,9 +83,12 @@ def tokenize(
     no_special_tokens: Annotated[
         bool, typer.Option("--no-special-tokens", help="Leave out the tokens that the tokenizer adds to each row.")
     ] = False,
-    text_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The field or column that holds the text (default: text).")
-    ] = None,
+    text_column: arguments.TextColumn = None,
+    text_pair_column: arguments.TextPairColumn = None,
+    label_column: arguments.LabelColumn = None,
+    columns: arguments.Columns = None,
+    no_header: arguments.NoHeader = False,
+    format_: arguments.Format = None,
     shard: arguments.Shard = None,
     overwrite: arguments.Overwrite = False,
     json: arguments.Json = False,
@@ -100,6 +104,11 @@ def tokenize(
         too_long=too_long,
         special_tokens=not no_special_tokens,
         text_column=text_column,
+        text_pair_column=text_pair_column,
+        label_column=label_column,
+        columns=None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        no_header=no_header or None,
+        format=format_,
     )
     part = arguments.parse_shard(shard)
     result = tokenize_texts(text, tokenizer, out, settings, shard=part, reporter=Reporter(), overwrite=overwrite)

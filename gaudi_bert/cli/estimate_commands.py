@@ -81,7 +81,7 @@ def _estimate_task(
     result = estimate_task(
         source,
         model,
-        arguments.task_settings(set_, columns, task),
+        arguments.task_settings(set_, {"task.name": ("--task", task), **arguments.row_options(columns=columns)}),
         row_lengths=[int(length) for length in row_lengths.split(",")],
         depths=[parse_depth(depth) for depth in depths.split(",")],
         reporter=Reporter(),

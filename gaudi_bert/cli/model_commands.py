@@ -111,9 +111,6 @@ def export(
 
 # --- tasks
 
-Columns = Annotated[
-    str | None, typer.Option(metavar="A,B,...", help="Names of the columns of a CSV or TSV file without a header.")
-]
 Model = Annotated[Path, typer.Option(help="A folder with config.json, weights and tokenizer.", show_default=False)]
 _MaxSequenceLength = Annotated[int | None, typer.Option(help="Most tokens per row; default: the model's own.")]
 Precision = Annotated[str, typer.Option(help="Precision of matrix products: float32 or bfloat16.")]
@@ -134,7 +131,12 @@ def finetune(
     evaluation: Annotated[Path | None, typer.Option(help="Held-out rows of the same kind.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="A folder with the tokenizer, if MODEL has none.")] = None,
     depth: arguments.Depth = None,
-    columns: Columns = None,
+    text_column: arguments.TextColumn = None,
+    text_pair_column: arguments.TextPairColumn = None,
+    label_column: arguments.LabelColumn = None,
+    columns: arguments.Columns = None,
+    no_header: arguments.NoHeader = False,
+    format_: arguments.Format = None,
     labels: Annotated[
         Path | None, typer.Option(help="A file with one label name per line; the data hold line numbers, from 0.")
     ] = None,
@@ -148,12 +150,12 @@ def finetune(
     from gaudi_bert.stages.tasks.finetune import finetune as run
     from gaudi_bert.stages.training.model_results import FineTuneInput
 
-    options = {
+    options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),
         "finetune.depth": ("--depth", depth),
         "task.labels": ("--labels", labels),
-        "task.columns": arguments.column_names(columns),
     }
+    options |= arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     result = run(
         arguments.pipeline_settings(pipeline, set_, options),
         FineTuneInput(data, evaluation, model, vocab),
@@ -172,7 +174,12 @@ def predict(
         typer.Option(help="Rows: .jsonl, .csv, .tsv, .parquet, .txt, .conll, .json; - reads a pipe.", show_default=False),
     ],
     out: Annotated[str, typer.Option(help="The .jsonl file to write; - for a pipe.", show_default=False)],
-    columns: Columns = None,
+    text_column: arguments.TextColumn = None,
+    text_pair_column: arguments.TextPairColumn = None,
+    label_column: arguments.LabelColumn = None,
+    columns: arguments.Columns = None,
+    no_header: arguments.NoHeader = False,
+    format_: arguments.Format = None,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
@@ -186,7 +193,8 @@ def predict(
     from gaudi_bert.stages.tasks.predict import predict as run
 
     options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row)  # type: ignore[arg-type]
-    changes = arguments.task_settings(set_, columns).model_dump(exclude_unset=True)
+    rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
+    changes = arguments.task_settings(set_, rows).model_dump(exclude_unset=True)
     result = run(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, output.describe_answers)
@@ -202,7 +210,12 @@ def embed(
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the folder's own.")
     ] = None,
-    columns: Columns = None,
+    text_column: arguments.TextColumn = None,
+    text_pair_column: arguments.TextPairColumn = None,
+    label_column: arguments.LabelColumn = None,
+    columns: arguments.Columns = None,
+    no_header: arguments.NoHeader = False,
+    format_: arguments.Format = None,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
     unpacked: Unpacked = False,
@@ -223,7 +236,8 @@ def embed(
         not unpacked,
         on_bad_row,  # type: ignore[arg-type]
     )
-    settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], columns)
+    rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
+    settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)
     result = run(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, output.describe_answers)

@@ -72,6 +72,9 @@ class TableSettings(Settings):
     seed: int = 12345
 
 
+RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
+
+
 class TokenizeSettings(Settings):
     """How texts become rows of tokens. Only the command line sets this; no pipeline file has it."""
 
@@ -79,7 +82,21 @@ class TokenizeSettings(Settings):
     too_long: Literal["split", "truncate", "drop", "error"] = "split"
     special_tokens: bool = True
     text_column: str = "text"
+    text_pair_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
+    no_header: bool | None = None
+    format: RowFormat | None = None
     part_bytes: Bytes = Field(64 * 2**20, ge=1)
+
+    @property
+    def reading(self) -> TaskSettings:
+        """How the files of texts are read; a second text is read where its column is named."""
+        given = {"text_column": "text", "text_pair_column": "text_pair", "label_column": "label"}
+        given |= {name: name for name in ("columns", "no_header", "format")}
+        values = {key: getattr(self, name) for name, key in given.items() if name in self.model_fields_set}
+        reading = TaskSettings(**{"text_pair": values.get("text", "text"), **values})
+        return TaskSettings.model_construct(_fields_set=set(values), **dict(reading))
 
 
 # --- model and training
@@ -279,9 +296,6 @@ TaskName = Literal[
 ]
 TASK_NAMES: tuple[str, ...] = get_args(TaskName)
 
-RowFormat = Literal["jsonl", "csv", "tsv", "parquet", "conll", "squad", "txt"]
-_ROW_FORMATS: tuple[str, ...] = get_args(RowFormat)
-
 TooLong = Literal["error", "truncate", "window"]
 
 
@@ -296,6 +310,7 @@ class TaskSettings(Settings):
     tags: str = Field("tags", description="column of the tag of each word")
     id: str = Field("id", description="column of a name of the row; ignored")
     columns: tuple[str, ...] | None = Field(None, description="names of the columns of a CSV or TSV file without a header")
+    no_header: bool = Field(False, description="with `columns`: the first line is a row, though it looks like a header")
     labels: str | None = Field(None, description="a file with one label name per line; the data hold line numbers")
     format: RowFormat | None = Field(None, description="of the data; default: by the ending of the file")
     too_long: TooLong = Field(

@@ -40,6 +40,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(99))]) + "\n")
     good_folder(folder / "model")
     (folder / "texts.jsonl").write_text('{"text": "the cat sat"}\n{"text": "dogs runs"}\n')
+    (folder / "texts.csv").write_text("a,b\n1,the cat sat\n2,dogs runs\n")
     (folder / "train.jsonl").write_text('{"text": "the cat", "label": 0}\n{"text": "dogs", "label": 1}\n')
     (folder / "labels.txt").write_text("cat\ndog\n")
     return folder

@@ -61,6 +61,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "embed by a tokenizer": ("model/tokenizer.json", "embed --model model --data texts.jsonl --out out.jsonl"),
     "embed by weights": ("model/model.safetensors", "embed --model model --data texts.jsonl --out out.jsonl"),
     "embed by modules": ("model/modules.json", "embed --model model --data texts.jsonl --out out.jsonl"),
+    "tokenize": ("texts.csv", "tokenize texts.csv --tokenizer model --text-column b --out out --max-sequence-length 32"),
+    "embed a table": ("texts.csv", "embed --model model --data texts.csv --text-column b --out out.jsonl"),
     "export": ("model/config.json", "export --checkpoint model --format google --out out"),
     "export weights": ("model/model.safetensors", "export --checkpoint model --format google --out out"),
     "evaluate": ("model/model.safetensors", "evaluate --data packed --checkpoint model --out out.json"),
@@ -169,6 +171,21 @@ OPTIONS: dict[str, tuple[str, list[str]]] = {
     "--algorithm": ("pack records --out out", ["", "optimall", LONG, "\udc80"]),
     "--seed": ("plan histogram.json --out out.json", ["-1", "x", DIGITS, "\u0663", "1.5"]),
     "--columns": ("pack rows.jsonl --out out --max-sequence-length 32", ["nothing", ",", "", LONG, "\udc80"]),
+    **{
+        f"{option} TEXTS": ("tokenize texts.csv --tokenizer model --out out --max-sequence-length 32", values)
+        for option, values in {
+            "--text-column": ["nothing", "", LONG, "\udc80", "[", "a: b", "null", "7"],
+            "--text-pair-column": ["nothing", "", LONG],
+            "--label-column": ["a", "", LONG],
+            "--columns": ["text,b", "a,b", ",", "", LONG, "\udc80"],
+            "--format": ["", "xml", "squad", "conll", "parquet", "jsonl", LONG],
+        }.items()
+    },
+    "--text-column": (
+        "embed --model model --data texts.csv --out out.jsonl",
+        ["nothing", "", LONG, "[", "a: b", "null", "7"],
+    ),
+    "--label-column": ("embed --model model --data texts.csv --text-column b --out out.jsonl", ["a", "", LONG]),
     "--too-long": ("pack rows.jsonl --out out --max-sequence-length 8", ["", "cut", LONG]),
     "--shard": (
         "histogram records --out out.json",

@@ -11,8 +11,9 @@ import bisect
 import gzip
 import io
 import json
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,21 @@ def json_schema(path: Path) -> Any:
     block = next(_blocks(path, 0, None), b"")
     if not _count_lines(block):
         raise InputError(f"{path}: the table holds no row; there is nothing to pack")
-    return _parsed(path, block, 0, None).schema
+    pyarrow = require_pyarrow()
+    fields = _parsed(path, block, 0, None).schema
+    return pyarrow.schema([pyarrow.field(field.name, _as_written(field.type)) for field in fields])
+
+
+def _as_written(kind: Any) -> Any:
+    """The type that pyarrow infers, but that a text stays a text, though it may look like a date."""
+    pyarrow = require_pyarrow()
+    if pyarrow.types.is_temporal(kind):
+        return pyarrow.string()
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_as_written(kind.value_type))
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([pyarrow.field(field.name, _as_written(field.type)) for field in kind])
+    return kind
 
 
 def read_json_lines(path: Path, start: int, end: int, first_row: int, schema: Any) -> Any:
@@ -104,9 +119,11 @@ def _parsed(path: Path, block: bytes, first_row: int, schema: Any) -> Any:
     pyarrow = require_pyarrow()
     _refuse_lines(path, block, first_row)
     try:
-        return validated(path, _parse(block, schema))
+        table = validated(path, _parse(block, schema))
     except pyarrow.ArrowInvalid as error:
         raise InputError(_bad_line(path, block, first_row, schema, str(error))) from error
+    _refuse_rounded(path, block, first_row, table.schema)
+    return table
 
 
 def _parse(block: bytes, schema: Any) -> Any:
@@ -140,6 +157,51 @@ def _is_sound(block: bytes, schema: Any) -> bool:
     except require_pyarrow().ArrowInvalid:
         return False
     return True
+
+
+# --- whole numbers in columns that hold fractions too
+
+_LONG_NUMBER = re.compile(rb"[0-9]{16}")
+"""Whole numbers of fewer digits are exact as float64."""
+
+
+def _refuse_rounded(path: Path, block: bytes, first_row: int, schema: Any) -> None:
+    """Refuse the first line with a whole number that its column, of float64, would hold as another one."""
+    if not any("double" in str(kind) for kind in schema.types) or not _has_long_number(block):
+        return
+    end = 0
+    for match in _LONG_NUMBER.finditer(block):
+        if match.start() < end:
+            continue
+        begin = block.rfind(b"\n", 0, match.start()) + 1
+        end = block.find(b"\n", match.start()) % (len(block) + 1)
+        for name, value in json.loads(block[begin:end].removeprefix(_BYTE_ORDER_MARK)).items():
+            number = _rounded_number(value, schema.field(name).type)
+            if number is not None:
+                problem = f"column {shown(name)} holds {number}, which is {int(float(number))} in a column with fractions"
+                row = first_row + _count_lines(block[:begin])
+                raise InputError(f"{path}: row {row}: {problem}; write the column as text, or leave it out")
+
+
+def _has_long_number(block: bytes) -> bool:
+    """Whether 16 digits follow one another."""
+    digits = np.frombuffer(block, np.uint8) - np.uint8(_ZERO) <= 9
+    for step in (1, 2, 4, 8):
+        digits = digits[step:] & digits[:-step]
+    return bool(digits.any())
+
+
+def _rounded_number(value: Any, kind: Any) -> int | None:
+    """The first whole number in a value of a type that float64 does not hold exactly where the type has it so."""
+    types = require_pyarrow().types
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, list):
+        parts = ((each, kind.value_type) for each in value)
+    elif isinstance(value, dict):
+        parts = ((each, kind.field(name).type) for name, each in value.items())
+    elif type(value) is int and types.is_floating(kind) and int(float(value)) != value:
+        return value
+    return next((number for each, of_type in parts if (number := _rounded_number(each, of_type)) is not None), None)
 
 
 # --- what every line must be before pyarrow may see it

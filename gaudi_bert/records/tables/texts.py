@@ -1,4 +1,4 @@
-"""Texts in a column of Parquet, and the tables of tokens that are made of texts."""
+"""Rows of Parquet with texts, and the tables of tokens that are made of texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.records.tables.arrow import opened_parquet, require_pyarrow, validated
 
@@ -21,24 +20,14 @@ def row_groups(path: Path) -> list[tuple[int, int]]:
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def read_text_column(path: Path, column: str, groups: range) -> Iterator[str | None]:
-    """The values of a column of texts in some row groups."""
+def read_columns(path: Path, needed: str, columns: Sequence[str], groups: range | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, or of some row groups: those of `columns` that it has, or all if `needed` is missing."""
     with opened_parquet(path) as table:
-        _check_text_column(path, table.schema_arrow, column)
-        for batch in table.iter_batches(_ROWS_AT_ONCE, row_groups=list(groups), columns=[column], use_threads=False):
-            yield from validated(path, batch).column(0).to_pylist()
-
-
-def _check_text_column(path: Path, schema: Any, column: str) -> None:
-    types = require_pyarrow().types
-    if column not in schema.names:
-        raise InputError(
-            f"{path}: has no column {column}; it has {', '.join(schema.names)}: name the text's with --text-column"
-        )
-    kind = schema.field(column).type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if not (types.is_string(kind) or types.is_large_string(kind)):
-        raise InputError(f"{path}: column {column} holds {kind}; name one of text with --text-column")
+        names = table.schema_arrow.names
+        chosen = [name for name in names if name in columns] if needed in names else None
+        parts = None if groups is None else list(groups)
+        for batch in table.iter_batches(_ROWS_AT_ONCE, row_groups=parts, columns=chosen, use_threads=False):
+            yield from validated(path, batch).to_pylist()
 
 
 def token_table(columns: Sequence[str], values: Sequence[Sequence[Sequence[int]]]) -> Any:

@@ -11,13 +11,16 @@ that of a few batches and of the longest text, whatever the size of the data.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from shutil import copyfileobj
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import Signature
@@ -31,17 +34,22 @@ from gaudi_bert.common.files import check_name
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TokenizeSettings
-from gaudi_bert.corpus.documents import find_sources, source_identity
-from gaudi_bert.corpus.texts import Text, TextPart, read_texts, text_parts
+from gaudi_bert.corpus.documents import Source, find_sources, source_identity
 from gaudi_bert.records.tables.arrow import require_pyarrow
 from gaudi_bert.records.tables.sources import TOKENS_COLUMN
 from gaudi_bert.records.tables.texts import token_table, write_token_tables
 from gaudi_bert.stages.grouped_output import GroupedOutput
 from gaudi_bert.stages.results import Made, TokenisedShard
+from gaudi_bert.tasks.rows.parts import row_parts
+from gaudi_bert.tasks.rows.reading import good_rows, rows_of_part
+from gaudi_bert.tasks.rows.records import RowPart
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, read_tokenizer
+from gaudi_bert.tasks.rows.types import STANDARD_INPUT, TextRow, source_name
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
+
+_Text: TypeAlias = str | tuple[str, str]
 
 _SEGMENTS_COLUMN = "token_type_ids"
 _BATCH_CHARACTERS = 1 << 19
@@ -53,7 +61,7 @@ class _Part(NamedTuple):
     """A part of the texts, and its number among all."""
 
     number: int
-    part: TextPart
+    part: RowPart
 
 
 class _TokensOutput(GroupedOutput[_Part, TokenisedPart]):
@@ -79,7 +87,7 @@ def tokenize_texts(
     """Make the tables.
 
     Args:
-        texts: files, folders or globs of text, or a text that is built in.
+        texts: files, folders or globs of text, or a text that is built in; or `-` alone, standard input.
         tokenizer: a tokenizer.json, or a folder with one (or with a vocab.txt).
         shard: (K, N): make the parts K, K + N, ... only.
 
@@ -89,12 +97,29 @@ def tokenize_texts(
     require_pyarrow()
     check_name(out)
     with local_copies([*texts, tokenizer], store) as copies, mirrored(out, store) as folder:
-        *sources, model = [str(copy) for copy in copies]
-        return _tokenize(sources, read_tokenizer(Path(model)), folder, settings, shard, reporter, overwrite)
+        *files, model = [str(copy) for copy in copies]
+        library = read_tokenizer(Path(model))
+        with _sources(files) as sources:
+            return _tokenize(sources, library, folder, settings, shard, reporter, overwrite)
+
+
+@contextmanager
+def _sources(texts: Sequence[str]) -> Iterator[list[Source]]:
+    """The files of texts; standard input, whose size and checksum are needed first, is copied to one."""
+    if STANDARD_INPUT not in texts:
+        yield find_sources(texts, Path())
+        return
+    if len(texts) > 1:
+        raise InputError(f"{STANDARD_INPUT}: standard input is read alone; leave the other texts out")
+    with TemporaryDirectory() as scratch:
+        path = Path(scratch) / source_name(STANDARD_INPUT)
+        with path.open("wb") as handle:
+            copyfileobj(sys.stdin.buffer, handle)
+        yield [Source(path.name, path, path.stat().st_size)]
 
 
 def _tokenize(
-    texts: Sequence[str],
+    sources: Sequence[Source],
     tokenizer: RowTokenizer,
     out: Path,
     settings: TokenizeSettings,
@@ -103,14 +128,16 @@ def _tokenize(
     overwrite: bool,
 ) -> Made[TokenisedTexts] | TokenisedShard:
     encoder = _encoder(tokenizer, settings)
-    sources = find_sources(texts, Path())
     identities = [source_identity(source) for source in sources]
-    signature = Signature(
-        "tokenize", settings.model_dump(mode="json"), {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
-    )
-    found = [part for source in sources for part in text_parts(source, settings.part_bytes)]
+    inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
+    signature = Signature("tokenize", settings.model_dump(mode="json", exclude_none=True), inputs)
+    found = [part for source in sources for part in row_parts(source, settings.format, settings.part_bytes)]
     if not found:
-        raise InputError(f"{', '.join(texts)}: holds no text; check the path")
+        raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
+    for piece in found:  # a file that the options do not fit is refused before the first one is tokenized
+        if not piece.start:
+            say = reporter.say if piece is found[0] else None
+            next(good_rows(rows_of_part(piece, None, settings.reading, say=say)), None)
     parts = [_Part(number, part) for number, part in enumerate(found)]
 
     def summary_path(part: _Part) -> Path:
@@ -184,15 +211,16 @@ def _make_part(part: _Part, target: Path, encoder: _Encoder, output: _TokensOutp
             summary.write(output.summary_path(part))
 
 
-def _tables(part: TextPart, encoder: _Encoder, task: Task, counts: Counter[str]) -> Iterator[Any]:
+def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) -> Iterator[Any]:
     """The rows of each batch of texts, counted."""
 
-    def encode(batch: list[Text]) -> tuple[Any, Counter[str], int]:
+    def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
         values, counted = encoder.rows(batch, part)
-        return token_table(encoder.columns, values), counted, sum(len(text.text) for text in batch)
+        return token_table(encoder.columns, values), counted, sum(map(_characters, batch))
 
     characters = 0
-    for table, counted, size in _ahead(encode, _batches(read_texts(part, encoder.settings.text_column))):
+    texts = (row for row in good_rows(rows_of_part(part, None, encoder.settings.reading)) if isinstance(row, TextRow))
+    for table, counted, size in _ahead(encode, _batches(texts)):
         counts.update(counted)
         # How far a compressed file is read is not known: its text is taken to be as long as the file.
         characters, before = characters + size, characters
@@ -201,13 +229,13 @@ def _tables(part: TextPart, encoder: _Encoder, task: Task, counts: Counter[str])
     task.advance(max(part.size_bytes - characters, 0))
 
 
-def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+def _batches(texts: Iterable[TextRow]) -> Iterator[list[TextRow]]:
     """The texts in batches of about as many characters; the batches are a function of the texts."""
-    batch: list[Text] = []
+    batch: list[TextRow] = []
     size = 0
     for text in texts:
         batch.append(text)
-        size += len(text.text)
+        size += _characters(text)
         if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_TEXTS:
             yield batch
             batch, size = [], 0
@@ -215,8 +243,12 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
         yield batch
 
 
+def _characters(row: TextRow) -> int:
+    return len(row.text) + len(row.text_pair or "")
+
+
 def _ahead(
-    encode: Callable[[list[Text]], tuple[Any, Counter[str], int]], batches: Iterator[list[Text]]
+    encode: Callable[[list[TextRow]], tuple[Any, Counter[str], int]], batches: Iterator[list[TextRow]]
 ) -> Iterator[tuple[Any, Counter[str], int]]:
     """`encode` of each batch, in order, in threads that are a few batches ahead."""
     with ThreadPoolExecutor(_BATCHES_AHEAD) as pool:
@@ -252,77 +284,100 @@ class _Encoder:
     """A tokenizer that is set up to cut at the longest row.
 
     Attributes:
-        added: special tokens of each row.
-        segments: None where all are 0, which is what models take without any.
+        encode_uncut: the same without cutting, to count the tokens of pairs.
+        added: special tokens of a row of one text, and of a pair.
+        segments: of one text; None where all are 0, which is what models take without any.
+        pair_segments: whether a pair has any other than 0.
     """
 
-    encode: Callable[[list[str]], Sequence[Encoding]]
+    encode: Callable[[list[_Text]], Sequence[Encoding]]
+    encode_uncut: Callable[[list[_Text]], Sequence[Encoding]]
     settings: TokenizeSettings
-    added: int
+    added: tuple[int, int]
     segments: _Segments | None
+    pair_segments: bool
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Of the tables."""
-        return (TOKENS_COLUMN,) if self.segments is None else (TOKENS_COLUMN, _SEGMENTS_COLUMN)
+        with_segments = self.segments is not None or self.pair_segments
+        return (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
 
-    def rows(self, batch: Sequence[Text], part: TextPart) -> tuple[list[list[list[int]]], Counter[str]]:
+    def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
         """Of each column, the lists of all rows of a batch; and what was counted."""
         texts = [text for text in batch if not text.text.isspace() and text.text]
-        kept: list[Encoding] = []
+        kept: list[tuple[TextRow, Encoding]] = []
         counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
-        for text, encoding in zip(texts, self.encode([text.text for text in texts]), strict=True):
-            rest = encoding.overflowing
+        for text, encoding in zip(texts, self.encode(list(map(_input, texts))), strict=True):
             if not encoding.ids:
                 counts["empty_texts"] += 1
-            elif not rest:
-                kept.append(encoding)
+            elif not encoding.overflowing:
+                kept.append((text, encoding))
             else:
-                self._refuse(text, encoding, rest, part)
-                kept += self._pieces(encoding, rest, counts)
-        columns = [[encoding.ids for encoding in kept]]
-        if self.segments is not None:
-            columns.append([self.segments.of_row(len(ids)) for ids in columns[0]])
+                kept += [(text, piece) for piece in self._pieces(text, encoding, part, counts)]
+        columns = [[encoding.ids for _, encoding in kept]]
+        if len(self.columns) > 1:
+            columns.append([self._segments_of(text, encoding) for text, encoding in kept])
         counts.update(rows=len(kept), tokens=sum(map(len, columns[0])))
         return columns, counts
 
-    def _refuse(self, text: Text, encoding: Encoding, rest: Sequence[Encoding], part: TextPart) -> None:
-        if self.settings.too_long == "error":
-            tokens = len(encoding) + sum(len(piece) - self.added for piece in rest)
+    def _segments_of(self, text: TextRow, encoding: Encoding) -> list[int]:
+        if text.text_pair is not None or self.segments is None:
+            return list(encoding.type_ids)
+        return self.segments.of_row(len(encoding))
+
+    def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
+        """What is kept of a text that is too long."""
+        rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
+        added = self.added[is_pair]
+        if is_pair:
+            tokens = len(self.encode_uncut([_input(text)])[0])
+        else:
+            tokens = len(encoding) + sum(len(piece) - added for piece in rest)
+        if policy == "error" or (is_pair and policy == "split"):
+            choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
                 f"{part.place(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
-                f"{self.settings.max_sequence_length:,}; raise that, or say --too-long split, truncate or drop"
+                f"{self.settings.max_sequence_length:,}; raise that, or say --too-long {choices}"
             )
-
-    def _pieces(self, encoding: Encoding, rest: Sequence[Encoding], counts: Counter[str]) -> list[Encoding]:
-        """What is kept of a text that is too long."""
         counts["too_long"] += 1
-        if self.settings.too_long == "split":
+        if policy == "split":
             counts["added_sequences"] += len(rest)
             return [encoding, *rest]
-        dropped = sum(len(piece) - self.added for piece in rest)
-        if self.settings.too_long == "truncate":
-            counts["dropped_tokens"] += dropped
+        if policy == "truncate":
+            counts["dropped_tokens"] += tokens - len(encoding)
             return [encoding]
-        counts["dropped_tokens"] += dropped + len(encoding) - self.added
+        counts["dropped_tokens"] += tokens - added
         counts["dropped_rows"] += 1
         return []
+
+
+def _input(row: TextRow) -> _Text:
+    return row.text if row.text_pair is None else (row.text, row.text_pair)
 
 
 def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
     """The tokenizer with its special tokens, or without, cutting at the longest row."""
     library, special = tokenizer.tokenizer, settings.special_tokens
-    added = library.num_special_tokens_to_add(is_pair=False) if special else 0
-    if settings.max_sequence_length <= added:
+    with_pairs = settings.text_pair_column is not None
+    added = tuple(library.num_special_tokens_to_add(is_pair=pair) if special else 0 for pair in (False, True))
+    least = added[with_pairs] + 1
+    if settings.max_sequence_length < least:
         raise InputError(
-            f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {added} special tokens to each row; "
-            f"allowed is {added + 1} and more"
+            f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to each "
+            f"row; allowed is {least} and more"
         )
     segments = _segments(library, special)
+    pair_segments = with_pairs and any(library.encode("a", "a", add_special_tokens=special).type_ids)
+    uncut = type(library).from_str(library.to_str()) if with_pairs else library
     library.enable_truncation(settings.max_sequence_length)
-    # Without places in the text, where the library can leave them out, it is faster.
-    batch = getattr(library, "encode_batch_fast", library.encode_batch)
-    return _Encoder(lambda texts: batch(texts, add_special_tokens=special), settings, added, segments)
+
+    def encode_with(one: Tokenizer) -> Callable[[list[_Text]], Sequence[Encoding]]:
+        # Without positions in the text, where the library can leave them out, it is faster.
+        batch = getattr(one, "encode_batch_fast", one.encode_batch)
+        return lambda texts: batch(texts, add_special_tokens=special)
+
+    return _Encoder(encode_with(library), encode_with(uncut), settings, (added[0], added[1]), segments, pair_segments)
 
 
 def _segments(library: Tokenizer, special: bool) -> _Segments | None:

@@ -159,7 +159,10 @@ def answer_rows(
         _check_apart(rows_file, answers_file)
         row_model, signature, answerer = _open_model(open_folder, folder, rows_file)
         read = read_all_rows if row_model.on_bad_row == "skip" else read_rows
-        source = RowSource(lambda: read(rows_file, row_model.task, row_model.settings), rows_file == STANDARD_INPUT)
+        says = iter([reporter.say])  # the rows of a file are read twice
+        source = RowSource(
+            lambda: read(rows_file, row_model.task, row_model.settings, say=next(says, None)), rows_file == STANDARD_INPUT
+        )
         destination = Destination(answers_file, signature, row_model.finish, overwrite)
         result = answer_stream(source, answerer, destination, reporter)
     if result.cut_rows:

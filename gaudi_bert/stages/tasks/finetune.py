@@ -163,7 +163,9 @@ def _data(
 ) -> TaskData:
     section, name = settings.finetune, cast(TaskName, settings.task.name)
     length = section.max_sequence_length
-    sequences, rows = tokenized_file(path, name, settings.task, tokenizer, labels, length)
+    sequences, rows = tokenized_file(
+        path, name, settings.task, tokenizer, labels, length, lambda line: reporter.say(f"finetune: {line}")
+    )
     if sequences.cut_rows:
         what = "cut" if settings.task.too_long == "truncate" else "taken in windows"
         reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")

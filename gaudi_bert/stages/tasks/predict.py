@@ -12,6 +12,7 @@ from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.stages.tasks.answer_rows import (
     OnBadRow,
     Precision,
@@ -89,7 +90,8 @@ class _TaskModel(RowModel):
         name = changes.get("name", folder.task)
         if name != folder.task:
             raise InputError(f"task.name = {name}: {path} is a model of {folder.task}; leave it out, or fine-tune another")
-        settings = folder.settings.model_copy(update=dict(changes))
+        # The columns that the model was trained on are defaults: those that are named here must apply.
+        settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
         length = chosen_length(options.max_sequence_length, folder.positions, folder.usual_length)
         super().__init__(path, folder, settings, length, options.precision, options.packed, options.on_bad_row)
         self.task, self.labels, self._options = folder.task, folder.labels, options

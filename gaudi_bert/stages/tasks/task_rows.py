@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
@@ -49,11 +49,12 @@ def tokenized_file(
     tokenizer: RowTokenizer,
     labels: tuple[str, ...],
     max_sequence_length: int,
+    say: Callable[[str], None],
 ) -> tuple[Sequences, tuple[Row, ...]]:
-    """All sequences of a file of labelled rows, and the rows themselves."""
+    """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read."""
     labelled = not task.endswith("-language-modelling")
     parts, counts, all_rows = [], [], []
-    for rows in windows(read_rows(path, task, settings, labelled=labelled), _WINDOW_ROWS):
+    for rows in windows(read_rows(path, task, settings, labelled=labelled, say=say), _WINDOW_ROWS):
         parts.append(
             tokenize_rows(
                 rows,

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
-from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.tasks.rows.records import Record, RowPart
 from gaudi_bert.tasks.rows.types import TASKS_WITH_LABELS, IdsRow, Row, TaggedRow, TextRow
-
-Record: TypeAlias = Mapping[str, Any]
 
 _LABELLED_TEXT = ("classification", "multi-label", "regression")
 _LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
@@ -46,7 +44,7 @@ class RowReader:
     first line of the file.
     """
 
-    source: str
+    part: RowPart
     task: TaskName | None
     settings: TaskSettings
     label_names: tuple[str, ...] | None = None
@@ -68,20 +66,28 @@ class RowReader:
 
     def error(self, number: int, problem: str, remedy: str) -> InputError:
         """One line that names file and row."""
-        return InputError(f"{self.source}: row {number}: {problem}; {remedy}")
+        return InputError(f"{self.part.place(number)}: {shortened(problem, 240)}; {remedy}")
 
     def _column_remedy(self, setting: str, column: str) -> str:
-        remedy = f"name the column with --set task.{setting}=NAME (now {column})"
+        option = {"text": "--text-column NAME", "label": "--label-column NAME"}.get(setting, f"--set task.{setting}=NAME")
+        remedy = f"name the column with {option} (now {shortened(column)})"
         return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
 
     def _text_row(self, number: int, record: Record) -> TextRow:
         settings = self.settings
         text = self._text(number, record, settings.text)
         pair = None
-        if record.get(settings.text_pair) is not None and settings.text_pair != settings.text:
-            pair = self._text(number, record, settings.text_pair)
+        expected = "text_pair" in settings.model_fields_set
+        if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
+            pair = self._pair(number, record, settings.text_pair)
         label = self._label(number, record) if self.labelled and self.task in _LABELLED_TEXT else None
         return TextRow(number, text, pair, label)
+
+    def _pair(self, number: int, record: Record, column: str) -> str | None:
+        """The second text; a row may hold none, but not lack the column that was named."""
+        if column not in record:
+            raise self.error(number, f"has no {column!r}, only {_names(record)}", "name another with --text-pair-column")
+        return None if record[column] is None else self._text(number, record, column)
 
     def _text(self, number: int, record: Record, column: str) -> str:
         if column not in record:
@@ -173,7 +179,7 @@ class RowReader:
 
     def _words_of_text(self, number: int, record: Record) -> TaggedRow:
         settings = self.settings
-        if self.labelled or settings.text not in record:
+        if self.labelled or settings.text not in record or "tokens" in settings.model_fields_set:
             raise self.error(
                 number, f"has no {settings.tokens!r}, only {_names(record)}", self._column_remedy("tokens", settings.tokens)
             )

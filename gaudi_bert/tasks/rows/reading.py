@@ -1,92 +1,106 @@
 """Rows of a task's data, whatever file they are in, one after the other in bounded memory.
 
-JSON lines, CSV, TSV, Parquet and plain lines hold records; CoNLL (a word and its tag per line, a blank line after each
-sentence) and SQuAD (versions 1.1 and 2.0) have their own forms.
-
-A line ends at a line feed and nowhere else: people's comments hold carriage returns and other characters that Python would
-also take for the end of a line. TSV is split at tabs, with no quoting, as GLUE and GoEmotions are written; CSV is quoted.
+`records.py` reads the files of records; CoNLL (a word and its tag per line, a blank line after each sentence) and SQuAD
+(versions 1.1 and 2.0) have their own forms.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
-import sys
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from gaudi_bert.common.errors import InputError, shortened, shown
-from gaudi_bert.common.files import open_file, regular
-from gaudi_bert.config.sections import RowFormat, TaskName, TaskSettings
-from gaudi_bert.records.tables.arrow import explained_arrow_errors, require_pyarrow, validated
-from gaudi_bert.tasks.rows.fields import Record, RowReader, half_character, read_label_names
-from gaudi_bert.tasks.rows.types import STANDARD_INPUT, BadRow, QuestionRow, Row, source_name
+from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.tasks.rows.fields import RowReader, half_character, read_label_names
+from gaudi_bert.tasks.rows.records import (
+    TABLES,
+    NumberedRecord,
+    Record,
+    RowPart,
+    complete_file,
+    read_records,
+    text_lines,
+)
+from gaudi_bert.tasks.rows.types import BadRow, QuestionRow, Row, TaggedRow, TextRow
 
-_ENDINGS: dict[str, RowFormat] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".conll": "conll",
-    ".bio": "conll",
-    ".iob": "conll",
-    ".json": "squad",
-    ".txt": "txt",
-}
 _Row = TypeVar("_Row")
-_LARGEST_FIELD = 2**31 - 1
-_PARQUET_ROWS = 1024
 _DOCUMENT_LINE = "-DOCSTART-"
+_FORMATS = {"jsonl": "JSON lines", "csv": "CSV", "tsv": "TSV", "parquet": "Parquet", "conll": "CoNLL", "squad": "SQuAD"}
+_OPTIONS = {"text": "--text-column", "text_pair": "--text-pair-column", "label": "--label-column"}
+_MOST_SHOWN = 60
 
 
-def read_rows(path: str | Path, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False) -> Iterator[Row]:
+def read_rows(
+    path: str | Path,
+    task: TaskName | None,
+    settings: TaskSettings,
+    *,
+    labelled: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Iterator[Row]:
     """The rows of a file, in its order, in bounded memory (SQuAD's JSON is read whole).
 
     `path` may be `-` for standard input; `task` is None for plain texts. With `labelled`, a row without labels, tags or
-    answers is refused; else they are ignored.
+    answers is refused; else they are ignored. `say` gets a line on the columns and the first row, once that is read.
     """
-    for row in read_all_rows(path, task, settings, labelled=labelled):
+    return good_rows(read_all_rows(path, task, settings, labelled=labelled, say=say))
+
+
+def good_rows(rows: Iterator[Row | BadRow]) -> Iterator[Row]:
+    """The rows; one that cannot be read is refused."""
+    for row in rows:
         if isinstance(row, BadRow):
             raise InputError(row.problem)
         yield row
 
 
 def read_all_rows(
-    path: str | Path, task: TaskName | None, settings: TaskSettings, *, labelled: bool = False
+    path: str | Path,
+    task: TaskName | None,
+    settings: TaskSettings,
+    *,
+    labelled: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Iterator[Row | BadRow]:
-    """As `read_rows`, but a row that cannot be read is a `BadRow` in its place, where the file can be read on after it."""
-    name = source_name(path)
-    kind = _format_of(path, settings.format)
-    if kind == "squad" and task != "question-answering":
-        others = "plain texts need" if task is None else f"{task} needs"
-        raise InputError(f"{name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
-    if kind == "conll" and task != "token-classification":
-        raise InputError(f"{name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
+    """As `read_rows`, but a row that cannot be read is a `BadRow` in its position, where the next ones can be read."""
+    return rows_of_part(complete_file(path, settings.format), task, settings, labelled=labelled, say=say)
+
+
+def rows_of_part(
+    part: RowPart,
+    task: TaskName | None,
+    settings: TaskSettings,
+    *,
+    labelled: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Iterator[Row | BadRow]:
+    """As `read_all_rows`, of a part of a file."""
+    _check_applies(part, task, settings, labelled)
     label_names = read_label_names(Path(settings.labels)) if settings.labels is not None else None
-    named_by_header = kind in ("csv", "tsv") and settings.columns is None
-    reader = RowReader(name, task, settings, label_names, labelled, named_by_header)
-    records: Iterator[tuple[int, Record | InputError]]
-    if kind == "squad":
-        records = _read_squad(path)
-    elif kind == "conll":
-        records = _read_conll(path, settings.tokens, settings.tags, labelled)
+    reader = RowReader(part, task, settings, label_names, labelled, part.kind in TABLES and settings.columns is None)
+    records: Iterator[NumberedRecord]
+    if part.kind == "squad":
+        records = _read_squad(part)
+    elif part.kind == "conll":
+        records = _read_conll(part, settings.tokens, settings.tags, labelled)
     else:
-        records = _read_records(path, kind, settings.columns, settings.text)
+        records = read_records(part, settings)
     for number, record in records:
         try:
             if isinstance(record, InputError):
                 raise record
             is_question = task == "question-answering"
-            yield _question_of_record(name, number, record, labelled) if is_question else reader.row(number, record)
+            row = _question_of_record(part, number, record, labelled) if is_question else reader.row(number, record)
         except InputError as error:
             yield BadRow(number, str(error))
+            continue
+        if say is not None:
+            say(_described(part, settings, row))
+            say = None
+        yield row
 
 
 def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
@@ -95,207 +109,99 @@ def windows(rows: Iterator[_Row], size: int) -> Iterator[list[_Row]]:
         yield window
 
 
-# --- files of records
+def _check_applies(part: RowPart, task: TaskName | None, settings: TaskSettings, labelled: bool) -> None:
+    """Refuse a format that the task does not read, and columns that are named but are not read."""
+    if part.kind == "squad" and task != "question-answering":
+        others = "plain texts need" if task is None else f"{task} needs"
+        raise InputError(f"{part.name}: SQuAD's JSON is for question-answering, {others} JSON lines (.jsonl) or a table")
+    if part.kind == "conll" and task != "token-classification":
+        raise InputError(f"{part.name}: CoNLL is for token-classification; give JSON lines (.jsonl) or a table")
+    if part.kind not in TABLES and (settings.columns is not None or settings.no_header):
+        option = "--no-header" if settings.columns is None else "--columns"
+        raise InputError(f"{part.name}: {option} is for CSV and TSV, this is {part.kind}; leave it out")
+    has_columns = part.kind in (*TABLES, "jsonl", "parquet")
+    columns = {"text", "text_pair", "label"}
+    if task == "token-classification":
+        columns = {"text", "tokens", "tags"}
+    elif task is not None and task.endswith("-language-modelling"):
+        columns = {"text"}
+    elif task == "question-answering":
+        columns = set()
+    columns -= set() if labelled else {"label", "tags"}
+    for key in ("text", "text_pair", "label", "tokens", "tags"):
+        if key in settings.model_fields_set and not (has_columns and key in columns):
+            option = f"{_OPTIONS[key]} (task.{key})" if key in _OPTIONS else f"task.{key}"
+            reason = f"no {key} is read here" if has_columns else "this file has no named columns"
+            raise InputError(f"{part.name}: {option} does not apply, {reason}; leave it out")
 
 
-def _format_of(path: str | Path, given: RowFormat | None) -> RowFormat:
-    """The format of a file: the given one, or by its ending; standard input holds JSON lines."""
-    if given is not None:
-        return given
-    if str(path) == STANDARD_INPUT:
-        return "jsonl"
-    name = Path(path).name.lower().removesuffix(".gz")
-    ending = Path(name).suffix
-    if ending not in _ENDINGS:
-        known = ", ".join(_ENDINGS)
-        raise InputError(f"{path}: unknown ending; known are {known} (and .gz), or name the format: --set task.format=jsonl")
-    return _ENDINGS[ending]
+def _described(part: RowPart, settings: TaskSettings, row: Row) -> str:
+    """What is read of a file, and how its first row begins."""
+    if isinstance(row, TextRow):
+        values = {"text": row.text, "text_pair": row.text_pair, "label": row.label}
+        columns, text = _named(settings, [key for key, value in values.items() if value is not None]), row.text
+    elif isinstance(row, TaggedRow):
+        keys = ["text"] if row.starts is not None else ["tokens", "tags"][: 1 + (row.tags is not None)]
+        columns, text = _named(settings, keys), " ".join(row.tokens[:_MOST_SHOWN])
+    elif isinstance(row, QuestionRow):
+        columns, text = "question, context", row.question
+    else:
+        columns, text = "input_ids", str(list(row.input_ids[:_MOST_SHOWN]))
+    begins = " ".join(text[: 4 * _MOST_SHOWN].split())
+    begins = begins if len(begins) <= _MOST_SHOWN else f"{begins[:_MOST_SHOWN]}..."
+    kind = f"{_FORMATS[part.kind]}, {columns}" if part.kind in _FORMATS else "plain text"
+    return f"{part.name}: reads {kind}; row {row.number} begins {begins!r}"
 
 
-@contextmanager
-def _open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file (plain or gzip, by its first bytes) or standard input."""
-    name = source_name(path)
-    if str(path) == STANDARD_INPUT:
-        yield sys.stdin.buffer
-        return
-    try:
-        with open_file(path) as plain:
-            is_gzip = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            if is_gzip:
-                with gzip.open(plain) as unpacked:
-                    yield io.BufferedReader(unpacked)  # type: ignore[type-var]
-            else:
-                yield plain
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{name}: is damaged gzip ({shortened(str(error))}); compress it again") from error
-    except OSError as error:
-        raise InputError(f"{name}: cannot read: {error.strerror or error}; check the path") from error
-
-
-def _text_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, str | InputError]]:
-    """The lines of a UTF-8 file with their numbers from 1, without their ends and without a byte-order mark.
-
-    One that is not UTF-8 is an error in its place.
-    """
-    for number, line in enumerate(handle, start=1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        try:
-            yield number, line.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            reason = f"not UTF-8 at its byte {error.start}; save the file as UTF-8"
-            yield number, InputError(f"{name}: row {number}: {reason}")
-
-
-def _read_records(
-    path: str | Path, kind: RowFormat, header: Sequence[str] | None, text_column: str
-) -> Iterator[tuple[int, Record | InputError]]:
-    """The records of a file with their numbers; one that cannot be read is an error in its place.
-
-    `header` names the columns of a table without a header line, `text_column` is what a line of a plain text is called.
-    """
-    if header is not None and kind not in ("csv", "tsv"):
-        raise InputError(f"{source_name(path)}: --columns is for CSV and TSV; a file of the format {kind} names its own")
-    if kind == "parquet":
-        yield from _parquet(path)
-        return
-    name = source_name(path)
-    with _open_bytes(path) as handle:
-        if kind == "jsonl":
-            yield from _json_lines(handle, name)
-        elif kind == "txt":
-            for number, line in _text_lines(handle, name):
-                if isinstance(line, InputError) or line.strip():
-                    yield number, line if isinstance(line, InputError) else {text_column: line}
-        else:
-            yield from _table(handle, name, kind, header, text_column)
-
-
-def _json_lines(handle: BinaryIO, name: str) -> Iterator[tuple[int, Record | InputError]]:
-    for number, line in _text_lines(handle, name):
-        if isinstance(line, InputError):
-            yield number, line
-        elif line.strip():
-            yield number, _json_record(line, f"{name}: row {number}")
-
-
-def _json_record(line: str, row: str) -> Record | InputError:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return InputError(f"{row}: not JSON ({shortened(str(error))}); write one object per line")
-    if not isinstance(record, dict):
-        return InputError(f'{row}: {shortened(line)} is not an object; write for example {{"text": "..."}}')
-    return record
-
-
-def _table(
-    handle: BinaryIO, name: str, kind: RowFormat, header: Sequence[str] | None, text_column: str
-) -> Iterator[tuple[int, Record | InputError]]:
-    """An empty cell is no value, but for that of the text, which is then empty."""
-    columns = None if header is None else list(header)
-    for number, cells in _tab_cells(handle, name) if kind == "tsv" else _comma_cells(handle, name):
-        if isinstance(cells, InputError):
-            if columns is None:
-                raise cells
-            yield number, cells
-            continue
-        if columns is None:
-            columns = [cell.strip() for cell in cells]
-            twice = [column for column in columns if columns.count(column) > 1]
-            if twice:
-                raise InputError(f"{name}: two columns are called {shown(twice[0])}; name them apart, or pass --columns")
-        elif len(cells) != len(columns):
-            problem = f"has {len(cells)} cells, the columns are {len(columns)} ({', '.join(columns)[:80]})"
-            yield number, InputError(f"{name}: row {number}: {problem}; fix the row")
-        else:
-            named = zip(columns, cells, strict=True)
-            yield number, {column: cell for column, cell in named if cell != "" or column == text_column}
-
-
-def _tab_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str] | InputError]]:
-    for number, line in _text_lines(handle, name):
-        if isinstance(line, InputError) or line:
-            yield number, line if isinstance(line, InputError) else line.split("\t")
-
-
-def _comma_cells(handle: BinaryIO, name: str) -> Iterator[tuple[int, list[str] | InputError]]:
-    csv.field_size_limit(_LARGEST_FIELD)
-    lines = io.TextIOWrapper(handle, encoding="utf-8-sig", newline="")
-    reader = csv.reader(lines, strict=True)
-    try:
-        for cells in reader:
-            if cells:
-                yield reader.line_num, cells
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: row {reader.line_num + 1}: not UTF-8; save the file as UTF-8") from error
-    except csv.Error as error:
-        raise InputError(f"{name}: row {reader.line_num}: not CSV ({error}); fix its quotes") from error
-    finally:
-        lines.detach()
-
-
-def _parquet(path: str | Path) -> Iterator[tuple[int, Record]]:
-    if str(path) == STANDARD_INPUT:
-        raise InputError("standard input: Parquet cannot be read as it comes; give the name of the file")
-    require_pyarrow()
-    from pyarrow import parquet
-
-    number = 0
-    with explained_arrow_errors(Path(path)), parquet.ParquetFile(regular(path)) as table:
-        for batch in table.iter_batches(batch_size=_PARQUET_ROWS, use_threads=False):
-            for record in validated(Path(path), batch).to_pylist():
-                number += 1
-                yield number, record
+def _named(settings: TaskSettings, keys: list[str]) -> str:
+    """The columns that settings name, with what they hold where that is not their name."""
+    columns = {key: getattr(settings, key) for key in keys}
+    return ", ".join(column if column == key else f"{column} ({key})" for key, column in columns.items())
 
 
 # --- CoNLL and SQuAD
 
 
-def _read_conll(path: str | Path, tokens: str, tags: str, labelled: bool) -> Iterator[tuple[int, Record]]:
+def _read_conll(part: RowPart, tokens: str, tags: str, labelled: bool) -> Iterator[tuple[int, Record]]:
     """The sentences of a CoNLL file as records; the word is the first column of a line, the tag the last.
 
     With `labelled`, lines without a tag are refused.
     """
-    name = source_name(path)
     first = 0
     words: list[str] = []
     tag_names: list[str] = []
-    with _open_bytes(path) as handle:
-        for number, line in _text_lines(handle, name):
+    with part.opened() as handle:
+        for number, line in text_lines(part, handle):
             if isinstance(line, InputError):
                 raise line
             cells = line.split("\t") if "\t" in line else line.split()
             if not line.strip() or cells[0] == _DOCUMENT_LINE:
                 if words:
-                    yield first, _sentence(name, first, words, tag_names, tokens, tags)
+                    yield first, _sentence(part, first, words, tag_names, tokens, tags)
                 words, tag_names = [], []
                 continue
             if not cells[0].strip():
-                raise InputError(f"{name}: row {number}: has no word before its tag; write WORD, a tab, TAG")
+                raise InputError(f"{part.place(number)}: has no word before its tag; write WORD, a tab, TAG")
             if labelled and len(cells) < 2:
-                raise InputError(f"{name}: row {number}: the word {shown(cells[0])} has no tag; write WORD, a tab, TAG")
+                raise InputError(f"{part.place(number)}: the word {shown(cells[0])} has no tag; write WORD, a tab, TAG")
             first = first if words else number
             words.append(cells[0].strip())
             tag_names += [cells[-1].strip()] if len(cells) > 1 else []
         if words:
-            yield first, _sentence(name, first, words, tag_names, tokens, tags)
+            yield first, _sentence(part, first, words, tag_names, tokens, tags)
 
 
-def _sentence(name: str, number: int, words: list[str], tag_names: list[str], tokens: str, tags: str) -> Record:
+def _sentence(part: RowPart, number: int, words: list[str], tag_names: list[str], tokens: str, tags: str) -> Record:
     if tag_names and len(tag_names) != len(words):
         raise InputError(
-            f"{name}: row {number}: a sentence of {len(words)} words has {len(tag_names)} tags; give each word one"
+            f"{part.place(number)}: a sentence of {len(words)} words has {len(tag_names)} tags; give each word one"
         )
     return {tokens: words, tags: tag_names} if tag_names else {tokens: words}
 
 
-def _read_squad(path: str | Path) -> Iterator[tuple[int, Record | InputError]]:
+def _read_squad(part: RowPart) -> Iterator[NumberedRecord]:
     """The questions of a SQuAD file with their contexts, in its order."""
-    name = source_name(path)
-    with _open_bytes(path) as handle:
+    with part.opened() as handle:
         content = handle.read()
     try:
         articles = json.loads(content)["data"]
@@ -303,25 +209,25 @@ def _read_squad(path: str | Path) -> Iterator[tuple[int, Record | InputError]]:
         questions = [(paragraph["context"], question) for paragraph in paragraphs for question in paragraph["qas"]]
     except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{name}: not JSON ({shortened(str(error))}); give a SQuAD file, or JSON lines as .jsonl"
+            f"{part.name}: not JSON ({shortened(str(error))}); give a SQuAD file, or JSON lines as .jsonl"
         ) from error
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"{name}: is not SQuAD's JSON, {shown(error)} is missing or wrong; it is data / paragraphs / qas"
+            f"{part.name}: is not SQuAD's JSON, {shown(error)} is missing or wrong; it is data / paragraphs / qas"
         ) from error
     for number, (context, question) in enumerate(questions, start=1):
         if isinstance(question, dict):
             yield number, {"context": context, **question}
         else:
-            yield number, InputError(f"{name}: row {number}: {shown(question)} is not a question; it must be an object")
+            yield number, InputError(f"{part.place(number)}: {shown(question)} is not a question; it must be an object")
 
 
-def _question_of_record(name: str, number: int, record: Record, labelled: bool) -> QuestionRow:
+def _question_of_record(part: RowPart, number: int, record: Record, labelled: bool) -> QuestionRow:
     """A question with the keys of SQuAD: `question`, `context`, `answers`, `is_impossible`, `id`.
 
     `answers` is a list of `{"text", "answer_start"}`, or `{"text": [], "answer_start": []}` as in Hugging Face datasets.
     """
-    row = f"{name}: row {number}"
+    row = part.place(number)
     for key in ("question", "context"):
         value = record.get(key)
         if not isinstance(value, str) or not value.strip():

@@ -9,6 +9,7 @@ scripts for question answering.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -37,6 +38,20 @@ from gaudi_bert.tasks.rows.types import (
 _WITH_WINDOWS = ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling")
 _USUAL_STRIDE = 128
 """As in BERT's own script for SQuAD (Devlin et al., 2019), which has windows of 384."""
+
+
+_CHARACTERS_OF_TOKEN = 16
+"""So many characters of a text are read at first for each token of a sequence."""
+_BATCH_CHARACTERS = 1 << 20
+_TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
+
+
+class _EncodedText(NamedTuple):
+    """The tokens of a text or a pair; of its beginning, if it is partial."""
+
+    input_ids: Int32Array
+    segment_ids: NDArray[np.int8]
+    is_partial: bool
 
 
 class _Piece(NamedTuple):
@@ -104,28 +119,58 @@ class _Job:
 
     def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
         """Row numbers, offsets, token numbers and segments of whole texts, by the tokenizer's own template."""
-        inputs = [row.text if row.text_pair is None else (row.text, row.text_pair) for row in rows]
         tokenizer = self.tokenizer.tokenizer
         if self.settings.too_long == "truncate":
             tokenizer.enable_truncation(self.most)
         try:
-            encoded = tokenizer.encode_batch_fast(inputs)
+            encoded = list(chain.from_iterable(map(self._encoded_texts, self._batches(rows))))
         finally:
             tokenizer.no_truncation()
-        ids = [encoding.ids for encoding in encoded]
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        if self.settings.too_long == "truncate":
-            full = np.flatnonzero(lengths == self.most)
-            self.cut_rows += sum(bool(encoded[index].overflowing) for index in full)
-        elif lengths.max() > self.most:
+        lengths = np.fromiter((len(text.input_ids) for text in encoded), np.int64, len(encoded))
+        if lengths.max() > self.most:
             index = int(np.argmax(lengths > self.most))
-            raise self._too_long(rows[index].number, int(lengths[index]))
+            more_than = "more than " if encoded[index].is_partial else ""
+            raise self._too_long(rows[index].number, int(lengths[index]), more_than)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        segments = np.zeros(int(offsets[-1]), np.int8)
-        if any(row.text_pair is not None for row in rows):
-            segments = np.fromiter(chain.from_iterable(encoding.type_ids for encoding in encoded), np.int8, len(segments))
-        flat = np.fromiter(chain.from_iterable(ids), np.int32, len(segments))
+        flat = np.concatenate([text.input_ids for text in encoded])
+        segments = np.concatenate([text.segment_ids for text in encoded])
         return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
+
+    def _batches(self, rows: Sequence[TextRow]) -> Iterator[list[TextRow]]:
+        """The rows in batches of so many characters, as far as they are read first: an encoding is 100 times as large."""
+        batch: list[TextRow] = []
+        characters = 0
+        for row in rows:
+            batch.append(row)
+            characters += min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or "")
+            if characters >= _BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
+        if batch:
+            yield batch
+
+    def _encoded_texts(self, rows: Sequence[TextRow]) -> list[_EncodedText]:
+        """The tokens of each row; of a text that is far too long, those of its beginning.
+
+        A beginning that ends between words and gives twice the tokens of a sequence decides all tokens of the first half;
+        one that gives fewer is taken four times as long. Of a pair, the lengths of both texts decide where each is cut.
+        """
+        encoded: dict[int, _EncodedText] = {}
+        waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.most
+        while waiting:
+            is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
+            inputs = [_beginning(rows[index].text, size) if is_partial[index] else _input(rows[index]) for index in waiting]
+            for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
+                input_ids = np.array(encoding.ids, np.int32)
+                rest = encoding.overflowing if len(input_ids) == self.most else []
+                if not is_partial[index] or len(input_ids) + sum(map(len, rest)) >= 2 * self.most:
+                    segment_ids = np.zeros(len(input_ids), np.int8)
+                    if rows[index].text_pair is not None:
+                        segment_ids = np.array(encoding.type_ids, np.int8)
+                    encoded[index] = _EncodedText(input_ids, segment_ids, is_partial[index])
+                    self.cut_rows += bool(rest)
+            waiting, size = [index for index in waiting if index not in encoded], 4 * size
+        return [encoded[index] for index in range(len(rows))]
 
     def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[_Piece]]:
         """The sequences of each row, for rows that may become several."""
@@ -162,11 +207,11 @@ class _Job:
                 return np.array([[0, max(room, 0)]], np.int64)
         return window_bounds(tokens, room, stride, f"{self.source}: row {number}")
 
-    def _too_long(self, number: int, tokens: int) -> InputError:
+    def _too_long(self, number: int, tokens: int, more_than: str = "") -> InputError:
         also = ", or window" if self.task in _WITH_WINDOWS else ""
         return InputError(
-            f"{self.source}: row {number}: has {tokens:,} tokens, a sequence has at most {self.most:,}; shorten it, raise "
-            f"max_sequence_length, or say what becomes of it: --set task.too_long=truncate{also}"
+            f"{self.source}: row {number}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
+            f"it, raise max_sequence_length, or say what becomes of it: --set task.too_long=truncate{also}"
         )
 
     def _framed(self, ids: Int32Array) -> Int32Array:
@@ -230,6 +275,16 @@ class _Job:
             part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
             nothing = np.full((len(part), 2), NO_WORD, np.int32)
             yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
+
+
+def _input(row: TextRow) -> str | tuple[str, str]:
+    return row.text if row.text_pair is None else (row.text, row.text_pair)
+
+
+def _beginning(text: str, size: int) -> str:
+    """At most `size` characters of a text, up to the last space among them or else the last that is not of a word."""
+    match = _TO_LAST_SPACE.match(text, 0, size) or _TO_LAST_MARK.match(text, 0, size)
+    return match[0] if match else ""
 
 
 def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:

@@ -64,6 +64,40 @@ def test_what_is_no_row_is_named(tmp_path: Path, content: bytes, reason: str) ->
     assert len(str(caught.value)) < len(str(path)) + 300
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["2024-05-01", "2024-05-01 10:00:00", "2024-05-01T10:00:00.5Z", ["2024-05-01"], {"day": {"of": ["2024-05-01"]}, "n": 1}],
+)
+def test_a_text_stays_a_text(tmp_path: Path, content: object) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"date": content, "n": number}) + "\n" for number in range(3)))
+    assert rows_of(path) == [{"date": content, "n": number} for number in range(3)]
+
+
+ROUNDED = 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "row"),
+    [
+        ([{"a": 1.0}, {"a": ROUNDED}], 1),
+        ([{"a": -ROUNDED}, {"a": 1.5}], 0),
+        ([{"a": 1.0, "t": str(ROUNDED)}] * 7 + [{"a": 2**63 - 1, "t": "x"}, {"a": 2**62, "t": "x"}], 7),
+        ([{"a": {"b": [0.5, 1]}}, {"a": {"b": [1, ROUNDED]}}], 1),
+        ([{"a": [{"b": 1.5}, {"b": None}]}, {}, {"a": [{}, {"b": ROUNDED}]}], 2),
+    ],
+)
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
+def test_a_number_that_its_column_does_not_hold_is_refused(tmp_path: Path, rows: list[dict], row: int, start: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(each) + "\n" for each in rows]
+    path.write_text(start + "".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"row {row}: column 'a' holds -?\d+, which is -?\d+ in a column with fractions"):
+        rows_of(path)
+    path.write_text(start + "".join(lines[:row] + lines[row + 1 :]), encoding="utf-8")
+    assert len(rows_of(path)) == len(rows) - 1
+
+
 def test_what_looks_odd_and_is_sound(tmp_path: Path) -> None:
     rows = [
         {"text": '}{][" \\', "number": 9223372036854775807, "real": 0.12345678901234567890123},
@@ -71,6 +105,9 @@ def test_what_looks_odd_and_is_sound(tmp_path: Path) -> None:
     ]
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
+    identical(rows_of(path), rows)
+    rows = [{"n": 2**53 + 1, "of": 1.5, "t": "12345678901234567"}, {"n": 2**62 + 1, "of": 2**60, "t": ""}]
+    path.write_text("\n".join(map(json.dumps, rows)))
     identical(rows_of(path), rows)
     path.write_bytes(nested(b"[]", 63))
     assert len(rows_of(path)) == 1

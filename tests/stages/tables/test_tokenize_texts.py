@@ -104,6 +104,46 @@ def test_segments_where_the_tokenizer_gives_them(tmp_path: Path) -> None:
         assert ids[-2:] == [1, 0]
 
 
+@pytest.mark.parametrize("kind", ["gpt", "roberta", "segments"])
+@pytest.mark.parametrize("policy", ["truncate", "drop"])
+def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: str, policy: str) -> None:
+    tokenizer = write_tokenizer(tmp_path / "any.json", kind)
+    pairs = [*zip(TEXTS[:120], TEXTS[120:240], strict=True), ("alpha", None), ("beta", None)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": one, "b": other}) + "\n" for one, other in pairs))
+    settings = TokenizeSettings(max_sequence_length=67, too_long=policy, text_column="a", text_pair_column="b")
+    made = tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / "out", settings, reporter=QUIET)
+    assert isinstance(made, Made)
+    complete = [tokenizer.encode(*filter(None, pair)) for pair in pairs]
+    tokenizer.enable_truncation(67)
+    cut = [tokenizer.encode(*filter(None, pair)) for pair in pairs]
+    rows = [short for short, long in zip(cut, complete, strict=True) if policy == "truncate" or len(short) == len(long)]
+    table = parquet.read_table(sorted((tmp_path / "out").glob("*.parquet"))[0]).to_pydict()
+    assert table["input_ids"] == [row.ids for row in rows]
+    assert ("token_type_ids" in table) == (kind != "roberta")
+    if kind != "roberta":  # whose template has 0 everywhere
+        assert table["token_type_ids"] == [row.type_ids for row in rows]
+    special = sum(complete[0].special_tokens_mask)
+    too_long = [(short, long) for short, long in zip(cut, complete, strict=True) if len(short) < len(long)]
+    assert made.content.too_long.rows == len(too_long) > 0
+    dropped = sum(len(long) - (len(short) if policy == "truncate" else special) for short, long in too_long)
+    assert made.content.too_long.dropped_tokens == dropped
+    for other in ("split", "error"):
+        wrong = settings.model_copy(update={"too_long": other})
+        with pytest.raises(InputError, match=r"row \d+: gives \d+ tokens, .* truncate or drop \(a pair is not split\)"):
+            tokenize_texts([str(tmp_path / "t.jsonl")], tmp_path / "any.json", tmp_path / other, wrong, reporter=QUIET)
+
+
+def test_a_file_that_the_options_do_not_fit_is_refused_before_the_first_is_read(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json", "roberta")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.csv").write_text("id,comment\n1,alpha\n")
+    (tmp_path / "texts" / "b.csv").write_text("id,text\n1,alpha\n")
+    settings = TokenizeSettings(max_sequence_length=9, text_column="comment")
+    with pytest.raises(InputError, match=r"b\.csv: row 2: has no 'comment', only 'id', 'text'"):
+        tokenize_texts([str(tmp_path / "texts")], tmp_path, tmp_path / "out", settings, reporter=QUIET)
+    assert not (tmp_path / "out").exists()
+
+
 def test_shards_and_what_was_killed_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tokenizer(tmp_path / "tokenizer.json", "roberta")
     files, settings = [write_lines(tmp_path / "t.jsonl")], TokenizeSettings(max_sequence_length=L, part_bytes=3000)
@@ -154,7 +194,7 @@ def test_row_groups_and_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (
             {"too_long": "error", "max_sequence_length": 9},
-            r"t\.jsonl: line \d+: gives \d+ tokens, allowed are 1 to 9; raise",
+            r"t\.jsonl: row \d+: gives \d+ tokens, allowed are 1 to 9; raise",
         ),
         (
             {"max_sequence_length": 2},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
@@ -49,6 +52,65 @@ def test_a_pair_and_a_text(tokenizer: RowTokenizer) -> None:
     assert words_of(found, 1) == ["[CLS]", "dog", "##s", "!", "[SEP]"]
     assert found.segment_ids.tolist() == [0] * 6 + [1] * 4 + [0] * 5
     assert found.row.tolist() == [0, 1]
+
+
+WORDS = ["the", "cat", "unableness", "x" * 40, "a.b", "...", "\u4e2d\u56fd", "\u4e2d" * 30 + "\u3002", " ", "\n\n", "\u00dc"]
+
+
+def any_tokenizer(kind: str) -> RowTokenizer:
+    library = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+    special = {"special_tokens": ["<s>", "</s>", "<unk>"], "show_progress": False}
+    if kind == "bpe":
+        library.pre_tokenizer = pre_tokenizers.ByteLevel()
+        trainer: Any = trainers.BpeTrainer(vocab_size=300, **special)
+    else:
+        library.normalizer, library.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=80, unk_token="<unk>", **special)
+    library.train_from_iterator([" ".join(WORDS)] * 9, trainer)
+    library.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    return RowTokenizer(library, Path(kind), "0" * 64)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tokenizer: RowTokenizer) -> list[RowTokenizer]:
+    return [tokenizer, any_tokenizer("bpe"), any_tokenizer("unigram")]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9), st.sampled_from(["", " "]), st.booleans()
+)
+def test_a_text_far_too_long_is_cut_as_if_it_were_read_to_its_end(tokenizers, runs, between: str, of_pair: bool) -> None:
+    text = between.join(word for word, count in runs for _ in range(count))
+    for tokenizer in tokenizers:
+        rows: list[Row] = [TextRow(1, "cat"), TextRow(2, text, "the cat" if of_pair else None), TextRow(3, "cat " * 999)]
+        found = tokenized(rows, tokenizer, None, 7, too_long="truncate")
+        tokenizer.tokenizer.enable_truncation(7)
+        theirs = [tokenizer.tokenizer.encode(*row[1:3]) for row in rows]  # type: ignore[misc]
+        tokenizer.tokenizer.no_truncation()
+        assert np.split(found.input_ids, found.offsets[1:-1])[1].tolist() == theirs[1].ids
+        assert found.input_ids.tolist() == [token for encoding in theirs for token in encoding.ids]
+        assert found.cut_rows == sum(bool(encoding.overflowing) for encoding in theirs)
+
+
+def test_memory_does_not_grow_with_the_longest_text(folder: Path) -> None:
+    """Encoded to its end, a text of two million characters takes 800 MB."""
+    code = """
+import resource, sys
+from tests.tasks.rows.test_tokenizing import Path, TextRow, open_tokenizer, tokenized
+tokenizer, text = open_tokenizer(Path(sys.argv[1])), "the cat, ... " * 160_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for rows in ([TextRow(1, text)], [TextRow(number, text[:20_000]) for number in range(200)]):
+    tokenized(rows, tokenizer, None, too_long="truncate")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 80
+
+
+def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> None:
+    with pytest.raises(InputError, match=r"x\.jsonl: row 7: has more than \d{2,3} tokens, a sequence has at most 9"):
+        tokenized([TextRow(3, "cat"), TextRow(7, "cat " * 9999), TextRow(8, "cat " * 10)], tokenizer, None, 9)
 
 
 @pytest.mark.slow

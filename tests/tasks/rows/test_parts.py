@@ -14,15 +14,19 @@ pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
 from pyarrow import parquet  # noqa: E402
 
 from gaudi_bert.common.errors import InputError  # noqa: E402
+from gaudi_bert.config.sections import TaskSettings  # noqa: E402
 from gaudi_bert.corpus.documents import find_sources  # noqa: E402
-from gaudi_bert.corpus.texts import read_texts, text_parts  # noqa: E402
+from gaudi_bert.tasks.rows.parts import row_parts  # noqa: E402
+from gaudi_bert.tasks.rows.reading import good_rows, rows_of_part  # noqa: E402
 
 TEXTS = ["one", "  two words ", "drei äöü", "四", "five\tfive"]
 
 
 def texts_of(path: Path, part_bytes: int = 1 << 20, column: str = "text") -> list[str]:
     (source,) = find_sources([str(path)], Path())
-    return [text.text for part in text_parts(source, part_bytes) for text in read_texts(part, column)]
+    settings = TaskSettings() if column == "text" else TaskSettings(text=column)
+    parts = row_parts(source, None, part_bytes)
+    return [row.text for part in parts for row in good_rows(rows_of_part(part, None, settings))]
 
 
 def compressed(content: bytes, codec: str) -> bytes:
@@ -70,8 +74,8 @@ def test_the_text_may_have_another_name_and_hold_lines(tmp_path: Path) -> None:
 
 def test_a_text_that_python_carries() -> None:
     (source,) = find_sources(["python-docs"], Path())
-    (part,) = text_parts(source, 1)
-    texts = list(read_texts(part, "text"))
+    (part,) = row_parts(source, None, 1)
+    texts = list(rows_of_part(part, None, TaskSettings()))
     assert len(texts) > 50
     assert [text.number for text in texts] == list(range(1, len(texts) + 1))
 
@@ -79,12 +83,12 @@ def test_a_text_that_python_carries() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', r"a\.jsonl: line 3: is not JSON .*; write one object on each line"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"line 2: \[1\] is not an object"),
-        ("a.jsonl", b'{"txt": "a"}\n', r"line 1: has no text, only txt; .*--text-column"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"line 2: text is None; it must hold a text"),
-        ("a.jsonl", b'{"text": "a\\uD800"}\n', r"line 1: text holds half a character at 1"),
-        ("a.txt", b"one\ntwo\nth\xffree\n", r"a\.txt: line 3: is not UTF-8 at its byte 2"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": "b"\n', r"a\.jsonl: row 3: not JSON .*; write one object per line"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', r"row 2: \[1\] is not an object"),
+        ("a.jsonl", b'{"txt": "a"}\n', r"row 1: has no 'text', only 'txt'; .*--text-column"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"row 2: text is None; it must be a text"),
+        ("a.jsonl", b'{"text": "a\\uD800"}\n', r"row 1: text holds half a character, .* at 1"),
+        ("a.txt", b"one\ntwo\nth\xffree\n", r"a\.txt: row 3: not UTF-8 at its byte 2"),
         (
             "a.xml",
             b'\n<doc id="1">\ntext\n</doc>\n',
@@ -105,9 +109,9 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str, content: bytes, messa
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"a": ["x"]}, "has no column text; it has a: .*--text-column"),
-        ({"text": [1]}, "column text holds int64; name one of text"),
-        ({"text": ["x", "y", None, "z"]}, r"a\.parquet: row 2: text is null"),
+        ({"a": ["x"]}, "row 1: has no 'text', only 'a'; .*--text-column"),
+        ({"text": [1]}, "row 1: text is 1; it must be a text"),
+        ({"text": ["x", "y", None, "z"]}, r"a\.parquet: row 3: text is None"),
     ],
 )
 def test_what_is_wrong_in_parquet_is_named(tmp_path: Path, table: dict, message: str) -> None:

@@ -1,0 +1,110 @@
+"""Every command that takes rows reads the same columns of the same files, and refuses what it would not read."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders.bert_folder import CONFIG, write_tokenizer
+from tests.builders.command_line import Done, run_command
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["the cat, sat", "dogs runs", "over the hill"]
+TABLE = "id,comment,other,stars\n" + "".join(f'{7 + n},"{text}",mat,{n + 1}\n' for n, text in enumerate(TEXTS))
+LENGTH = ("--max-sequence-length", 32)
+COMMANDS = ("tokenize", "embed", "predict", "finetune")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a model for regression, and the same rows in several files."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("columns")
+    torch.manual_seed(3)
+    config = transformers.BertConfig(**{**CONFIG, "num_labels": 1, "problem_type": "regression"})
+    transformers.BertForSequenceClassification(config).save_pretrained(folder / "model")
+    write_tokenizer(folder / "model")
+    (folder / "rows.csv").write_text(TABLE)
+    (folder / "bare.csv").write_text(TABLE.split("\n", 1)[1])
+    (folder / "rows.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    return folder
+
+
+def run(folder: Path, command: str, data: str, out: str, *options: str) -> Done:
+    if command == "tokenize":
+        return run_command(command, data, "--tokenizer", "model", "--out", out, *LENGTH, *options, folder=folder)
+    if command == "finetune":
+        options = (*options, "--task", "regression", "--dry-run", "--set", "finetune.max_sequence_length=32")
+    options = (*options, *LENGTH) if command in ("embed", "predict") else options
+    return run_command(command, "--data", data, "--model", "model", "--out", out, *options, folder=folder)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_columns_by_a_header_and_by_names(folder: Path, command: str) -> None:
+    named = ("--text-column", "comment", "--text-pair-column", "other")
+    named += ("--label-column", "stars") if command == "finetune" else ()
+    columns = "comment (text), other (text_pair)" + ", stars (label)" * (command == "finetune")
+    for data, options, row in (("rows.csv", (), 2), ("bare.csv", ("--columns", "id,comment,other,stars"), 1)):
+        done = run(folder, command, data, f"{command}-{data}.jsonl", *named, *options)
+        assert done.returncode == 0, done.stderr
+        prefix = "finetune: " if command == "finetune" else ""
+        assert done.stderr.startswith(f"{prefix}{data}: reads CSV, {columns}; row {row} begins 'the cat, sat'\n")
+    if command in ("embed", "predict"):
+        answers = [(folder / f"{command}-{name}.csv.jsonl").read_text() for name in ("rows", "bare")]
+        assert answers[0] == answers[1]
+        assert len(answers[0].splitlines()) == len(TEXTS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_would_not_be_read_is_refused(folder: Path, command: str) -> None:
+    refused: list[tuple[str, tuple[str, ...], str]] = [
+        ("rows.csv", ("--columns", "id,text,other,label"), "row 1: ['id', 'comment', 'other', 'stars'] looks like a header"),
+        ("rows.csv", ("--text-column", "remark"), "row 2: has no 'remark', only 'id', 'comment', 'other', 'stars'"),
+        ("rows.csv", ("--text-column", "comment", "--text-pair-column", "no"), "row 2: has no 'no'"),
+        ("rows.csv", ("--format", "txt", "--text-column", "comment"), "--text-column (task.text) does not apply"),
+        ("rows.csv", ("--no-header",), "without a header, name the columns too"),
+        ("rows.csv", ("--format", "xml"), "--format xml"),
+    ]
+    if command != "finetune":
+        refused += [
+            ("rows.txt", ("--text-pair-column", "b"), "--text-pair-column (task.text_pair) does not apply"),
+            ("rows.txt", ("--columns", "text"), "--columns is for CSV and TSV"),
+            ("rows.csv", ("--label-column", "stars"), "--label-column (task.label) does not apply"),
+        ]
+    for data, options, reason in refused:
+        done = run(folder, command, data, "refused.jsonl", *options)
+        assert (done.returncode, done.stdout) == (2, ""), options
+        assert reason in done.stderr, options
+        assert done.stderr.startswith("error: ")
+        assert not (folder / "refused.jsonl").exists()
+
+
+@pytest.mark.parametrize("command", ["tokenize", "embed", "predict"])
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_pipe(folder: Path, command: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(json.dumps({"comment": text}) + "\n" for text in TEXTS)
+    content = TABLE if kind == "csv" else lines
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    options = ("--format", "csv") if kind == "csv" else ()
+    done = run(folder, command, "-", f"pipe-{command}-{kind}.jsonl", "--text-column", "comment", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("standard input: reads ")
+    if command != "tokenize":
+        assert len((folder / f"pipe-{command}-{kind}.jsonl").read_text().splitlines()) == len(TEXTS)
+
+
+def test_vectors_are_those_of_the_named_column(folder: Path) -> None:
+    run(folder, "embed", "rows.csv", "csv.npy", "--text-column", "comment")
+    run(folder, "embed", "rows.txt", "txt.npy")
+    vectors: list[Any] = [np.load(folder / name) for name in ("csv.npy", "txt.npy")]
+    np.testing.assert_array_equal(*vectors)
+    assert len(vectors[0]) == len(TEXTS)
