@@ -33,9 +33,11 @@ from gaudi_bert.packing.long_packs import (
     LAST_PACK_SHARE,
     MATCHING_WORK,
     MOST_DEALT,
+    MOST_LENGTHS,
     NEAR,
     SLACK_PACKS,
     SLACK_SHARE,
+    THINNED,
     deal_into_slots,
     interpolated_prices,
     pack_thinned,
@@ -113,6 +115,8 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
         work: what may be done in all; None for `OPTIMAL_WORK`.
     """
     work = Work(OPTIMAL_WORK) if work is None else work
+    if np.count_nonzero(counts) > MOST_LENGTHS:
+        return _with_thresholds(_pack_many(counts, depth, MOST_LENGTHS, work), counts, depth)
     optimum = _Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
     if optimum.gap == 0:
         return optimum
@@ -121,7 +125,8 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
     if must_be_coarse or len(counts) > LONGEST_WHOLE:
         optimum = _with_thresholds(optimum, counts, depth)
     if must_be_coarse and not can_be_dealt:
-        return _pack_many(counts, depth, optimum, work)
+        planned = _pack_many(counts, depth, THINNED, work)
+        return _better(optimum, planned.mixture, planned.certificate)
     if must_be_coarse or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
         optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
         if optimum.gap == 0 or must_be_coarse:
@@ -181,8 +186,8 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: _Optimum, work: Work
     return optimum
 
 
-def _pack_many(counts: IntArray, depth: int, optimum: _Optimum, work: Work) -> _Optimum:
-    """Plan a part of the sequences; its prices prove the bound of all."""
+def _pack_many(counts: IntArray, depth: int, most: int, work: Work) -> _Optimum:
+    """Plan a part of the sequences, at most so many; its prices prove the bound of all."""
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> Mixture:
@@ -190,8 +195,7 @@ def _pack_many(counts: IntArray, depth: int, optimum: _Optimum, work: Work) -> _
         proofs.append(prove(counts, planned.certificate.prices, depth))
         return planned.mixture
 
-    mixture = pack_thinned(counts, depth, pack)
-    return _better(optimum, mixture, proofs[0])
+    return _Optimum(pack_thinned(counts, depth, pack, most), proofs[0])
 
 
 def _better(optimum: _Optimum, mixture: Mixture | None, certificate: Certificate) -> _Optimum:
