@@ -8,9 +8,9 @@ believed of the solver that found them. The simplest are the lengths themselves,
 `check_certificate` is the whole proof: it needs the prices, the histogram and the depth, uses integers only,
 and shares no code with the solvers. `bounds` makes better certificates than the simple ones.
 
-What the best pack is worth takes L^2 steps. For packs of more than `LONGEST_EXACT` tokens an upper limit of it proves as
-well: L times the highest price per token, `depth` times the highest price, or, where there are few different prices, what
-the best pack of any number of sequences is worth.
+What the best pack is worth takes L^2 steps. For packs of more than `LONGEST_EXACT` tokens it is computed where there are few
+different prices; else an upper limit of it proves as well: of the longest sequence of a pack and what the rest can be worth,
+or of the best pack of any number of sequences.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ LONGEST_EXACT = 1 << 17
 
 MOST_STEPS = 2**34
 """Different prices, times tokens of a pack: some ten seconds. A proof by steps of length has half as many."""
+
+MOST_LISTED = 2**22
+"""Ways to fill a pack with sequences at whose length the price rises, times such lengths, that are looked at one by one."""
 
 LARGEST_WORTH = 2**62
 """Of a pack, so that sums of prices fit int64."""
@@ -54,6 +57,29 @@ def simple_certificate(counts: IntArray, depth: int) -> Certificate:
     if by_count > by_tokens:
         return Certificate(np.ones_like(lengths), depth, by_count)
     return Certificate(lengths, depth, by_tokens)
+
+
+def threshold_certificate(counts: IntArray, depth: int) -> Certificate:
+    """The best bound of those that a threshold t gives, for each t up to half a pack, and a token more.
+
+    A sequence of more than L - t tokens (and more than half a pack) shares its pack with none of t or more, so it is worth a
+    full pack. Those from t on share one with at most min(depth, L // t) - 1 others, and with at most L tokens. Shorter ones
+    are worth nothing (Martello and Toth 1990, with a limit of depth).
+    """
+    length = len(counts)
+    thresholds = np.append(np.flatnonzero(counts[: length // 2]) + 1, length // 2 + 1)
+    longest_shared = np.maximum(length - thresholds, length // 2)
+    most = np.minimum(depth, length // thresholds)
+    lengths = np.arange(1, length + 1)
+    sequences, tokens = (np.concatenate(([0], np.cumsum(worth))) for worth in (counts, counts * lengths))
+    alone = sequences[-1] - sequences[longest_shared]
+    by_count = -((sequences[thresholds - 1] - sequences[longest_shared]) // most)
+    by_tokens = -((tokens[thresholds - 1] - tokens[longest_shared]) // length)
+    bounds = np.concatenate((alone + by_count, alone + by_tokens))
+    is_by_tokens, best = divmod(int(np.argmax(bounds)), len(thresholds))
+    pack = length if is_by_tokens else int(most[best])
+    prices = np.where(lengths > longest_shared[best], pack, lengths if is_by_tokens else 1) * (lengths >= thresholds[best])
+    return Certificate(prices, depth, int(np.max(bounds)))
 
 
 def total_worth(prices: IntArray, counts: IntArray) -> int:
@@ -96,12 +122,53 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
 
 
 def _limit_of_worth(prices: IntArray, depth: int) -> int:
-    """No pack is worth more than this: the least of three upper limits, of which the last takes `MOST_STEPS` at most."""
-    per_token = -(-prices // np.arange(1, len(prices) + 1))
-    limit = min(len(prices) * int(per_token.max()), depth * int(prices.max()))
+    """No pack of at most `depth` sequences is worth more than this, and where there are few different prices one is."""
+    size = len(prices)
     best = np.maximum.accumulate(np.concatenate(([0], prices)))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    return min(limit, _worth_at_any_depth(prices, best, rises)) if len(rises) * len(prices) <= MOST_STEPS else limit
+    if len(rises) == 0:
+        return 0
+    listed = worth_of_listed(best[rises], rises, size, depth)
+    if listed is not None:
+        return listed
+    limit = limit_by_longest(best, depth)
+    if len(rises) * size <= MOST_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
+        limit = min(limit, _worth_at_any_depth(prices, best, rises))
+    return limit
+
+
+def worth_of_listed(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int | None:
+    """The most that a pack of at most `depth` sequences of these lengths is worth: each way to fill it is looked at, the
+    shortest length last, which takes what room is left. None if there are more than `MOST_LISTED`.
+    """
+    room, slots, worth = np.array([size]), np.array([depth]), np.array([0])
+    for length, price in zip(lengths[:0:-1].tolist(), prices[:0:-1].tolist(), strict=True):
+        choices = np.minimum(room // length, slots) + 1
+        if int(choices.sum()) * len(lengths) > MOST_LISTED:
+            return None
+        copies = np.arange(int(choices.sum())) - np.repeat(np.cumsum(choices) - choices, choices)
+        room, slots = np.repeat(room, choices) - copies * length, np.repeat(slots, choices) - copies
+        worth = np.repeat(worth, choices) + copies * price
+    return int(np.max(worth + np.minimum(room // int(lengths[0]), slots) * prices[0]))
+
+
+def limit_by_longest(best: IntArray, depth: int) -> int:
+    """The longest sequence of a pack, and the limit of all others: none is longer, they take the room that it leaves, and
+    there are at most depth - 1. Floating point numbers are rounded up at each step.
+
+    Args:
+        best: int64 [L + 1], what the best sequence of at most t tokens is worth.
+    """
+    size = len(best) - 1
+    longest = np.arange(1, size + 1)
+    others = np.minimum(longest, size - longest)
+    per_token = np.zeros(size + 1)
+    np.nextafter(best[1:], np.inf, out=per_token[1:])
+    per_token[1:] = np.nextafter(per_token[1:] / longest, np.inf)
+    np.maximum.accumulate(per_token, out=per_token)
+    by_tokens = np.floor(np.nextafter(per_token[others] * (size - longest), np.inf))
+    by_tokens = np.minimum(by_tokens, float(LARGEST_WORTH)).astype(np.int64)
+    return int(np.max(best[1:] + np.minimum(by_tokens, (depth - 1) * best[others])))
 
 
 def _worth_at_any_depth(prices: IntArray, best: IntArray, rises: IntArray) -> int:

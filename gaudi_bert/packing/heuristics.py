@@ -80,10 +80,10 @@ class OpenPacks:
 
     def close(self) -> Mixture:
         """The mixture of all packs, open or closed."""
-        for stack in self._stacks.values():
-            for count, pack in stack:
+        for room in list(self._stacks):
+            for count, pack in self._stacks.pop(room):  # freed at once: a pack may hold millions of sequences
                 add_packs(self._closed, pack, count)
-        self._stacks, self._rooms = {}, []
+        self._rooms = []
         return self._closed
 
 

@@ -40,6 +40,9 @@ MATCHING_WORK = 2e9  # for matching in the end, besides the limit of work: two s
 
 MOST_DEALT = 2_000_000  # more sequences would take gigabytes and minutes if each had a slot of its own
 THINNED = 500_000  # of more sequences so many are planned: what that wastes is a fiftieth of a thousandth of the packs
+MOST_LENGTHS = (
+    1 << 17
+)  # with more different lengths so many sequences are planned: each takes microseconds in every heuristic
 
 MOST_EMPTY, LEAST_EMPTY = 32, 2  # empty slots of an empty and of a full pack: a sequence may move without a swap
 SPARE_SHARE, LEAST_SPARE = 0.0002, 8  # empty packs that may be opened where swaps end

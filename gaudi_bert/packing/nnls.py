@@ -15,7 +15,7 @@ from gaudi_bert.common.arrays import FloatArray, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.packing.certificate import simple_certificate
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
-from gaudi_bert.packing.long_packs import BINS, MOST_DEALT, NEAR, deal_into_slots, pack_thinned, split_counts
+from gaudi_bert.packing.long_packs import BINS, MOST_DEALT, MOST_LENGTHS, NEAR, deal_into_slots, pack_thinned, split_counts
 from gaudi_bert.packing.mixture import Mixture, Strategy, add_packs, coverage, packs_of, trim_to_exact
 from gaudi_bert.packing.nnls_solver import LONGEST_WHOLE, solve_nnls, useful_depth
 from gaudi_bert.packing.result import NNLS_WORK, Leftovers, Solved, Work
@@ -217,6 +217,14 @@ def pack_by_nnls(counts: IntArray, depth: int, leftovers: Leftovers = "best-fit"
     Least squares wants exact fills, and where there is too little to fill with (wikipedia-128) LPFHP is nearer to the
     optimum. The published way ("complement") is never replaced.
     """
+    if np.count_nonzero(counts) > MOST_LENGTHS:
+        solved: list[Solved] = []
+
+        def pack(part: IntArray) -> Mixture:
+            solved.append(pack_by_nnls(part, depth, leftovers, work))
+            return solved[0].mixture
+
+        return Solved(pack_thinned(counts, depth, pack, MOST_LENGTHS), solved[0].algorithm_used)
     if leftovers == "complement":
         return Solved(iterative_nnls(counts, depth, leftovers, work=work), "iterative-nnls-complement")
     heuristic = pack_longest_first(counts, depth)

@@ -131,17 +131,18 @@ def _max_plus_product(left: Worths, right: Worths, result: Worths) -> None:
 
 
 @kernel
-def _max_plus_closure(values: Worths, result: Worths) -> None:
-    """result[t] = the best worth of any number of items that add up to t.
+def close_over(values: Worths, items: IntArray, result: Worths) -> None:
+    """result[t] = the best worth of any number of `items` (lengths, ascending) that add up to t.
 
-    Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An
-    item that is worth less than shorter ones of the same total is left out.
+    Item by item, each in runs of its own length, in which an entry depends only on entries before the run. An item that is
+    worth less than shorter ones of the same total is left out. Where values never fall with length, those lengths are
+    enough at which they rise: any other is worth as much as the next shorter one of these.
     """
     size = values.size
     for total in range(size):
         result[total] = values[total]
     result[0] = 0
-    for item in range(1, size):
+    for item in items:
         if values[item] < result[item]:
             continue
         for start in range(item, size, item):
@@ -163,7 +164,7 @@ def completion_values(chain: IntArray, table: Worths) -> Worths:
                 result[total] = MINUS_INFINITY
             result[0] = 0
         elif left == CLOSURE:
-            _max_plus_closure(table[0], result)
+            close_over(table[0], np.arange(1, result.size), result)
         elif left == right:
             _max_plus_square(table[left], result)
         else:
@@ -199,23 +200,6 @@ def _last_completion(prices: Worths, depth: int) -> int | float:
     table[0, 1:] = prices
     result: int | float = completion_values(chain, table)[-1].item()
     return result
-
-
-@kernel
-def worth_of_steps(prices: IntArray, lengths: IntArray) -> int:
-    """The most that any number of sequences of together at most L tokens are worth, for prices int64 [L] that never fall.
-
-    `lengths` are those at which the price rises; no other has to be tried, since the next shorter one is worth as much.
-    """
-    best = np.zeros(prices.size + 1, dtype=np.int64)
-    for length in range(1, best.size):
-        best[length] = prices[length - 1]
-    for length in lengths:
-        for start in range(length, best.size, length):
-            stop = min(start + length, best.size)
-            _raise(best[start:stop], prices[length - 1], best[start - length : stop - length])
-    most: int = best[-1]
-    return most
 
 
 @kernel

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gaudi_bert.packing import certificate
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing.exact import bounds, optimal
+from gaudi_bert.packing.exact import bounds, linear_program
 from gaudi_bert.packing.exact.optimal import pack_optimally
 from gaudi_bert.packing.halves import rematch_halves
 from gaudi_bert.packing.heuristics import pack_longest_first
@@ -139,7 +139,7 @@ def test_very_many_sequences_are_packed_as_well_as_few() -> None:
 
 def bound_packs_of_more_than(tokens: int, patch: pytest.MonkeyPatch) -> None:
     """Bound such packs as those of a million tokens are."""
-    for module in (certificate, bounds, optimal):
+    for module in (certificate, bounds, linear_program):
         patch.setattr(module, "LONGEST_EXACT", tokens)
 
 

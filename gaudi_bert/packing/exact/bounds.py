@@ -11,10 +11,20 @@ from __future__ import annotations
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import LARGEST_WORTH, LONGEST_EXACT, Certificate, simple_certificate, total_worth
-from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation
-from gaudi_bert.packing.long_packs import BINS, MANY_LENGTHS, interpolated_prices, split_counts
-from gaudi_bert.packing.pricing import best_worth, worth_of_steps
+from gaudi_bert.packing.certificate import (
+    LARGEST_WORTH,
+    LONGEST_EXACT,
+    Certificate,
+    limit_by_longest,
+    simple_certificate,
+    threshold_certificate,
+    total_worth,
+    worth_of_listed,
+)
+from gaudi_bert.packing.exact.linear_program import LinearProgram, Relaxation, needs_grid
+from gaudi_bert.packing.exact.listed import LONGEST_TABLE
+from gaudi_bert.packing.long_packs import BINS, interpolated_prices, split_counts
+from gaudi_bert.packing.pricing import best_worth, close_over
 from gaudi_bert.packing.result import BOUND_WORK, Work
 
 LARGEST_PRICE = 10**15
@@ -38,20 +48,25 @@ def prove_bound(counts: IntArray, depth: int, work: Work | None = None) -> Certi
     best = simple_certificate(counts, depth)
     if depth == 1 or not counts.any():
         return best
-    if np.count_nonzero(counts) > MANY_LENGTHS or len(counts) > LONGEST_EXACT:
+    proofs = _proofs_by_programs(counts, depth, work)
+    return max(best, *proofs, threshold_certificate(counts, depth), key=lambda certificate: certificate.bound)
+
+
+def _proofs_by_programs(counts: IntArray, depth: int, work: Work) -> list[Certificate]:
+    """What the linear programs prove, without a limit of depth and with it."""
+    if needs_grid(counts, depth):
         coarse = prove_bound(split_counts(counts, BINS), depth, work)
-        fine = prove(counts, interpolated_prices(coarse.prices, len(counts)), depth)
-        return max(best, fine, key=lambda certificate: certificate.bound)
+        return [prove(counts, interpolated_prices(coarse.prices, len(counts)), depth)]
     linear_program = LinearProgram.unlimited(counts, work.share(0.5))
     iterations = max(QUICK_ITERATIONS, QUICK_ITERATIONS_PER_LENGTH * len(linear_program.lengths))
     linear_program.generate(iterations)
-    best = max(best, certify(linear_program, depth), key=lambda certificate: certificate.bound)
+    proofs = [certify(linear_program, depth)]
     if depth < linear_program.deepest:
         limited = LinearProgram.limited(counts, depth, work)
         limited.relaxation = linear_program.relaxation
         limited.generate(iterations)
-        best = max(best, certify(limited, depth), key=lambda certificate: certificate.bound)
-    return best
+        proofs.append(certify(limited, depth))
+    return proofs
 
 
 def certify(linear_program: LinearProgram, depth: int) -> Certificate:
@@ -83,25 +98,43 @@ def prove(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
     Prices that are too large for whole numbers, or for long packs too many, are rounded down: they prove nearly as much.
     """
     length = len(counts)
-    too_large = -(-int(prices.max()) * min(depth, length) // (LARGEST_WORTH - 1))
+    if length > LONGEST_EXACT:
+        prices = _in_steps(prices)
+    deepest = length // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
+    items = min(depth, length) if length <= LONGEST_TABLE else max(min(depth, length), deepest)
+    too_large = -(-int(prices.max()) * items // (LARGEST_WORTH - 1))
     if too_large > 1:
         prices = prices // too_large
-    if length > LONGEST_EXACT:
-        return _prove_by_steps(counts, prices, depth)
-    deepest = len(counts) // max(1, int(np.argmax(prices > 0)) + 1)  # shorter ones are worth nothing
-    most = int(best_worth(prices, depth if depth < deepest else len(counts)))
+    if length > LONGEST_TABLE:
+        most = _most_of_long_packs(prices, depth, deepest)
+    else:
+        most = int(best_worth(prices, depth if depth < deepest else length))
     return Certificate(prices, depth, -(-total_worth(prices, counts) // most) if most else 0)
 
 
-def _prove_by_steps(counts: IntArray, prices: IntArray, depth: int) -> Certificate:
-    """What prices prove for long packs, in equal steps of length, as many as there is time for (see `certificate`)."""
-    steps = max(1, STEP_WORK // len(counts))
-    width = -(-len(counts) // steps)
-    first = np.arange(1, len(counts) + 1) // width * width  # 0 for lengths shorter than a step: they are worth nothing
-    prices = np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
-    rises = np.flatnonzero(np.diff(prices, prepend=0) > 0) + 1
-    most = min(int(worth_of_steps(prices, rises)), int(prices[-1]) * min(depth, len(counts)))
-    return Certificate(prices, depth, -(-total_worth(prices, counts) // most) if most else 0)
+def _in_steps(prices: IntArray) -> IntArray:
+    """The prices if there are few of them; else rounded down in equal steps of length, as many as there is time for."""
+    length = len(prices)
+    steps = max(1, STEP_WORK // length)
+    if np.count_nonzero(np.diff(prices, prepend=0)) <= steps:
+        return prices
+    width = -(-length // steps)
+    first = np.arange(1, length + 1) // width * width  # 0 for lengths shorter than a step: they are worth nothing
+    return np.where(first > 0, prices[np.maximum(first, 1) - 1], 0)
+
+
+def _most_of_long_packs(prices: IntArray, depth: int, deepest: int) -> int:
+    """As `certificate.limit_of_worth`: what the best pack is worth, or a limit of it where that takes too long."""
+    length, best = len(prices), np.concatenate(([0], prices))
+    rises = np.flatnonzero(np.diff(best) > 0) + 1
+    listed = worth_of_listed(prices[rises - 1], rises, length, depth)
+    if listed is not None:
+        return listed
+    if length <= LONGEST_EXACT and depth < deepest:
+        return int(best_worth(prices, depth))
+    at_any_depth = np.empty_like(best)
+    close_over(best, rises, at_any_depth)
+    return min(int(at_any_depth[-1]), limit_by_longest(best, min(depth, length)))
 
 
 def _common_denominator(relaxation: Relaxation) -> IntArray | None:

@@ -24,9 +24,12 @@ import numpy as np
 from gaudi_bert.common.arrays import FloatArray, Int32Array, IntArray
 from gaudi_bert.common.compiled import kernel
 from gaudi_bert.common.errors import FailedError
+from gaudi_bert.packing.certificate import LONGEST_EXACT
+from gaudi_bert.packing.exact.listed import LONGEST_TABLE, ListedPricer, list_strategies
 from gaudi_bert.packing.heuristics import pack_longest_first
+from gaudi_bert.packing.long_packs import MANY_LENGTHS
 from gaudi_bert.packing.mixture import Strategy
-from gaudi_bert.packing.pricing import completion_values, power_chain, unwind
+from gaudi_bert.packing.pricing import close_over, completion_values, power_chain, unwind
 from gaudi_bert.packing.result import Work
 
 OPERATIONS_PER_ITERATION = 20
@@ -169,12 +172,15 @@ REDUCED_COST = 1e-9
 OPERATIONS_PER_PRODUCT = 0.2
 """Of a max-plus product, for each pair of totals."""
 
+MOST_CLOSED = 2**29
+"""Lengths, times tokens of a pack, that are priced exactly where there is no limit of depth: half a second."""
+
 UNWINDING_WORK = 4e9
 """What unwinding strategies may do in one round."""
 
 
-class _Pricer:
-    """Best strategies for given prices of the lengths that occur.
+class TablePricer:
+    """Best strategies for given prices of the lengths that occur, from tables over all tokens of a pack.
 
     Args:
         lengths: int64 [rows], the lengths that occur, ascending.
@@ -187,31 +193,39 @@ class _Pricer:
         self.max_length = max_length
         self.depth = depth
         deepest = max_length // int(lengths[0])
-        self._most_items = min(depth, deepest)
-        self.chain = power_chain(max_length if depth >= deepest else depth - 1, max_length)
+        self._closes = depth >= deepest  # without a limit of depth only the lengths that occur have to be tried
+        # Without a limit of depth the smallest part of a split is found first, so that a pack is looked at once or twice. (Up to
+        # LONGEST_TABLE tokens that is counted as with a limit, so that plans stay as they are.)
+        self._is_short_work = self._closes and max_length > LONGEST_TABLE
+        self._unwinding = (2 if self._is_short_work else min(depth, deepest)) * max_length
+        self.chain = power_chain(max_length if self._closes else depth - 1, max_length)
         self._table = np.zeros((len(self.chain) + 1, max_length + 1))
         self._row_below = np.searchsorted(lengths, np.arange(max_length + 1), side="right") - 1
 
     def price(self, prices: FloatArray) -> FloatArray:
         """Worth of the best pack that holds each length, for non-decreasing `prices`: float64 [rows] both."""
-        self.work.spend(OPERATIONS_PER_PRODUCT * len(self.chain) * self.max_length**2)
+        tried = len(self.lengths) if self._is_short_work else len(self.chain) * self.max_length
+        self.work.spend(OPERATIONS_PER_PRODUCT * tried * self.max_length)
         self._table[0] = np.where(self._row_below >= 0, prices[self._row_below], 0.0)
-        completion = completion_values(self.chain, self._table)
+        if self._closes:
+            completion = self._table[1]
+            close_over(self._table[0], self.lengths, completion)
+        else:
+            completion = completion_values(self.chain, self._table)
         worth: FloatArray = prices + completion[self.max_length - self.lengths]
         return worth
 
-    def strategies(self, rows: IntArray, prices: FloatArray) -> list[Strategy]:
-        """The strategies behind the last `price`, for these rows, that are worth more than one pack at `prices`."""
-        # Each split is searched for among all totals; where packs are deep the longest lengths have to do.
-        row_operations = self._most_items * self.max_length
-        affordable = max(1, int(min(max(self.work.left, 0.0) / 4, UNWINDING_WORK) // row_operations))
+    def strategies(self, rows: IntArray, prices: FloatArray, least: float) -> list[Strategy]:
+        """The strategies behind the last `price`, for these rows, that are worth more than `least` at `prices`."""
+        # Where packs are deep the longest lengths have to do.
+        affordable = max(1, int(min(max(self.work.left, 0.0) / 4, UNWINDING_WORK) // self._unwinding))
         rows = rows[-affordable:]
-        self.work.spend(len(rows) * row_operations)
+        self.work.spend(len(rows) * self._unwinding)
         items, ends, worths = _unwind_rows(self.chain, self._table, self.lengths, self._row_below, rows, prices)
         strategies: list[Strategy] = []
         start = 0
         for end, worth in zip(ends.tolist(), worths.tolist(), strict=True):
-            if worth > 1.0 + REDUCED_COST:
+            if worth > least:
                 strategies.append(tuple(sorted(items[start:end].tolist())))
             start = end
         return strategies
@@ -249,6 +263,22 @@ def _unwind_rows(
     return items[:end], ends, worths
 
 
+def needs_grid(counts: IntArray, depth: int) -> bool:
+    """Whether pricing all lengths of a histogram takes too long, so that its program is solved on a coarse grid."""
+    max_length, lengths = len(counts), np.flatnonzero(counts) + 1
+    if max_length <= LONGEST_EXACT or len(lengths) > MANY_LENGTHS:
+        return len(lengths) > MANY_LENGTHS
+    closes = len(lengths) * max_length <= MOST_CLOSED
+    return not (closes and depth >= max_length // int(lengths[0])) and list_strategies(lengths, max_length, depth) is None
+
+
+def _pricer(lengths: IntArray, max_length: int, depth: int, work: Work) -> TablePricer | ListedPricer:
+    copies = list_strategies(lengths, max_length, depth) if max_length > LONGEST_TABLE else None
+    if copies is None:
+        return TablePricer(lengths, max_length, depth, work)
+    return ListedPricer(lengths, max_length, copies, work)
+
+
 @dataclass(frozen=True, eq=False)
 class Relaxation:
     """The linear program's result.
@@ -272,7 +302,7 @@ class Relaxation:
 
 def generate_columns(
     master: _Master,
-    pricer: _Pricer,
+    pricer: TablePricer | ListedPricer,
     demand: FloatArray,
     known: Relaxation | None = None,
     *,
@@ -309,7 +339,7 @@ def generate_columns(
             trial = share * centre + (1.0 - share) * prices
             worth = pricer.price(trial)
             best = float(worth.max())
-            new = pricer.strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices)
+            new = pricer.strategies(np.flatnonzero((worth > 0) & (demand > 0)), prices, 1.0 + REDUCED_COST)
             if float(trial @ demand) / best > bound:
                 bound, centre = float(trial @ demand) / best, trial / best
             if new:
@@ -338,7 +368,7 @@ class LinearProgram:
         self.deepest = self.max_length // int(self.lengths[0])
         self.demand = counts[self.lengths - 1]
         self.master = _Master(self.lengths, self.demand.astype(np.float64), self.work)
-        self.pricer = _Pricer(self.lengths, self.max_length, depth, self.work)
+        self.pricer = _pricer(self.lengths, self.max_length, depth, self.work)
         self.relaxation: Relaxation | None = None
         self._row_below = np.searchsorted(self.lengths, np.arange(self.max_length + 1), side="right") - 1
         self.add((length,) for length in self.lengths.tolist())

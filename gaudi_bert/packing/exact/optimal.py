@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.packing.certificate import LONGEST_EXACT, Certificate, simple_certificate
+from gaudi_bert.packing.certificate import Certificate, simple_certificate, threshold_certificate
 from gaudi_bert.packing.exact.bounds import certify, prove
-from gaudi_bert.packing.exact.linear_program import LinearProgram
+from gaudi_bert.packing.exact.linear_program import LinearProgram, needs_grid
 from gaudi_bert.packing.exact.whole_packs import DiveSettings, dive
 from gaudi_bert.packing.halves import rematch_halves
 from gaudi_bert.packing.heuristics import best_fit_into, pack_longest_first
@@ -31,12 +31,13 @@ from gaudi_bert.packing.long_packs import (
     FEW_LENGTHS,
     GRIDS,
     LAST_PACK_SHARE,
-    MANY_LENGTHS,
     MATCHING_WORK,
     MOST_DEALT,
+    MOST_LENGTHS,
     NEAR,
     SLACK_PACKS,
     SLACK_SHARE,
+    THINNED,
     deal_into_slots,
     interpolated_prices,
     pack_thinned,
@@ -114,16 +115,21 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
         work: what may be done in all; None for `OPTIMAL_WORK`.
     """
     work = Work(OPTIMAL_WORK) if work is None else work
+    if np.count_nonzero(counts) > MOST_LENGTHS:
+        return _with_thresholds(_pack_many(counts, depth, MOST_LENGTHS, work), counts, depth)
     optimum = _Optimum(sorted_mixture(pack_longest_first(counts, depth)), simple_certificate(counts, depth))
     if optimum.gap == 0:
         return optimum
     lengths, can_be_dealt = np.count_nonzero(counts), counts.sum() <= MOST_DEALT
-    needs_grid = lengths > MANY_LENGTHS or len(counts) > LONGEST_EXACT
-    if needs_grid and not can_be_dealt:
-        return _pack_many(counts, depth, optimum, work)
-    if needs_grid or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
+    must_be_coarse = needs_grid(counts, depth)
+    if must_be_coarse or len(counts) > LONGEST_WHOLE:
+        optimum = _with_thresholds(optimum, counts, depth)
+    if must_be_coarse and not can_be_dealt:
+        planned = _pack_many(counts, depth, THINNED, work)
+        return _better(optimum, planned.mixture, planned.certificate)
+    if must_be_coarse or (len(counts) > LONGEST_WHOLE and lengths > FEW_LENGTHS and can_be_dealt):
         optimum = _deal_from_grids(counts, depth, optimum, work.share(0.8))
-        if optimum.gap == 0 or needs_grid:
+        if optimum.gap == 0 or must_be_coarse:
             return optimum
         work = work.share(LAST_PACK_SHARE) if _near(optimum) else work
     linear_program = LinearProgram.unlimited(counts, work.share(0.4))
@@ -133,11 +139,20 @@ def pack_optimally(counts: IntArray, depth: int, effort: _Effort = THOROUGH, wor
         linear_program = _limited(counts, depth, linear_program, effort, work.share(0.6))
         optimum = _better(optimum, None, certify(linear_program, depth))
     linear_program.limit_work(work)
+    optimum = _with_thresholds(optimum, counts, depth)
     for settings in effort.attempts:
         if optimum.gap == 0 or (work.exhausted and settings is not effort.attempts[0]):
             break
         optimum = _better(optimum, _whole_packs(linear_program, optimum.certificate.bound, settings), optimum.certificate)
     return optimum
+
+
+def _with_thresholds(optimum: _Optimum, counts: IntArray, depth: int) -> _Optimum:
+    """With the proof by thresholds, where that is a better one."""
+    if optimum.gap == 0:
+        return optimum
+    proofs = (optimum.certificate, threshold_certificate(counts, depth))
+    return _Optimum(optimum.mixture, max(proofs, key=lambda certificate: certificate.bound))
 
 
 def _near(optimum: _Optimum) -> bool:
@@ -171,8 +186,8 @@ def _deal_from_grids(counts: IntArray, depth: int, optimum: _Optimum, work: Work
     return optimum
 
 
-def _pack_many(counts: IntArray, depth: int, optimum: _Optimum, work: Work) -> _Optimum:
-    """Plan a part of the sequences; its prices prove the bound of all."""
+def _pack_many(counts: IntArray, depth: int, most: int, work: Work) -> _Optimum:
+    """Plan a part of the sequences, at most so many; its prices prove the bound of all."""
     proofs: list[Certificate] = []
 
     def pack(part: IntArray) -> Mixture:
@@ -180,8 +195,7 @@ def _pack_many(counts: IntArray, depth: int, optimum: _Optimum, work: Work) -> _
         proofs.append(prove(counts, planned.certificate.prices, depth))
         return planned.mixture
 
-    mixture = pack_thinned(counts, depth, pack)
-    return _better(optimum, mixture, proofs[0])
+    return _Optimum(pack_thinned(counts, depth, pack, most), proofs[0])
 
 
 def _better(optimum: _Optimum, mixture: Mixture | None, certificate: Certificate) -> _Optimum:
