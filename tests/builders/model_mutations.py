@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -76,7 +77,7 @@ def _with_damage(content: Any, rng: random.Random) -> Any:
             if rng.random() < 0.2:
                 del here[key]
             else:
-                here[key] = rng.choice(HOSTILE)
+                here[key] = copy.deepcopy(rng.choice(HOSTILE))
             break
     return content
 

@@ -18,8 +18,6 @@ from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.window_plan import WindowPlan
 
-_WAY_ON = "transformers or sentence-transformers run it, a text in each row"
-
 
 class TorchFolder:
     """An encoder; its head, if it has one, is left out."""
@@ -37,11 +35,7 @@ class TorchFolder:
         self.identity = " ".join(map(file_identity, files))
 
     def _opened(self, precision: Precision) -> PackedEncoder:
-        try:
-            return open_encoder(self._path, self._tokenizer, with_head=self.with_head, precision=precision)
-        except InputError as error:
-            reason = str(error).removeprefix(f"{self._path}: ").removesuffix("; give it rows of one sequence")
-            raise InputError(f"{self._path}: {reason}; {_WAY_ON}") from error
+        return open_encoder(self._path, self._tokenizer, with_head=self.with_head, precision=precision)
 
     def _encoder_of(self, precision: Precision) -> PackedEncoder:
         return self._encoder if precision == "float32" else self._opened(precision)
