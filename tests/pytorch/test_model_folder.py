@@ -56,7 +56,7 @@ def test_each_missing_weight_is_named(changed: Callable[..., Path]) -> None:
 
 def test_a_head_that_was_never_trained_is_refused_and_the_encoder_is_not(changed: Callable[..., Path]) -> None:
     folder = changed(lambda _: None, kind="AutoModelForMaskedLM")
-    with pytest.raises(InputError, match="m: the weights lack classifier.dense.bias"):
+    with pytest.raises(InputError, match=r"m: the weights lack classifier\.dense\.bias"):
         opened(folder)
     encoder = opened(folder, "AutoModel")  # without a pooler, and without the head of the folder
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_a_head_that_was_never_trained_is_refused_and_the_encoder_is_not(changed
 
 @pytest.mark.parametrize("kind", ["AutoModel", CLASSIFIER])
 def test_superfluous_weights_are_refused(changed: Callable[..., Path], kind: str) -> None:
-    with pytest.raises(InputError, match=r"m: the weights hold .*layer\.2\.attention.*, which the model of config.json lacks"):
+    with pytest.raises(InputError, match=r"m: the weights hold .*layer\.2\..*, which the model of config.json lacks"):
         opened(changed(lambda _: None, kind=kind, num_hidden_layers=2), kind)
     with pytest.raises(InputError, match=r"m: the weights hold adapter\.weight"):
         opened(changed(lambda tensors: tensors.update({"adapter.weight": torch.ones(3)}), kind=kind), kind)
@@ -83,7 +83,7 @@ def test_a_pooler_may_be_there_or_not(changed: Callable[..., Path]) -> None:
     [
         (lambda _: None, {"vocab_size": 301}, r"word_embeddings.weight has the shape \[300, 32\], by .* it is \[301, 32\]"),
         (lambda tensors: tensors["classifier.dense.bias"].fill_(float("nan")), {}, "classifier.dense.bias is not finite"),
-        (lambda _: None, {"max_position_embeddings": 2**30}, r"a model of [\d,]+ weights, and the files of weights hold [\d,]+"),
+        (lambda _: None, {"max_position_embeddings": 2**30}, r"a model of [\d,]+ weights, and the files of weights"),
         (lambda _: None, {"num_hidden_layers": 2**64 + 1}, "num_hidden_layers = 18446744073709551617; at most 1,024"),
         (lambda _: None, {"max_position_embeddings": 2**64}, "max_position_embeddings = 18446744073709551616; at most"),
         (lambda _: None, {"hidden_size": 0}, "transformers cannot open it: ZeroDivisionError"),
@@ -107,7 +107,7 @@ def test_a_file_of_weights_that_was_cut(changed: Callable[..., Path], size: int,
     with pytest.raises(InputError, match=message):
         load_model(file.parent)
     file.unlink()
-    with pytest.raises(InputError, match="transformers cannot open it: OSError: .* no file named model.safetensors"):
+    with pytest.raises(InputError, match=r"transformers cannot open it: OSError: .* no file named model\.safetensors"):
         load_model(file.parent)
 
 
