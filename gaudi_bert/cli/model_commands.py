@@ -206,6 +206,10 @@ def embed(
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the folder's own.")
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What precedes each text; default: the folder's own, or nothing.")
+    ] = None,
+    prompt_name: Annotated[str | None, typer.Option(metavar="NAME", help="One of the folder's prompts: query.")] = None,
     columns: Columns = None,
     max_sequence_length: _MaxSequenceLength = None,
     precision: Precision = "float32",
@@ -226,6 +230,8 @@ def embed(
         precision,  # type: ignore[arg-type]
         not unpacked,
         on_bad_row,  # type: ignore[arg-type]
+        prompt,
+        prompt_name,
     )
     settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], columns)
     result = run(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)

@@ -8,7 +8,6 @@ from typing import Any
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.model_folder import open_encoder
@@ -17,6 +16,7 @@ from gaudi_bert.stages.tasks.task_rows import file_identity
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.window_plan import WindowPlan
+from gaudi_bert.training.weights.model_files import tokenizer_length
 
 
 class TorchFolder:
@@ -28,7 +28,7 @@ class TorchFolder:
         self._path, self._tokenizer = path, open_tokenizer(path)
         self._encoder = self._opened("float32")
         self.hidden_size, self.positions = self._encoder.hidden_size, self._encoder.positions
-        self.usual_length = min(self.positions, _most_tokens(path) or self.positions)
+        self.usual_length = min(self.positions, tokenizer_length(path) or self.positions)
         files = sorted(
             file for file in path.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json"
         )
@@ -93,11 +93,3 @@ class _TorchRunner:
     def run(self, sequences: Sequences, plan: WindowPlan) -> Float32Array:
         """The outputs for each sequence, or for each token."""
         return self._outputs(sequences, plan)
-
-
-def _most_tokens(folder: Path) -> int | None:
-    """What the tokenizer's own settings say; a number that stands for none is larger than all positions."""
-    file = folder / "tokenizer_config.json"
-    content = read_json(file) if file.is_file() else None
-    most = content.get("model_max_length") if isinstance(content, dict) else None
-    return most if type(most) is int and most > 2 else None
