@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gaudi_bert.artefacts.references import METADATA_NAME
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import IntArray, whole_number
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.mapped import MappedPacks
@@ -193,7 +193,8 @@ class PackedDataset(IterableDataset[Row]):
     ) -> None:
         check_rank(rank, world_size)
         _check_batch(batch_packs)
-        self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
+        self.folder, self.rank, self.world_size = Path(folder), rank, world_size
+        self.seed = whole_number("seed", seed)
         self.batch_packs = batch_packs
         planned, indexed = (None if path is None else Path(path) for path in (plan, table))
         self._source = _open_packs(self.folder, seed, (rank, world_size), planned, indexed)
@@ -222,8 +223,8 @@ class PackedDataset(IterableDataset[Row]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; where the data set stands in it already, it stays."""
-        if epoch != self._epoch:
-            self._epoch, self._done = epoch, 0
+        if whole_number("epoch", epoch, 0) != self._epoch:
+            self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where the data set stands: valid for any number of processes. Exact without workers; else ask the `PackedLoader`.
@@ -242,20 +243,19 @@ class PackedDataset(IterableDataset[Row]):
         A state of an earlier version, which read in another order, goes on with the next epoch, and a warning says so.
 
         Raises:
-            InputError: it is of other packs or of another seed.
+            InputError: it is of other packs or of another seed, or its numbers are not those of a position.
         """
+        state = state if isinstance(state, Mapping) else {}
         if state.get("data") != self._source.identity or state.get("seed") != self.seed:
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
-        done = state["packs_done"]
-        if not 0 <= done <= self.packs:
-            raise InputError(f"{self.folder}: packs_done = {done}: 0 to {self.packs} is allowed")
-        self._epoch, self._done = int(state["epoch"]), int(done)
+        done = whole_number("packs_done", state.get("packs_done"), 0, self.packs)
+        self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done
         if self._done and state.get("order", FIRST_ORDER) != self._source.order:
             self._epoch, self._done = self._epoch + 1, 0
             if self.rank == 0:
                 warnings.warn(
                     f"{self.folder}: an earlier version took the state, which read in another order: the rest of its epoch "
-                    f"({self.packs - int(done):,} packs) is left out, and the data goes on with epoch {self._epoch}",
+                    f"({self.packs - done:,} packs) is left out, and the data goes on with epoch {self._epoch}",
                     stacklevel=2,
                 )
 
@@ -398,8 +398,8 @@ class PackedLoader(DataLoader[Any]):
 
 
 def _check_batch(batch_packs: int | None) -> None:
-    if batch_packs is not None and batch_packs < 1:
-        raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
+    if batch_packs is not None:
+        whole_number("batch_packs", batch_packs, 1)
 
 
 def _processes_of_accelerate() -> int:
