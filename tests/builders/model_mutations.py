@@ -22,6 +22,7 @@ HOSTILE: tuple[Any, ...] = (
     1.5,
     2**31,
     2**63,
+    2**64 + 1,
     10**30,
     float("nan"),
     float("inf"),
@@ -48,6 +49,15 @@ def good_folder(folder: Path) -> Path:
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": false}', encoding="utf-8")
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}', encoding="utf-8")
+    return folder
+
+
+def good_encoder(folder: Path) -> Path:
+    """The same of an encoder that PyTorch runs."""
+    from tests.builders.encoders import LABELS, write_encoder
+
+    write_encoder(folder, "roberta", "AutoModelForSequenceClassification", **LABELS)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 40}', encoding="utf-8")
     return folder
 
 
