@@ -39,7 +39,7 @@ Text = str | tuple[str, str] | list[str]
 _WINDOW_TEXTS = 8192
 _TOKENS_OF_A_BATCH = 2048
 _MOST_POSITIONS = 1 << 20
-_MOST_SEGMENTS = 1 << 20  # models do not state theirs under one name
+_MOST_SEGMENTS = 1 << 20  # a model that has fewer than a pair needs is not given any (`asking.py`)
 _HALF_BOUND = 0.05  # of outputs in 16 bits
 _PROBLEMS: dict[str | None, TaskName] = {
     "single_label_classification": "classification",

@@ -126,7 +126,7 @@ def _check_numbers(file: Path, value: Any, name: str = "") -> None:
         for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
             _check_numbers(file, each, key)
     elif type(value) is int:
-        most = _MOST_LAYERS if "layer" in name else _LARGEST_NUMBER
+        most = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST_NUMBER
         if abs(value) > most:
             raise InputError(f"{file}: {shortened(name)} = {shown(value)}; at most {most:,} is possible; {_COPY}")
 
