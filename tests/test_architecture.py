@@ -82,7 +82,10 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "tensorflow": ({"model", "tasks", "training"}, {"stages/training/verify_model"}),
     "horovod": (set(), {"training/distributed"}),
     "habana_frameworks": (set(), {"training/device"}),
-    "safetensors": ({"training/checkpoint", "training/weights/task_models"}, {"training", "stages/training/export"}),
+    "safetensors": (
+        {"training/checkpoint", "training/weights/task_models", "pytorch/model_folder"},
+        {"training", "stages/training/export"},
+    ),
     "matplotlib": (set(), {"reporting"}),
     "jinja2": (set(), {"reporting/page"}),
     "pyarrow": (set(), {"records/tables", "tasks/rows/reading"}),

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig
 
+from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset, PackedLoader, update_counts
 from gaudi_bert.records.packed_folder import read_metadata
 
@@ -123,4 +124,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GaudiBertError as error:
+        raise SystemExit(f"error: {error}") from None

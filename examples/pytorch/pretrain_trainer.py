@@ -19,6 +19,7 @@ import torch
 from transformers import BertConfig, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from gaudi_bert.common.errors import GaudiBertError
 from gaudi_bert.pytorch import (
     PackCollator,
     PackedBertForPreTraining,
@@ -117,4 +118,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GaudiBertError as error:
+        raise SystemExit(f"error: {error}") from None

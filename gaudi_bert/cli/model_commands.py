@@ -210,6 +210,10 @@ def embed(
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: the folder's own.")
     ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What precedes each text; default: the folder's own, or nothing.")
+    ] = None,
+    prompt_name: Annotated[str | None, typer.Option(metavar="NAME", help="One of the folder's prompts: query.")] = None,
     text_column: arguments.TextColumn = None,
     text_pair_column: arguments.TextPairColumn = None,
     label_column: arguments.LabelColumn = None,
@@ -235,6 +239,8 @@ def embed(
         precision,  # type: ignore[arg-type]
         not unpacked,
         on_bad_row,  # type: ignore[arg-type]
+        prompt,
+        prompt_name,
     )
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)

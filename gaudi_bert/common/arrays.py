@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gaudi_bert.common.errors import InputError, shown
 
 BoolArray = NDArray[np.bool_]
 ByteArray = NDArray[np.uint8]
@@ -49,6 +52,19 @@ def permutation(count: int, seed: int, purpose: str, *indices: int) -> IntArray:
 
 
 # --- whole numbers as others wrote them
+
+
+def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
+    """`value` as an int; refused, by `name`, where it is something else (a truth value too) or out of range."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"{name} = {shown(value)}: a whole number is needed")
+    number = int(value)
+    if least is not None and most is not None and not least <= number <= most:
+        raise InputError(f"{name} = {shown(number)}: {least} to {most} is allowed")
+    if least is not None and number < least:
+        raise InputError(f"{name} = {shown(number)}: at least {least} is needed")
+    return number
+
 
 MOST_TOKEN_ID = 2**31 - 1
 """Of a token in a table: token ids are int32 wherever a model takes them."""

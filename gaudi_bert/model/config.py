@@ -26,6 +26,8 @@ LARGEST_SIZES = {
 }
 """Far above any model there is: what is larger is a mistake, and must not be built before that is noticed."""
 
+_LARGEST_NUMBER = 1_000_000
+
 
 @dataclass(frozen=True)
 class BertConfig:
@@ -54,8 +56,9 @@ class BertConfig:
             if not 0 <= self._number(name) < 1:
                 raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be at least 0 and less than 1")
         for name in ("initializer_range", "layer_norm_eps"):
-            if not 0 < self._number(name) < math.inf:
-                raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be finite and greater than 0")
+            if not 0 < self._number(name) < _LARGEST_NUMBER:
+                value = shown(getattr(self, name))
+                raise InputError(f"model: {name} = {value}; it must be greater than 0 and less than {_LARGEST_NUMBER:,}")
         for name, allowed in (("hidden_act", _ACTIVATIONS), ("attention", ATTENTIONS)):
             if getattr(self, name) not in allowed:
                 raise InputError(f"model: {name} = {shown(getattr(self, name))}; it must be one of {', '.join(allowed)}")

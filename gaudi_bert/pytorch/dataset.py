@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import IntArray, whole_number
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.removed import refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
@@ -155,7 +155,8 @@ class PackedDataset(IterableDataset[Row]):
             refuse_removed("PackedDataset(plan=)")
         check_rank(rank, world_size)
         _check_batch(batch_packs)
-        self.folder, self.rank, self.world_size, self.seed = Path(folder), rank, world_size, seed
+        self.folder, self.rank, self.world_size = Path(folder), rank, world_size
+        self.seed = whole_number("seed", seed)
         self.batch_packs = batch_packs
         self._source = _open_packs(self.folder, seed, (rank, world_size), None if table is None else Path(table))
         self.packs = self._source.packs
@@ -179,8 +180,8 @@ class PackedDataset(IterableDataset[Row]):
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; where the data set stands in it already, it stays."""
-        if epoch != self._epoch:
-            self._epoch, self._done = epoch, 0
+        if whole_number("epoch", epoch, 0) != self._epoch:
+            self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
         """Where the data set stands: valid for any number of processes. Exact without workers; else ask the `PackedLoader`.
@@ -197,18 +198,17 @@ class PackedDataset(IterableDataset[Row]):
         """Go on where `state` was taken.
 
         Raises:
-            InputError: it is of other packs, of another seed or of another order.
+            InputError: it is of other packs, of another seed or order, or its numbers are not those of a position.
         """
+        state = state if isinstance(state, Mapping) else {}
         if state.get("data") != self._source.identity or state.get("seed") != self.seed:
             raise InputError(f"{self.folder}: the state was taken of other packs, or with another seed; give the same ones")
         if state.get("order") != ORDER:
             raise InputError(
                 f"{self.folder}: the state was written by an earlier edition, which read in another order; train again"
             )
-        done = state["packs_done"]
-        if not 0 <= done <= self.packs:
-            raise InputError(f"{self.folder}: packs_done = {done}: 0 to {self.packs} is allowed")
-        self._epoch, self._done = int(state["epoch"]), int(done)
+        done = whole_number("packs_done", state.get("packs_done"), 0, self.packs)
+        self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done
 
     def __len__(self) -> int:
         """Rows of this process in a whole epoch."""
@@ -349,8 +349,8 @@ class PackedLoader(DataLoader[Any]):
 
 
 def _check_batch(batch_packs: int | None) -> None:
-    if batch_packs is not None and batch_packs < 1:
-        raise InputError(f"batch_packs = {batch_packs}: at least 1 is needed")
+    if batch_packs is not None:
+        whole_number("batch_packs", batch_packs, 1)
 
 
 def _processes_of_accelerate() -> int:

@@ -19,7 +19,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from gaudi_bert.common.arrays import AnyArray, Float32Array
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.pytorch.asking import check_head, feeding_of
 from gaudi_bert.pytorch.feeding import additive_masks
@@ -39,6 +39,7 @@ Text = str | tuple[str, str] | list[str]
 _WINDOW_TEXTS = 8192
 _TOKENS_OF_A_BATCH = 2048
 _MOST_POSITIONS = 1 << 20
+_MOST_SEGMENTS = 1 << 20  # a model that has fewer than a pair needs is not given any (`asking.py`)
 _HALF_BOUND = 0.05  # of outputs in 16 bits
 _PROBLEMS: dict[str | None, TaskName] = {
     "single_label_classification": "classification",
@@ -72,11 +73,7 @@ class PackedEncoder:
         self._feeding = feeding_of(self._base)
         self._tokenizer = tokenizer_of(tokenizer)
         config = model.config.get_text_config()
-        if self._tokenizer.vocabulary_size > config.vocab_size:
-            raise InputError(
-                f"{self._tokenizer.file}: has {self._tokenizer.vocabulary_size:,} tokens, the model has "
-                f"{config.vocab_size:,}; give the tokenizer that it was trained with"
-            )
+        self._tokenizer.check_fits(config.vocab_size, _MOST_SEGMENTS)
         most = getattr(config, "max_position_embeddings", None)
         self.positions: int = (most if type(most) is int else _MOST_POSITIONS) - self._feeding.position_offset
         self.max_sequence_length = self._length(max_sequence_length, getattr(tokenizer, "model_max_length", self.positions))
@@ -128,6 +125,8 @@ class PackedEncoder:
 
     def _windows(self, texts: Sequence[Text], task: TaskName | None) -> Iterator[tuple[list[Row], Sequences, WindowPlan]]:
         """Texts of a window as rows, as tokens, and packed."""
+        if isinstance(texts, str | bytes):
+            raise InputError(f"texts = {shown(texts)}: is one text; give a list of texts, [text]")
         too_long: Literal["window", "truncate"] = "window" if task == "token-classification" else "truncate"
         settings = TaskSettings(name=task or "classification", too_long=too_long)
         for first in range(0, len(texts), _WINDOW_TEXTS):

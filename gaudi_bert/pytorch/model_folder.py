@@ -1,23 +1,37 @@
-"""An encoder from the folder of its model, as `save_pretrained` writes it; nothing is downloaded."""
+"""A model from its folder, as `save_pretrained` writes it: with all of its weights, or refused; nothing is downloaded.
+
+`transformers` draws weights that a folder lacks at random and passes over those that the model has no use for: a table on
+standard error is all that shows it. Here both are errors, and its tables and progress bars are turned off.
+"""
 
 from __future__ import annotations
 
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.pytorch.encoder import PackedEncoder
-from gaudi_bert.pytorch.trial import one_line
+from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
 
 _AUTO = {
     "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
     "ForTokenClassification": transformers.AutoModelForTokenClassification,
 }
+_COPY = "copy the folder again, or save it again with save_pretrained"
+_WAY_ON = "transformers or sentence-transformers run it, a text in each row"
+_LOADING_ERRORS = (*MODEL_ERRORS, SafetensorError, OSError, EOFError, MemoryError, OverflowError, pickle.UnpicklingError)
+_MOST_LAYERS, _LARGEST_NUMBER = 1 << 10, 1 << 31
+_WEIGHTS = ("*.safetensors", "*.bin")
 
 
 def open_encoder(
@@ -27,22 +41,128 @@ def open_encoder(
 
     Args:
         folder: of the model.
-        tokenizer: the one that lies there.
+        tokenizer: the one in that folder.
         with_head: keep a head for texts or tokens, if config.json names one.
         precision: of the weights, and of what is computed.
 
     Raises:
-        InputError: `transformers` cannot open it, or it cannot be fed packs.
+        InputError: the folder is damaged or incomplete, or the model cannot be fed packs.
     """
-    content = read_json(folder / "config.json")
-    names = content.get("architectures") if isinstance(content, dict) else None
-    name = str(names[0]) if isinstance(names, list) and names else ""
     auto: Any = transformers.AutoModel
     if with_head:
+        name = architecture_of(folder)
         auto = next((kind for ending, kind in _AUTO.items() if name.endswith(ending)), auto)
-    try:
-        model = auto.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
-        raise InputError(f"{folder}: transformers cannot open it: {one_line(error, 200)}") from error
+    model = read_model(folder, auto)
     model.to("cuda" if torch.cuda.is_available() else "cpu", torch.float32 if precision == "float32" else torch.bfloat16)
-    return PackedEncoder(model, tokenizer)
+    try:
+        with quiet_transformers():
+            return PackedEncoder(model, tokenizer)
+    except InputError as error:
+        reason = str(error).removesuffix("; give it rows of one sequence")
+        raise InputError(f"{folder}: {reason}; {_WAY_ON}") from error
+
+
+def architecture_of(folder: Path) -> str:
+    """The class that config.json names; nothing where it names none."""
+    file = folder / "config.json"
+    content = read_json(file)
+    if not isinstance(content, dict):
+        raise InputError(f"{file}: is not an object with the settings of a model; {_COPY}")
+    names = content.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def read_model(folder: Path, kind: Any, **options: Any) -> Any:
+    """The model of a folder, in evaluation mode.
+
+    Args:
+        folder: with config.json and weights.
+        kind: a class of `transformers`, or one of its `AutoModel...`.
+        **options: of `from_pretrained`.
+
+    Raises:
+        InputError: a file is damaged; or weights are missing, superfluous or not finite.
+    """
+    architecture = architecture_of(folder)
+    _check_numbers(folder / "config.json", read_json(folder / "config.json"))
+    local = {"local_files_only": True, "trust_remote_code": False}  # without the second it would ask on a terminal
+    try:
+        with quiet_transformers():
+            config = transformers.AutoConfig.from_pretrained(folder, **local)
+            _check_size(folder, kind, config)
+            reading = {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": True}
+            model, loaded = kind.from_pretrained(folder, **reading, **local, **options)
+    except _LOADING_ERRORS as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder}: transformers cannot open it: {one_line(error, 200)}; {_COPY}") from error
+    _check_weights(folder, model, loaded, architecture)
+    return model.eval()
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without the progress bars, tables and warnings of `transformers` and PyTorch."""
+    library = transformers.utils.logging
+    level, shows_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity(library.CRITICAL)
+    library.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.set_verbosity(level)
+        if shows_bars:
+            library.enable_progress_bar()
+
+
+# --- what is checked before the weights are read, and after
+
+
+def _check_numbers(file: Path, value: Any, name: str = "") -> None:
+    """Refuse numbers that no model has: a config would make a list of as many layers."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else ((name, each) for each in value):
+            _check_numbers(file, each, key)
+    elif type(value) is int:
+        most = _MOST_LAYERS if name.endswith(("layer", "layers")) else _LARGEST_NUMBER
+        if abs(value) > most:
+            raise InputError(f"{file}: {shortened(name)} = {shown(value)}; at most {most:,} is possible; {_COPY}")
+
+
+def _check_size(folder: Path, kind: Any, config: Any) -> None:
+    """Refuse a config of a model that is larger than its files: `transformers` would reserve the memory first."""
+    files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    stored_bytes = sum(file.stat().st_size for file in files)
+    with torch.device("meta"):
+        model = getattr(kind, "from_config", kind)(config)
+    weights = sum(weight.numel() for weight in model.parameters())
+    if files and weights > stored_bytes:
+        raise InputError(
+            f"{folder}: config.json describes a model of {weights:,} weights, and the files of weights hold "
+            f"{stored_bytes:,} bytes; {_COPY}"
+        )
+
+
+def _check_weights(folder: Path, model: Any, loaded: dict[str, Any], architecture: str) -> None:
+    """Refuse a model whose weights are not those of the folder, all of them.
+
+    A pooler may be missing from an encoder, and superfluous anywhere: nothing here reads it. Of another class than
+    config.json names, the head is superfluous.
+    """
+    prefix = f"{model.base_model_prefix}."
+    is_encoder = model.base_model is model
+    inner = {name for name, _ in model.named_children()}
+    for name in sorted(loaded["missing_keys"]):
+        if not (is_encoder and name.startswith("pooler.")):
+            raise InputError(f"{folder}: the weights lack {name}, which the model of config.json has; {_COPY}")
+    for name, stored, expected in sorted(loaded["mismatched_keys"]):
+        raise InputError(f"{folder}: {name} has the shape {list(stored)}, by config.json it is {list(expected)}; {_COPY}")
+    for name in sorted(loaded["unexpected_keys"]):
+        is_in_model = name.startswith(prefix) or name.partition(".")[0] in inner or architecture == type(model).__name__
+        if is_in_model and not name.removeprefix(prefix).startswith("pooler."):
+            raise InputError(f"{folder}: the weights hold {name}, which the model of config.json lacks; {_COPY}")
+    for name, weight in model.state_dict().items():
+        if not bool(torch.isfinite(weight).all()):
+            raise InputError(f"{folder}: {name} is not finite (nan or infinite); give weights from before that")

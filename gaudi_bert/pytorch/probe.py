@@ -19,10 +19,10 @@ import torch
 import transformers
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
+from gaudi_bert.pytorch.model_folder import architecture_of, read_model
 from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.pytorch.small_copy import window_settings
 from gaudi_bert.pytorch.trial import (
@@ -124,13 +124,8 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
     config_path = Path(folder) / "config.json"
     if not config_path.is_file():
         raise InputError(f"{config_path}: missing, so this is not the folder of a transformers model; check the path")
-    try:
-        named = read_json(config_path).get("architectures") or []
-        kind = getattr(transformers, named[0], transformers.AutoModel) if named else transformers.AutoModel
-        options = {} if attention is None else {"attn_implementation": attention}
-        return kind.from_pretrained(folder, local_files_only=True, **options).eval()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError) as error:
-        raise InputError(f"{folder}: transformers cannot open it: {one_line(error, 200)}") from error
+    kind = getattr(transformers, architecture_of(Path(folder)), transformers.AutoModel)
+    return read_model(Path(folder), kind, **({} if attention is None else {"attn_implementation": attention}))
 
 
 def check_ways(names: Iterable[str]) -> None:

@@ -28,6 +28,7 @@ from gaudi_bert.pytorch.dataset import PackedDataset, PackedLoader
 from gaudi_bert.pytorch.heads import update_counts, update_loss
 
 _POSITION_NAME = "packs.json"
+_ORDER = "their order follows from the seed"
 _STEPS = ("max_steps", "warmup_steps", "logging_steps", "save_steps", "eval_steps")
 
 
@@ -37,22 +38,36 @@ _STEPS = ("max_steps", "warmup_steps", "logging_steps", "save_steps", "eval_step
 class PackedTrainerMixin:
     """Put before `Trainer`; its `train_dataset` is a `PackedDataset` of this process, its `data_collator` a `PackCollator`.
 
-    The model is any with one output for each token, or a head that gathers (`heads.py`).
+    The model is any with one output for each token, or a head that gathers (`heads.py`). A `PackedDataset` to evaluate or to
+    predict is read in the order of its folder, once in all processes together, whatever its rank.
 
     Needs `remove_unused_columns=False`: the names of rows are not those of the model's inputs.
     """
 
     args: Any
     train_dataset: PackedDataset
+    eval_dataset: Any
+    compute_loss_func: Any
     data_collator: Any
     model: Any
     _train_batch_size: int
 
     def get_train_dataloader(self) -> PackedLoader:
         """The loader of this process's share."""
-        options = {"num_workers": self.args.dataloader_num_workers, "pin_memory": self.args.dataloader_pin_memory}
+        names = ("num_workers", "pin_memory", "prefetch_factor", "multiprocessing_context")
+        options = {name: getattr(self.args, f"dataloader_{name}", None) for name in names}
         self.train_dataset.update_batches = self.args.gradient_accumulation_steps
         return PackedLoader(self.train_dataset, self._train_batch_size, self.data_collator, **options)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """As of `Trainer`, which deals the packs of a `PackedDataset` to the processes."""
+        if eval_dataset is None or isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
+        return super().get_eval_dataloader(_all_packs(eval_dataset))  # type: ignore[misc]
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """As `get_eval_dataloader`."""
+        return super().get_test_dataloader(_all_packs(test_dataset))  # type: ignore[misc]
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -80,10 +95,11 @@ class PackedTrainerMixin:
 
         Raises:
             InputError: the checkpoint has no position in the data, or is of other packs; the data set is not the share of
-                this process; or the model gives one output for a row.
+                this process; the model gives one output for a row; or an argument cannot be applied to packs.
         """
         trainer: Any = self
         self._check_share()
+        self._check_arguments()
         check_head(self.model)
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True  # Trainer divides by nothing itself
         trainer.add_callback(_KeepPosition(self.train_dataset))
@@ -107,6 +123,32 @@ class PackedTrainerMixin:
                 f"{self.args.process_index} of {self.args.world_size}; give PackedDataset rank=args.process_index, "
                 "world_size=args.world_size"
             )
+
+    def _check_arguments(self) -> None:
+        """Refuse arguments that packs leave without effect, and data to evaluate that could not be read."""
+        args = self.args
+        refused = {
+            "label_smoothing_factor": (args.label_smoothing_factor, "losses of packs add up, without smoothing"),
+            "compute_loss_func": (self.compute_loss_func, "losses of packs add up as update_loss computes them"),
+            "group_by_length": (getattr(args, "group_by_length", False), _ORDER),  # of transformers 4
+            "train_sampling_strategy": (getattr(args, "train_sampling_strategy", "random") != "random", _ORDER),
+            "dataloader_persistent_workers": (args.dataloader_persistent_workers, "each epoch starts its own workers"),
+        }
+        for name, (given, reason) in refused.items():
+            if given:
+                raise InputError(f"{name}: cannot be applied to packs ({reason}); leave it out")
+        if args.n_gpu > 1:
+            raise InputError(f"one process for {args.n_gpu} cards: start one for each, with torchrun --nproc-per-node")
+        evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        if args.remove_unused_columns and any(isinstance(each, PackedDataset) for each in evaluated.values()):
+            raise InputError("remove_unused_columns: would remove the columns of eval_dataset; set it to False")
+        for dataset in evaluated.values():
+            _all_packs(dataset)
+
+
+def _all_packs(dataset: Any) -> Any:
+    """What `Trainer` can deal to processes: all packs of a `PackedDataset`, by their numbers; other data as they are."""
+    return dataset.as_map() if isinstance(dataset, PackedDataset) else dataset
 
 
 class _KeepPosition(TrainerCallback):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from tests.builders.effort import tries
-from tests.builders.model_mutations import FILES, good_folder, mutated_file
-from tests.builders.watched_worker import WatchedWorker
+from tests.builders.model_mutations import FILES, good_encoder, good_folder, mutated_file
+from tests.builders.watched_worker import WatchedWorker, command_and_libraries
 
 COUNT, AT_ONCE = tries(100, 2000), 50
+ANSWERED = tries(4, 400)
+PROGRESS = re.compile(r"packing: |[\d,]+ (of [\d,]+ )?rows")
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +66,38 @@ def test_damaged_model_folders(worker: WatchedWorker, model: Path, tmp_path: Pat
         outcome = worker.run(read_damaged, model, name, seed, tmp_path / str(seed))
         assert outcome == ("ended", None), f"{name} {seed}: {outcome}"
         shutil.rmtree(tmp_path / str(seed))
+
+
+# --- the commands, by TensorFlow and by PyTorch: answers, or one line; nothing of the libraries is printed
+
+
+def answer_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
+    """What is wrong with how `embed` and `predict` ended for one damaged folder; None where nothing is."""
+    shutil.copytree(good, folder)
+    (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))
+    (folder / "texts.txt").write_text("the cat sat\non the mat, unable\n", encoding="utf-8")
+    for command, out in (("embed", "vectors.npy"), ("predict", "answers.jsonl")):
+        code, printed = command_and_libraries([command, "--model", ".", "--data", "texts.txt", "--out", out], folder)
+        lines = printed.splitlines()
+        answered = code == 0 and all(map(PROGRESS.match, lines))
+        if not answered and not (code == 2 and len(lines) == 1 and lines[0].startswith("error: ")):
+            return f"{command} ended with {code}: {printed}"
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.repeated
+@pytest.mark.parametrize(
+    ("software", "name"),
+    [
+        *(("tensorflow", name) for name in FILES),
+        *(("torch", name) for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")),
+    ],
+)
+def test_commands_answer_or_end_in_one_line(worker: WatchedWorker, tmp_path: Path, software: str, name: str) -> None:
+    pytest.importorskip(software, exc_type=ImportError)
+    good = (good_encoder if software == "torch" else good_folder)(tmp_path / "good")
+    for seed in range(ANSWERED):
+        outcome = worker.run(answer_damaged, good, name, seed, tmp_path / "m")
+        assert outcome == ("ended", None), f"{name} {seed}: {outcome}"
+        shutil.rmtree(tmp_path / "m")

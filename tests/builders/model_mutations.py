@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -21,6 +22,7 @@ HOSTILE: tuple[Any, ...] = (
     1.5,
     2**31,
     2**63,
+    2**64 + 1,
     10**30,
     float("nan"),
     float("inf"),
@@ -50,6 +52,15 @@ def good_folder(folder: Path) -> Path:
     return folder
 
 
+def good_encoder(folder: Path) -> Path:
+    """The same of an encoder that PyTorch runs."""
+    from tests.builders.encoders import LABELS, write_encoder
+
+    write_encoder(folder, "roberta", "AutoModelForSequenceClassification", **LABELS)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 40}', encoding="utf-8")
+    return folder
+
+
 def mutated_file(file: Path, rng: random.Random) -> bytes:
     """The bytes of a file after some damage: values of JSON replaced, or bytes changed, cut or doubled."""
     data = file.read_bytes()
@@ -76,7 +87,7 @@ def _with_damage(content: Any, rng: random.Random) -> Any:
             if rng.random() < 0.2:
                 del here[key]
             else:
-                here[key] = rng.choice(HOSTILE)
+                here[key] = copy.deepcopy(rng.choice(HOSTILE))
             break
     return content
 

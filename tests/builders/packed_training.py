@@ -134,6 +134,7 @@ def with_trainer(head: str, data: Path, out: Path, rank: int, processes: int, st
             learning_rate=0.01,
             lr_scheduler_type="constant",
             per_device_train_batch_size=MICRO_BATCH,
+            per_device_eval_batch_size=3,
             gradient_accumulation_steps=PACKS_OF_UPDATE // MICRO_BATCH // processes,
             remove_unused_columns=False,
             report_to="none",
@@ -141,11 +142,17 @@ def with_trainer(head: str, data: Path, out: Path, rank: int, processes: int, st
             disable_tqdm=True,
         )
         trainer = PackedTrainer(
-            model=model, args=arguments, train_dataset=dataset, data_collator=collate, callbacks=[losses]
+            model=model,
+            args=arguments,
+            train_dataset=dataset,
+            eval_dataset=dataset,
+            data_collator=collate,
+            callbacks=[losses],
         )
         trainer.train(resume_from_checkpoint=part > 0 or None)
         packs += collate.packs
-    return {"losses": list(losses.losses.values()), "packs": packs}
+    evaluation = [trainer.evaluate()["eval_loss"] for _ in range(2)]
+    return {"losses": list(losses.losses.values()), "packs": packs, "evaluation": evaluation}
 
 
 def with_accelerate(head: str, data: Path, out: Path, rank: int, processes: int, stopped: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -98,6 +99,22 @@ def command_in_process(arguments: list[str], folder: Path) -> tuple[int, str]:
         except SystemExit as end:
             code = int(end.code or 0)
     return code, said.getvalue()
+
+
+def command_and_libraries(arguments: list[str], folder: Path) -> tuple[int, str]:
+    """The same; what was printed includes what libraries print past Python."""
+    with tempfile.TemporaryFile() as captured:
+        kept = [os.dup(number) for number in (1, 2)]
+        try:
+            for number in (1, 2):
+                os.dup2(captured.fileno(), number)
+            code, printed = command_in_process(arguments, folder)
+        finally:
+            for number, before in zip((1, 2), kept, strict=True):
+                os.dup2(before, number)
+                os.close(before)
+        captured.seek(0)
+        return code, printed + captured.read().decode("utf-8", "replace")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 
@@ -217,6 +218,13 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "world_size = 0: at least 1 is needed": lambda: PackedDataset(case.packed, 0, 0),
         "batch_packs = 0: at least 1 is needed": lambda: PackedDataset(case.packed, batch_packs=0),
         "batch_packs = -1: at least 1 is needed": lambda: PackedLoader(PackedDataset(case.packed), -1, batch_ids),
+        "seed = 1.5: a whole number is needed": lambda: PackedDataset(case.packed, seed=1.5),  # type: ignore[arg-type]
+        "seed = 'a': a whole number is needed": lambda: PackedDataset(case.packed, seed="a"),  # type: ignore[arg-type]
+        "world_size = True: a whole number is needed": lambda: PackedDataset(case.packed, world_size=True),
+        "rank = 0.0: a whole number is needed": lambda: PackedDataset(case.packed, 0.0, 1),  # type: ignore[arg-type]
+        "batch_packs = 2.5: a whole number is needed": lambda: PackedLoader(PackedDataset(case.packed), 2.5, batch_ids),
+        "epoch = 0.5: a whole number is needed": lambda: PackedDataset(case.packed).set_epoch(0.5),  # type: ignore[arg-type]
+        "epoch = -1: at least 0 is needed": lambda: PackedDataset(case.packed).set_epoch(-1),
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
         r"PackedDataset\(plan=\) was removed: pack the records first": lambda: PackedDataset(case.records, plan=case.plan),
@@ -230,6 +238,9 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
             PackedDataset(case.packed).state_dict() | {"packs_done": 9999}
         ),
     }
+    for name, value in itertools.product(("packs_done", "epoch"), (1.5, True, "1", None, -1)):
+        state = PackedDataset(case.packed).state_dict() | {name: value}
+        refusals[f"{name} = {value!r}: "] = functools.partial(PackedDataset(case.packed).load_state_dict, state)
     for message, refused in refusals.items():
         with pytest.raises(InputError, match=message) as caught:
             refused()

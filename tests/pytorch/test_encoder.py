@@ -125,6 +125,14 @@ def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a"], pooling="last"), "pooling = 'last': one of cls"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).predict(["a"]), "has no head that is known here"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a", 3]), r"texts\[1\]: is int; give a text"),
+        (
+            lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed("alpha beta"),
+            "'alpha beta': is one text; give a list",
+        ),
+        (
+            lambda: PackedEncoder(model_of("roberta", "AutoModelForSequenceClassification"), TOKENIZER).predict("alpha"),
+            "texts = 'alpha': is one text; give a list of texts",
+        ),
     ],
 )
 def test_refused(make: Any, message: str) -> None:

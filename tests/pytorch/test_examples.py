@@ -82,3 +82,18 @@ def test_trainer_goes_on_where_it_was_stopped(packed, tmp_path, run_alone) -> No
     assert places[0] == places[1]
     for name, value in weights[0].items():
         agree(weights[1][name], value, 1e-6, scale=1.0)
+
+
+@pytest.mark.parametrize("script", ["pretrain_torchrun.py", "pretrain_trainer.py"])
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "missing, so the folder is not"), ("[]", "Input should be an object")]
+)
+def test_a_wrong_folder_is_one_line(tmp_path: Path, run_alone, script: str, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "metadata.json").write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit) as end:
+        run_alone(script, "--data", str(tmp_path), "--out", str(tmp_path / "out"))
+    said = str(end.value.code)
+    assert said.startswith(f"error: {tmp_path / 'metadata.json'}: ")
+    assert message in said
+    assert "\n" not in said

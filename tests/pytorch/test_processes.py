@@ -57,6 +57,15 @@ def test_losses_are_those_of_one_process_and_each_pack_is_read_once(runs, way: s
         assert sorted(read) == sorted(wanted["packs"])
 
 
+@pytest.mark.repeated
+@pytest.mark.parametrize("head", HEADS)
+def test_all_packs_are_evaluated_by_any_number_of_processes(runs, head: str) -> None:
+    expected = runs[1, False][0][f"trainer {head}"]["evaluation"]
+    for ranks in runs.values():
+        for actual in ranks:
+            agree(actual[f"trainer {head}"]["evaluation"], [expected[0], expected[0]], 1e-4, scale=1.0)
+
+
 def test_every_other_combination_is_refused_in_every_process(runs) -> None:
     for found in runs[2, True]:
         for name, message in found["refused"].items():

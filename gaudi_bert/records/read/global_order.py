@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import AnyArray, IntArray, permutation, random_words
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.arrays import AnyArray, IntArray, permutation, random_words, whole_number
 
 ORDER = 2
 """The number of this order, which positions carry: those of another order mean other packs."""
@@ -35,10 +34,7 @@ def streams_of(shard_multiple: int) -> int:
 
 def check_rank(rank: int, world_size: int) -> None:
     """Refuse a number that no process has."""
-    if world_size < 1:
-        raise InputError(f"world_size = {world_size}: at least 1 is needed")
-    if not 0 <= rank < world_size:
-        raise InputError(f"rank = {rank}: 0 to {world_size - 1} is allowed")
+    whole_number("rank", rank, 0, whole_number("world_size", world_size, 1) - 1)
 
 
 def numbers_of_rank(done: int, end: int, rank: int, world_size: int) -> IntArray:

@@ -92,12 +92,14 @@ class RowModel(ABC):
         task: None for plain texts.
         labels: of the task's classes.
         lower_case: whether texts are lower-cased before they are tokenized.
+        prompt: what precedes each text.
     """
 
     stage: ClassVar[str]
     task: TaskName | None = None
     labels: tuple[str, ...] = ()
     lower_case = False
+    prompt = ""
 
     def __init__(
         self,
@@ -272,8 +274,8 @@ class _WindowAnswerer:
     def _tokenize(self, rows: list[Row]) -> Sequences | None:
         """The sequences of rows; None of none."""
         model = self._model
-        if model.lower_case:
-            rows = [row._replace(text=row.text.lower()) if isinstance(row, TextRow) else row for row in rows]
+        if model.lower_case or model.prompt:
+            rows = [self._prepared(row) if isinstance(row, TextRow) else row for row in rows]
         if not rows:
             return None
         return tokenize_rows(
@@ -285,3 +287,10 @@ class _WindowAnswerer:
             labels=model.labels,
             file=self._data,
         )
+
+    def _prepared(self, row: TextRow) -> TextRow:
+        """A row as the model was trained to read it."""
+        row = row._replace(text=self._model.prompt + row.text)
+        if not self._model.lower_case:
+            return row
+        return row._replace(text=row.text.lower(), text_pair=None if row.text_pair is None else row.text_pair.lower())

@@ -15,6 +15,7 @@ from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.window_plan import WindowPlan, plan_window
 from gaudi_bert.training.device import Device, open_device
 from gaudi_bert.training.prediction import Compute, Embedder, PackRunner
+from gaudi_bert.training.weights.model_files import tokenizer_length
 from gaudi_bert.training.weights.sources import read_weights
 from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder, weights_checksum
 
@@ -28,7 +29,9 @@ class BertFolder:
             raise InputError(f"{path}: its config is not known; put config.json beside the weights")
         self.config = self.weights.config
         self.hidden_size = self.config.hidden_size
-        self.positions = self.usual_length = self.config.max_position_embeddings
+        self.positions = self.config.max_position_embeddings
+        folder = path if path.is_dir() else path.parent
+        self.usual_length = min(self.positions, tokenizer_length(folder) or self.positions)
         self.identity = weights_checksum(self.weights)
 
     def check_fits(self, tokenizer: RowTokenizer) -> None:

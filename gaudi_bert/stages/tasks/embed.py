@@ -49,6 +49,8 @@ class EmbedOptions:
         precision: of the matrix products.
         packed: False gives each text a row of its own.
         on_bad_row: what becomes of a row that cannot be read.
+        prompt: what precedes each text; None for the folder's own.
+        prompt_name: one of the folder's prompts, by its name.
     """
 
     pooling: Pooling | None = None
@@ -57,8 +59,12 @@ class EmbedOptions:
     precision: Precision = "float32"
     packed: bool = True
     on_bad_row: OnBadRow = "stop"
+    prompt: str | None = None
+    prompt_name: str | None = None
 
     def __post_init__(self) -> None:
+        if self.prompt is not None and self.prompt_name is not None:
+            raise InputError("--prompt and --prompt-name exclude each other; leave one out")
         check_choice("pooling", self.pooling, get_args(Pooling))
         check_choice("precision", self.precision, get_args(Precision))
         check_choice("on-bad-row", self.on_bad_row, get_args(OnBadRow))
@@ -106,14 +112,17 @@ class _EmbeddingModel(RowModel):
     stage = "embed"
 
     def __init__(self, path: Path, options: EmbedOptions, settings: TaskSettings, ending: str) -> None:
+        own = read_sentence_folder(path, options.pooling) or SentenceFolder(options.pooling or "mean")
+        self.prompt = own.prompt(options.prompt_name) if options.prompt is None else options.prompt
+        if self.prompt and not own.pools_prompt:
+            raise InputError(
+                f"{path}: leaves the prompt out of the mean, which cannot be done here; give --prompt '' for none"
+            )
         model = open_model_folder(path)
-        own = read_sentence_folder(path) if options.pooling is None else None
-        own = own or SentenceFolder("mean", False, None, False)
         usual = min(own.max_sequence_length or model.usual_length, model.positions)
         length = chosen_length(options.max_sequence_length, model.positions, usual)
         super().__init__(path, model, settings, length, options.precision, options.packed, options.on_bad_row)
-        self.lower_case, self._ending = own.lower_case, ending
-        self._pooling: Pooling = options.pooling or own.pooling
+        self.lower_case, self._ending, self._pooling = own.lower_case, ending, own.pooling
         self._normalize = own.normalize if options.normalize is None else options.normalize
 
     def options(self) -> dict[str, Any]:
@@ -126,6 +135,7 @@ class _EmbeddingModel(RowModel):
             "precision": self.precision,
             "packed": self.packed,
             "ending": self._ending,
+            **({"prompt": self.prompt} if self.prompt else {}),
         }
 
     def open(self) -> Runner:

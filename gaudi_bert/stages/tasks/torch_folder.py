@@ -8,7 +8,6 @@ from typing import Any
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.model_folder import open_encoder
@@ -17,8 +16,7 @@ from gaudi_bert.stages.tasks.task_rows import file_identity
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.tasks.rows.types import Row, Sequences
 from gaudi_bert.tasks.window_plan import WindowPlan
-
-_WAY_ON = "transformers or sentence-transformers run it, a text in each row"
+from gaudi_bert.training.weights.model_files import tokenizer_length
 
 
 class TorchFolder:
@@ -30,18 +28,14 @@ class TorchFolder:
         self._path, self._tokenizer = path, open_tokenizer(path)
         self._encoder = self._opened("float32")
         self.hidden_size, self.positions = self._encoder.hidden_size, self._encoder.positions
-        self.usual_length = min(self.positions, _most_tokens(path) or self.positions)
+        self.usual_length = min(self.positions, tokenizer_length(path) or self.positions)
         files = sorted(
             file for file in path.iterdir() if file.suffix in (".safetensors", ".bin") or file.name == "config.json"
         )
         self.identity = " ".join(map(file_identity, files))
 
     def _opened(self, precision: Precision) -> PackedEncoder:
-        try:
-            return open_encoder(self._path, self._tokenizer, with_head=self.with_head, precision=precision)
-        except InputError as error:
-            reason = str(error).removeprefix(f"{self._path}: ").removesuffix("; give it rows of one sequence")
-            raise InputError(f"{self._path}: {reason}; {_WAY_ON}") from error
+        return open_encoder(self._path, self._tokenizer, with_head=self.with_head, precision=precision)
 
     def _encoder_of(self, precision: Precision) -> PackedEncoder:
         return self._encoder if precision == "float32" else self._opened(precision)
@@ -99,11 +93,3 @@ class _TorchRunner:
     def run(self, sequences: Sequences, plan: WindowPlan) -> Float32Array:
         """The outputs for each sequence, or for each token."""
         return self._outputs(sequences, plan)
-
-
-def _most_tokens(folder: Path) -> int | None:
-    """What the tokenizer's own settings say; a number that stands for none is larger than all positions."""
-    file = folder / "tokenizer_config.json"
-    content = read_json(file) if file.is_file() else None
-    most = content.get("model_max_length") if isinstance(content, dict) else None
-    return most if type(most) is int and most > 2 else None

@@ -6,14 +6,15 @@ They are files of others (`transformers`, `sentence-transformers`), so keys that
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from gaudi_bert.artefacts.base import Figures
-from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.model.config import LARGEST_SIZES, BertConfig
@@ -77,10 +78,19 @@ def read_config(file: Path) -> BertConfig:
         raise InputError(f"{file}: {error}") from error
 
 
-# --- Folders of sentence-transformers: how vectors are pooled, and where texts are cut
+def tokenizer_length(folder: Path) -> int | None:
+    """The most tokens of a text by tokenizer_config.json; a number that stands for none is larger than all positions."""
+    file = folder / "tokenizer_config.json"
+    content = read_json(file) if os.path.lexists(file) else None
+    most = content.get("model_max_length") if isinstance(content, dict) else None
+    return most if type(most) is int and most > 2 else None
+
+
+# --- Folders of sentence-transformers: how vectors are pooled, where texts are cut, what precedes them
 #
 # `modules.json` lists what the vectors go through (a Transformer, a Pooling, perhaps a Normalize), `1_Pooling/config.json`
-# says how they are pooled, `sentence_bert_config.json` the most tokens of a text.
+# states how they are pooled, `sentence_bert_config.json` the most tokens of a text (else the tokenizer does, since version
+# 6), and `config_sentence_transformers.json` the prompts.
 
 Pooling = Literal["cls", "mean", "max"]
 _MODES: dict[str, Pooling] = {
@@ -89,6 +99,12 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_max_tokens": "max",
 }
 _MODE = "pooling_mode_"
+_SETTINGS = [
+    f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
+]
+_PROMPTS = "config_sentence_transformers.json"
+_USUAL_PROMPTS = {"query": None, "document": None}
+_USUAL_METHOD = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
 class _Module(Figures):
@@ -99,28 +115,68 @@ class _Module(Figures):
 
 
 class _SentenceSettings(Figures):
-    """sentence_bert_config.json."""
+    """sentence_bert_config.json; keys that are not here do not change vectors of texts."""
 
     remedy = _COPY
 
     max_seq_length: Annotated[int, Field(ge=1, le=LARGEST_SIZES["max_position_embeddings"])] | None = None
     do_lower_case: bool | None = None
+    transformer_task: str = "feature-extraction"
+    modality_config: dict[str, Any] = Field({})
+    processing_kwargs: dict[str, Any] | None = None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether a text's vectors are the last hidden states of its tokens."""
+        method = self.modality_config.get("text", _USUAL_METHOD)
+        return method == _USUAL_METHOD and self.transformer_task == "feature-extraction" and not self.processing_kwargs
+
+
+class _Prompts(Figures):
+    """config_sentence_transformers.json: texts by name, and the name of the one that is used by default."""
+
+    file_name = _PROMPTS
+    remedy = _COPY
+
+    prompts: dict[str, str | None] = Field({}, max_length=10_000)
+    default_prompt_name: str | None = None
 
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """What a folder says of vectors: texts of more than `max_sequence_length` tokens are cut (None: it does not say where),
-    and lower-cased before the tokenizer sees them.
+    """How a folder makes vectors.
+
+    Attributes:
+        pooling, normalize: of the tokens' vectors.
+        max_sequence_length: longer texts are cut; None where sentence-transformers has no number for it.
+        lower_case: whether texts are lower-cased before the tokenizer reads them.
+        prompts: what may precede each text, by name.
+        default_prompt_name: of the prompt that is used where none is requested.
+        pools_prompt: whether the tokens of the prompt are pooled too.
     """
 
-    pooling: Pooling
-    normalize: bool
-    max_sequence_length: int | None
-    lower_case: bool
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    max_sequence_length: int | None = None
+    lower_case: bool = False
+    prompts: Mapping[str, str | None] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    pools_prompt: bool = True
+
+    def prompt(self, name: str | None) -> str:
+        """The prompt of this name, or the default one; empty where there is none."""
+        name = self.default_prompt_name if name is None else name
+        if name is not None and name not in self.prompts:
+            known = ", ".join(name for name, prompt in self.prompts.items() if prompt) or "none"
+            raise InputError(
+                f"prompt {shown(name)}: the model's folder has {shortened(known)} ({_PROMPTS}); give --prompt TEXT, "
+                "or --prompt '' for none"
+            )
+        return (self.prompts[name] or "") if name is not None else ""
 
 
-def read_sentence_folder(folder: Path) -> SentenceFolder | None:
-    """The folder's own settings; None where it is not of sentence-transformers."""
+def read_sentence_folder(folder: Path, pooling: Pooling | None = None) -> SentenceFolder | None:
+    """The folder's own settings; None where it is not of sentence-transformers. `pooling` replaces that of its modules."""
     file = folder / "modules.json"
     if not os.path.lexists(file):
         return None
@@ -130,21 +186,32 @@ def read_sentence_folder(folder: Path) -> SentenceFolder | None:
         raise InputError(f"{file}: is not a list of modules; {_COPY}") from error
     kinds = {module.type.rpartition(".")[2]: module.path for module in modules}
     other = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-    if other or "Pooling" not in kinds:
+    if pooling is None and (other or "Pooling" not in kinds):
         what = f"has a module {other[0]}" if other else "has no Pooling"
         raise InputError(f"{folder}: {what}, which is not known here; choose with --pooling cls, mean or max")
-    settings = _SentenceSettings.read_if_present(folder / "sentence_bert_config.json") or _SentenceSettings()
+    if kinds.get("Transformer"):
+        inner = folder / kinds["Transformer"]
+        raise InputError(f"{folder}: its transformer is in {inner}; give --model {inner} --pooling cls, mean or max")
+    settings_file = next((path for name in _SETTINGS if os.path.lexists(path := folder / name)), folder / _SETTINGS[0])
+    settings = _SentenceSettings.read_if_present(settings_file) or _SentenceSettings()
+    if not settings.is_usual:
+        raise InputError(f"{settings_file}: its texts do not become vectors in the usual way; sentence-transformers runs it")
+    prompts = _Prompts.read_if_present(folder / _PROMPTS) or _Prompts()
+    pooling_file = folder / kinds.get("Pooling", "1_Pooling") / "config.json"
+    pooling_settings = read_json(pooling_file) if os.path.lexists(pooling_file) else {}
+    pooling_settings = pooling_settings if isinstance(pooling_settings, dict) else {}
     return SentenceFolder(
-        pooling=_pooling(folder / kinds["Pooling"] / "config.json"),
+        pooling=pooling or _pooling(pooling_file, pooling_settings),
         normalize="Normalize" in kinds,
-        max_sequence_length=settings.max_seq_length,
+        max_sequence_length=settings.max_seq_length or tokenizer_length(folder),
         lower_case=settings.do_lower_case is True,
+        prompts={**_USUAL_PROMPTS, **prompts.prompts},
+        default_prompt_name=prompts.default_prompt_name,
+        pools_prompt=pooling_settings.get("include_prompt") is not False,
     )
 
 
-def _pooling(path: Path) -> Pooling:
-    content = read_json(path) if os.path.lexists(path) else {}
-    settings: dict[str, Any] = content if isinstance(content, dict) else {}
+def _pooling(path: Path, settings: Mapping[str, Any]) -> Pooling:
     chosen = [name for name, value in settings.items() if name.startswith(_MODE) and value is True]
     if isinstance(settings.get("pooling_mode"), str):
         chosen = [f"{_MODE}{settings['pooling_mode']}_tokens"]

@@ -26,7 +26,7 @@ from gaudi_bert.model.config import BertConfig, misfit
 from gaudi_bert.model.huggingface import to_hugging_face
 from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
 from gaudi_bert.tasks.task import BertForTask, Task, task_named, task_specs
-from gaudi_bert.training.weights.model_files import TaskConfig, read_config
+from gaudi_bert.training.weights.model_files import TaskConfig, read_config, tokenizer_length
 from gaudi_bert.training.weights.sources import Weights, read_weights
 
 KEY = "gaudi_bert"
@@ -90,7 +90,7 @@ def weights_checksum(weights: Weights) -> str:
 class _TaskFolder:
     """A model of a task, but for its weights.
 
-    `max_sequence_length` is the most tokens of a sequence as it was trained; the model's positions where nothing says it.
+    `max_sequence_length` is the most tokens of a sequence as it was trained; else the tokenizer's, or the model's positions.
     """
 
     path: Path
@@ -115,9 +115,10 @@ def read_task_folder(path: Path) -> _TaskFolder:
     config, values = read_config(file), TaskConfig.read(file)
     own, labels = values.gaudi_bert, values.labels or _UNNAMED_LABELS
     task = own.task or _task_of(values.architectures, values.problem_type, labels, path)
-    length = min(own.max_sequence_length or config.max_position_embeddings, config.max_position_embeddings)
+    length = own.max_sequence_length or tokenizer_length(path) or config.max_position_embeddings
     labelled = task in ("classification", "multi-label", "token-classification")
     settings = own.settings or TaskSettings(name=task)
+    length = min(length, config.max_position_embeddings)
     return _TaskFolder(path, task, labels if labelled else (), config, length, settings)
 
 

@@ -136,6 +136,56 @@ def _vectors(path: Path) -> Any:
     return np.array(parquet.read_table(path).column("embedding").to_pylist())
 
 
+@pytest.fixture
+def prompted(folder: Path, tmp_path: Path) -> Path:
+    """The folder as version 6 of sentence-transformers writes it: prompts by name, the cut with the tokenizer."""
+    copied = shutil.copytree(folder, tmp_path / "m")
+    prompts = {"prompts": {"query": "THE dog: ", "passage": "cat: "}, "default_prompt_name": "query"}
+    (copied / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
+    (copied / "tokenizer_config.json").write_text('{"do_lower_case": true, "model_max_length": 9}', encoding="utf-8")
+    return copied
+
+
+def test_prompts_precede_each_text_before_it_is_cut(folder: Path, data: Path, prompted: Path, tmp_path: Path) -> None:
+    for number, (options, prompt) in enumerate(
+        [({}, "the dog: "), ({"prompt_name": "passage"}, "cat: "), ({"prompt": "on "}, "on "), ({"prompt": ""}, "")]
+    ):
+        result = run(prompted, data, tmp_path / f"{number}.npy", EmbedOptions(**options))
+        assert result.max_sequence_length == 9
+        rows = "".join(json.dumps({"text": prompt + text}) + "\n" for text in TEXTS)
+        (tmp_path / f"{number}.jsonl").write_text(rows, encoding="utf-8")
+        same = run(
+            folder, tmp_path / f"{number}.jsonl", tmp_path / f"plain-{number}.npy", EmbedOptions(max_sequence_length=9)
+        )
+        assert same.cut_rows == result.cut_rows
+        agree(np.load(tmp_path / f"{number}.npy"), np.load(tmp_path / f"plain-{number}.npy"), 1e-6, scale=1.0)
+    with pytest.raises(InputError, match="made with prompt = THE dog: ; you asked for prompt = nothing"):
+        run(prompted, data, tmp_path / "0.npy", EmbedOptions(prompt=""))
+
+
+def test_texts_and_prompts_are_lower_cased_where_the_folder_does(prompted: Path, tmp_path: Path) -> None:
+    (prompted / "tokenizer_config.json").write_text('{"do_lower_case": false}', encoding="utf-8")
+    rows = [{"text": "ON THE MAT", "text_pair": "Dogs"}, {"text": "on the mat", "text_pair": "dogs"}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (prompted / "sentence_bert_config.json").write_text('{"do_lower_case": true}', encoding="utf-8")
+    run(prompted, tmp_path / "x.jsonl", tmp_path / "v.npy")
+    upper, lower = np.load(tmp_path / "v.npy")
+    agree(upper, lower, 1e-6, scale=1.0)
+
+
+def test_prompts_that_cannot_be_used(prompted: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"prompt 'other': the model's folder has query, passage .*; give --prompt TEXT"):
+        run(prompted, data, tmp_path / "v.npy", EmbedOptions(prompt_name="other"))
+    with pytest.raises(InputError, match="--prompt and --prompt-name exclude each other"):
+        EmbedOptions(prompt="a", prompt_name="b")
+    (prompted / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean", "include_prompt": false}')
+    with pytest.raises(
+        InputError, match="m: leaves the prompt out of the mean, which cannot be done here; give --prompt ''"
+    ):
+        run(prompted, data, tmp_path / "v.npy")
+    assert run(prompted, data, tmp_path / "v.npy", EmbedOptions(prompt="")).rows == 25
+
+
 @pytest.mark.parametrize(
     ("out", "options", "message"),
     [

@@ -254,7 +254,7 @@ def test_a_folder_like_minilm(tmp_path: Path) -> None:
     pooling = {"word_embedding_dimension": 384, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
     settings = {"max_seq_length": 256, "do_lower_case": False}
     folder = write(tmp_path / "a", ["Transformer", "Pooling", "Normalize"], pooling, settings)
-    assert read_sentence_folder(folder) == SentenceFolder("mean", True, 256, False)
+    assert read_sentence_folder(folder) == SentenceFolder("mean", True, 256, prompts={"query": None, "document": None})
 
 
 @pytest.mark.parametrize("mode", ["cls", "mean", "max"])
@@ -274,3 +274,40 @@ def test_what_cannot_be_done(tmp_path: Path) -> None:
         read_sentence_folder(write(tmp_path / "two", ["Transformer", "Pooling"], {**mean, "pooling_mode_max_tokens": True}))
     with pytest.raises(InputError, match="pools by pooling_mode_lasttoken"):
         read_sentence_folder(write(tmp_path / "last", ["Transformer", "Pooling"], {"pooling_mode_lasttoken": True}))
+
+
+def test_version_6_stores_the_cut_with_the_tokenizer_and_prompts_by_name(tmp_path: Path) -> None:
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    settings = {"transformer_task": "feature-extraction", "modality_config": {"text": text}, "module_output_name": "x"}
+    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, settings)
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 128}', encoding="utf-8")
+    prompts = {"prompts": {"query": "query: ", "passage": "passage: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts), encoding="utf-8")
+    found = read_sentence_folder(folder)
+    assert found is not None
+    assert (found.max_sequence_length, found.pools_prompt) == (128, False)
+    assert [found.prompt(name) for name in (None, "passage", "document")] == ["query: ", "passage: ", ""]
+    with pytest.raises(InputError, match="prompt 'other': the model's folder has query, passage"):
+        found.prompt("other")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 64}', encoding="utf-8")
+    chosen = read_sentence_folder(folder, "cls")
+    assert chosen is not None
+    assert (chosen.pooling, chosen.max_sequence_length) == ("cls", 64)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"transformer_task": "fill-mask"},
+        {"processing_kwargs": {"text": {"max_length": 7}}},
+        {"modality_config": {"text": {"method": "get_text_features", "method_output_name": None}}},
+    ],
+)
+def test_transformers_that_are_run_in_another_way(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = write(tmp_path / "a", ["Transformer", "Pooling"], {"pooling_mode": "mean"}, settings)
+    with pytest.raises(InputError, match=r"sentence_bert_config\.json: its texts do not become vectors in the usual way"):
+        read_sentence_folder(folder)
+    listed = [{"type": "x.Transformer", "path": "0_Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    with pytest.raises(InputError, match=r"its transformer is in .*0_Transformer; give --model .*0_Transformer --pooling"):
+        read_sentence_folder(folder)
