@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Count, Figures, Positive
@@ -17,6 +16,7 @@ from gaudi_bert.artefacts.references import VERIFICATION_NAME
 from gaudi_bert.artefacts.shards import ShardTable
 from gaudi_bert.common.arrays import IntArray
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.values import matching
 
 
 class _Verified(Figures):
@@ -57,7 +57,7 @@ class Verification(_Verified):
     packs: Count
     shards: Count
     input_files: Count
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{16}$")
+    fingerprint: Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
     balanced: bool
     most_dropped_packs: Count
     dropped_packs: dict[str, Count]

@@ -109,8 +109,8 @@ class ModelSettings(Settings):
     def _heads_divide(self) -> ModelSettings:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}; "
-                "choose a number of heads that divides it"
+                f"model.hidden_size {self.hidden_size} is not a multiple of model.num_attention_heads "
+                f"{self.num_attention_heads}; choose a number of heads that divides it"
             )
         return self
 
