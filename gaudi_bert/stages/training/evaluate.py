@@ -13,8 +13,8 @@ from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
 from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.pipeline import section_from_mapping
+from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
