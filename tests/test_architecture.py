@@ -62,8 +62,8 @@ STOREYS = {
         *("classification", "question_answering", "language_modelling"),
     ),
     "training": (
-        *("device", "distributed", "input", "objective", "metrics", "optimizers", "step", "evaluate", "speedup", "graph"),
-        *("run_plan", "checkpoint", "mlperf", "loop", "weights", "prediction"),
+        *("device", "distributed", "input", "objective", "run_plan", "metrics", "optimizers", "step", "evaluate", "speedup"),
+        *("graph", "checkpoint", "mlperf", "loop", "weights", "prediction"),
     ),
     "stages": ("data", "estimate", "compare", "tables", "training", "tasks", "report", "compile_kernels"),
     "runners": ("docker", "kubernetes", "doctor"),

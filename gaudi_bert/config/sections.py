@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -116,7 +116,12 @@ class ModelSettings(Settings):
 
 
 class LoopSettings(Settings):
-    """What pretraining and fine-tuning have in common."""
+    """What pretraining and fine-tuning have in common.
+
+    `section_name` is that of the section of a pipeline file, for messages.
+    """
+
+    section_name: ClassVar[str] = "training"
 
     device: Annotated[Literal["auto", "cpu", "hpu"], FREE] = "auto"
     optimizer: Literal["adamw", "lamb"] = "adamw"
@@ -202,6 +207,8 @@ class FineTuneSettings(LoopSettings):
 
     `micro_batch_packs` is the most that a micro-batch holds.
     """
+
+    section_name: ClassVar[str] = "finetune"
 
     data: str | None = Field(
         None,

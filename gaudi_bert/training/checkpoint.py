@@ -285,7 +285,6 @@ def resume_run(
     progress = checkpoint.progress
     is_of_this_order = "packs" in progress and progress.get("order", FIRST_ORDER) == order
     packs = progress["packs"] if is_of_this_order else _next_epoch(progress, epoch_packs(), say)
-    say(f"train: goes on after update {checkpoint.update}")
     return Progress(checkpoint.update, packs, progress["sequences"], progress["tokens"])
 
 
