@@ -183,7 +183,12 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
     [
         ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: row 1: .*'c'"),
         ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: row 3: .*empty"),
-        ("classification", (*GOOD, {"text": "cat " * 70, "label": "a"}), GOOD, r"train\.jsonl: row 3: has 72 tokens"),
+        (
+            "classification",
+            (*GOOD, {"text": "cat " * 70, "label": "a"}),
+            GOOD,
+            r"row 3: has 72 tokens, .* raise finetune\.max_s",
+        ),
         ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: row 1: .*number"),
         ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: row 1: .*text"),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
