@@ -20,6 +20,7 @@ from gaudi_bert import __version__
 from gaudi_bert.cli import cluster_commands, data_commands, estimate_commands, help, model_commands, pipeline_commands
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shortened
 from gaudi_bert.common.files import BAD_PATH
+from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.common.launch import handled_signals
 
 # In the order of `--help`, by purpose.
@@ -186,12 +187,10 @@ def _output_error(error: OSError) -> InputError:
 
 def _missing_extra(module: str) -> InputError:
     """How to get a module that an extra installs."""
-    if module == "tensorflow" and sys.version_info >= (3, 12):
-        python = ".".join(map(str, sys.version_info[:2]))
-        return InputError(f"this command needs TensorFlow 2.15, which runs on Python 3.10 and 3.11 only; this is {python}")
-    return InputError(
-        f"this command needs {module}, which is not installed; run: pip install 'gaudi-bert[{_EXTRAS[module]}]'"
-    )
+    reason = "which is not installed"
+    if module == "tensorflow" and not has_tensorflow():
+        reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"
+    return InputError(f"this command needs {module}, {reason}; run: {install_command(_EXTRAS[module])}")
 
 
 def _end(error: GaudiBertError) -> NoReturn:

@@ -20,6 +20,7 @@ import typer
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import OPTIONS
 from gaudi_bert.cli.main import COMMANDS, app
+from gaudi_bert.common.installation import install_command
 from gaudi_bert.config.sections import PrepareSettings
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents
@@ -362,10 +363,7 @@ def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("module", "extra", "arguments"),
     [
-        pytest.param(
-            *("tensorflow", "tensorflow", ["verify-model"]),
-            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="no extra brings TensorFlow 2.15 to Python 3.12"),
-        ),
+        ("tensorflow", "tensorflow", ["verify-model"]),
         ("pyarrow", "parquet", ["import", "table.parquet", "--out", "records"]),
         ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
         ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
@@ -378,7 +376,30 @@ def test_the_extra_is_named(tmp_path, monkeypatch, module: str, extra: str, argu
     done = without(module, *arguments)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert f"pip install 'gaudi-bert[{extra}]'" in line
+    assert line.endswith(f"; run: {install_command(extra)}")
+
+
+@pytest.mark.parametrize("name", ["sentence-transformers/all-MiniLM-L6-v2", "bert-base-uncased"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "embed --data rows.jsonl --out vectors.npy --model",
+        "predict --data rows.jsonl --out answers.jsonl --model",
+        "finetune --task classification --data rows.jsonl --out out --model",
+        "estimate rows.jsonl --task classification --model",
+        "tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer",
+        "export --format google --out out --checkpoint",
+        "verify-model --huggingface",
+    ],
+)
+def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": "b"}\n')
+    done = run_command(*arguments.split(), name, folder=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    own = name.rpartition("/")[2]
+    assert line.startswith(f"error: {name}: no folder here; download it first: `hf download {name} --local-dir {own}`")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:

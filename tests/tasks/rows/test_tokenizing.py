@@ -235,7 +235,7 @@ def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> N
 
 def test_windows_that_would_not_go_on() -> None:
     with pytest.raises(
-        InputError, match="x: row 3: has 9 tokens for windows of 4.* lower task.stride, or raise --max-sequence-length"
+        InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task.stride, or raise --max-sequence-length"
     ):
         window_bounds(9, 4, 4, "x: row 3")
 
