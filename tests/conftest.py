@@ -68,7 +68,7 @@ def s3() -> Iterator[S3Server]:
     """A real S3 server with the bucket `bucket`; skips loudly where `scripts/s3-server.sh` has not made its environment."""
     if not PYTHON.exists():
         pytest.skip(f"S3 SERVER MISSING: {PYTHON} is not there; run scripts/s3-server.sh")
-    pytest.importorskip("s3fs", reason="S3 NEEDS s3fs: pip install 'gaudi-bert[s3]'")
+    pytest.importorskip("s3fs", reason="S3 NEEDS s3fs: install the extra s3")
     with pytest.MonkeyPatch.context() as patch, s3_server() as server:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)

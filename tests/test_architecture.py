@@ -35,7 +35,7 @@ ROOMS = {
 # The storeys of a room, from the lowest: folders, and files that stand above one. Each may import what comes before it.
 # Files that are not named are the room's floor, and import no storey.
 STOREYS = {
-    "config": ("values", "sections", "places", "models", "pipeline"),
+    "config": ("values", "problems", "sections", "places", "models", "pipeline"),
     "packing": (
         "heuristics",
         "nnls_solver",
@@ -61,8 +61,8 @@ STOREYS = {
         *("classification", "question_answering", "language_modelling"),
     ),
     "training": (
-        *("device", "distributed", "input", "objective", "metrics", "optimizers", "step", "evaluate", "speedup", "graph"),
-        *("run_plan", "checkpoint", "mlperf", "loop", "weights", "prediction"),
+        *("device", "distributed", "input", "objective", "run_plan", "metrics", "optimizers", "step", "evaluate", "speedup"),
+        *("graph", "checkpoint", "mlperf", "loop", "weights", "prediction"),
     ),
     "stages": ("data", "estimate", "tables", "training", "tasks", "report", "compile_kernels"),
     "runners": ("docker", "kubernetes", "doctor"),

@@ -80,19 +80,24 @@ def test_sizes_in_bytes(text: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("packing.dept=4", "unknown key `packing.dept`; did you mean `depth`?"),
+        ("packing.dept=4", "--set packing.dept=4: unknown key `packing.dept`; did you mean `packing.depth`?"),
         ("pakcing.depth=4", "unknown key `pakcing`; did you mean `packing`?"),
-        ("packing.algorithm=nnl", "--set packing.algorithm=nnl: did you mean nnls?"),
-        ("packing.depth=0", "--set packing.depth=0: give"),
-        ("packing.depth={a: 1}", "--set packing.depth={a: 1}: give a whole number"),
-        ("packing=3", "--set packing=3: a section holds `key: value` pairs"),
-        ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB, GiB"),
+        ("packing.algorithm=nnl", "ffd or none; did you mean nnls?"),
+        ("training.device=gpu", "--set training.device=gpu: must be auto, cpu or hpu"),
+        ("packing.depth=0", "--set packing.depth=0: must be a whole number from 1"),
+        ("packing.depth={a: 1}", "--set packing.depth={a: 1}: must be a whole number"),
+        ("packing=3", "--set packing=3: must hold `key: value` pairs"),
+        ("packing.group_bytes=1XB", "kB, MB, GB, KiB, MiB or GiB"),
         ("model.hidden_size=7", "choose a number of heads that divides it"),
-        ("training.learning_rate=-1", "greater than 0"),
+        ("training.learning_rate=-1", "must be a number, > 0"),
+        ("resources.workers=many", "must be a whole number, >= 1 and <= 1,024"),
+        ("kubernetes.failure_policy=7", "must be true or false or `auto`"),
+        ("prepare.text={a: 1}", "must be text or a list"),
+        ("resources.environment={1A: x}", "`resources.environment.1A`: must be the name of a variable"),
         ("training.learning_rate=.inf", "finite"),
         ("packing.depth", "key.path=value"),
         ("name.first=x", "`name`"),
-        ("name=Not A Name", "--set name=Not A Name: String should match"),
+        ("name=Not A Name", "--set name=Not A Name: must be at most 42 of a to z"),
     ],
 )
 def test_what_is_refused_says_what_is_right(override: str, said: str) -> None:
@@ -103,7 +108,8 @@ def test_what_is_refused_says_what_is_right(override: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("- a\n- b\n", "key: value"), ("a: [1\n", "not a YAML file"), ("packing: 3\n", "packing")]
+    ("text", "said"),
+    [("- a\n- b\n", "key: value"), ("a: [1\n", "line 2, column 1: not valid YAML"), ("packing: 3\n", "packing")],
 )
 def test_a_file_that_is_no_pipeline_is_refused_with_its_name(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "wrong.yaml"
@@ -138,7 +144,7 @@ def test_settings_survive_yaml() -> None:
 
 @pytest.mark.parametrize("value", ["0", "1025", "true", "3.5", "-1", "'3 '", "minimum", "[3]", "0x" + "f" * 6000])
 def test_a_depth_that_is_none_is_refused_in_one_piece(value: str) -> None:
-    with pytest.raises(InputError, match=r"--set packing\.depth=.*: give a ") as caught:
+    with pytest.raises(InputError, match=r"--set packing\.depth=.*: must be a ") as caught:
         load_pipeline(None, [f"packing.depth={value}"])
     assert "more)" not in str(caught.value)
     assert len(str(caught.value)) < 500
@@ -151,7 +157,7 @@ def test_depths_within_the_limits(value: str, depth: int | str) -> None:
 
 @pytest.mark.parametrize("key", ["packing.seed", "training.updates", "training.learning_rate", "packing.masked_slots"])
 def test_true_is_no_number(key: str) -> None:
-    with pytest.raises(InputError, match=rf"--set {key}=true: give a value, not true or false"):
+    with pytest.raises(InputError, match=rf"--set {key}=true: must be a "):
         load_pipeline(None, [f"{key}=true"])
     assert load_pipeline(None, ["prepare.whole_word_masking=true"]).prepare.whole_word_masking
 

@@ -102,6 +102,15 @@ def test_every_command_and_option_is_on_a_page(command: str) -> None:
     assert {option for option in options if not re.search(rf"{option}\b", pages)} == set()
 
 
+def test_one_page_and_one_module_have_the_form_of_installing() -> None:
+    """gaudi-bert is on no package index: `pip install gaudi-bert` would find nothing, or what others put there."""
+    files = [*PAGES, *(ROOT / "gaudi_bert").rglob("*.py")]
+    naming = {file for file in files if "gaudi-bert[" in file.read_text(encoding="utf-8")}
+    assert naming == {ROOT / "docs" / "start.md", ROOT / "gaudi_bert" / "common" / "installation.py"}
+    for file in files:
+        assert re.search(r"pip\s+install\s+(--\S+\s+)*'?gaudi-bert", file.read_text(encoding="utf-8")) is None, file
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}

@@ -18,6 +18,8 @@ from typing_extensions import Self
 
 from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_file, write_json, write_text
+from gaudi_bert.config.problems import plain_message
+from gaudi_bert.config.values import matching
 
 LARGEST_COUNT = 2**62
 """Of anything that is counted: sums of two fit int64."""
@@ -27,7 +29,7 @@ Positive = Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
 Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Crc32c = Annotated[int, Field(ge=0, lt=2**32)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, matching("[0-9a-f]{64}", "64 digits from 0 to f")]
 
 
 class Artefact(BaseModel):
@@ -130,13 +132,13 @@ def whole_lines(path: Path, remedy: str) -> list[bytes]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_context=False)[0]
+    problem = error.errors(include_url=False)[0]
     key = shortened(".".join(str(part) for part in problem["loc"]))
-    message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":
-        return f"not a JSON file ({shortened(message.removeprefix('Invalid JSON: '))})"
+        return f"not a JSON file ({shortened(problem['msg'].removeprefix('Invalid JSON: '))})"
+    message = plain_message(problem)
     if key == "format_version" and problem["type"] != "missing":
-        stored, read = problem["input"], message.removeprefix("Input should be ")
+        stored, read = problem["input"], message.removeprefix("must be ")
         if isinstance(stored, int) and stored < int(read):
             return f"written by an earlier edition (format_version {stored})"
         return f"format_version {shown(stored)}, this version reads {read}"

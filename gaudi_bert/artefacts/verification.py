@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
 from typing_extensions import Self
 
 from gaudi_bert.artefacts.base import Count, Figures
@@ -13,6 +12,7 @@ from gaudi_bert.artefacts.completion import first_difference
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata, TooLongRows
 from gaudi_bert.artefacts.references import NOTES_NAME, VERIFICATION_NAME
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.values import matching
 
 
 class _Verified(Figures):
@@ -50,7 +50,7 @@ class Verification(_Verified):
     packs: Count
     shards: Count
     input_files: Count
-    fingerprint: str = Field(pattern=r"^[0-9a-f]{16}$")
+    fingerprint: Annotated[str, matching("[0-9a-f]{16}", "16 digits from 0 to f")]
 
     only_read = ("fingerprint",)
 

@@ -21,7 +21,6 @@ k8s = typer.Typer(
     cls=help.Commands,
     name="k8s",
     help="Look after a pipeline on a Kubernetes cluster.",
-    no_args_is_help=True,
     rich_markup_mode=None,
 )
 

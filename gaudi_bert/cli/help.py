@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gaudi_bert.common.errors import InputError
@@ -28,6 +29,23 @@ _BOLD, _CYAN, _RED, _PLAIN = "\033[1m", "\033[36m", "\033[31m", "\033[0m"
 def has_colours(stream: Any) -> bool:
     """Whether a stream is a terminal that wants colours (https://no-color.org)."""
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+# Wrong words on the command line, in the parser that typer brings with it or uses.
+UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+def explained(error: Any) -> InputError:
+    """A usage error as one line that leads to the command's help."""
+    from pydantic import ValidationError
+
+    from gaudi_bert.config.problems import plain_message
+
+    if isinstance(error.__cause__, ValidationError):
+        error.message = plain_message(error.__cause__.errors()[0])
+    command = error.ctx.command_path if error.ctx is not None else "gaudi-bert"
+    message = error.format_message().rstrip(".")
+    return InputError(f"{message}{'' if message.endswith('?') else ';'} see: {command} --help")
 
 
 def error_prefix() -> str:
@@ -56,10 +74,13 @@ class Command(TyperCommand):
 
     def _gather_files(self, ctx: Any) -> None:
         """Give the first argument of a command that takes a pattern all words but those of the arguments after it."""
-        first, *others = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
-        words = [*(str(ctx.params[parameter.name]) for parameter in (first, *others)), *ctx.args]
+        arguments = [parameter for parameter in self.params if parameter.param_type_name == "argument"]
+        if not arguments or arguments[0].name not in _TAKE_PATTERNS:
+            raise InputError(f"{ctx.args[0]}: is not expected here; see: {ctx.command_path} --help")
+        first, *others = arguments
+        words = [*(str(ctx.params[parameter.name]) for parameter in arguments), *ctx.args]
         files = words[: len(words) - len(others)]
-        pattern = _pattern_of(files) if first.name in _TAKE_PATTERNS else None
+        pattern = _pattern_of(files)
         if pattern is None:
             raise InputError(_one_too_many(ctx.args[0], ctx.command_path))
         ctx.params[first.name] = pattern

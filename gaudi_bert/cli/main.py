@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import typer
 
@@ -20,6 +20,7 @@ from gaudi_bert import __version__
 from gaudi_bert.cli import cluster_commands, data_commands, estimate_commands, help, model_commands, pipeline_commands
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError, shortened
 from gaudi_bert.common.files import BAD_PATH
+from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.common.launch import handled_signals
 
 # In the order of `--help`, by purpose.
@@ -63,6 +64,13 @@ class _Commands(help.Commands):
         title: [*group, *(["k8s"] if "run" in group else [])] for title, group in GROUPS.items()
     }
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; typer would turn an interruption into an exit code of its own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise StoppedError(_STOPPED) from error
+
 
 app = typer.Typer(
     cls=_Commands,
@@ -70,7 +78,6 @@ app = typer.Typer(
     help="Pack BERT pretraining data, prove the packing, and train on it, on Gaudi or on a CPU.",
     epilog="`gaudi-bert COMMAND -h` (or `gaudi-bert help COMMAND`) explains a command.",
     context_settings=help.CONTEXT,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -96,12 +103,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
     # Large libraries make millions of objects that stay: looking through them again and again is a fifth of their load.
     gc.set_threshold(100_000, 20, 20)
-    _run_to_the_end(lambda: app(args=list(arguments) if arguments is not None else None))
+    try:
+        _run_to_the_end(lambda: app(args=list(arguments) if arguments is not None else None, standalone_mode=False))
+    except KeyboardInterrupt:  # a second signal, while the command was ending because of the first
+        _end(StoppedError(_STOPPED))
 
 
 # --- how a command ends: with 0, or with one error line of bounded length and its exit code
 
 _LONGEST_LINE = 480
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOPPED = "stopped; the same command goes on from what is finished"
 # Which extra of this package installs a module.
 _EXTRAS = {
     "docker": "docker",
@@ -114,21 +126,18 @@ _EXTRAS = {
 }
 
 
-def _run_to_the_end(command: Callable[[], object]) -> NoReturn:
+def _run_to_the_end(command: Callable[[], int | None]) -> NoReturn:
     """Run `command`, then leave the process with its exit code, or with that of the error that ended it."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # file names may hold anything
-    received: list[int] = []
     try:
-        with _interrupting_signals(received):
-            command()
-    except (SystemExit, KeyboardInterrupt) as error:
-        if received:  # typer turns an interruption into an exit code of its own
-            _end(StoppedError("stopped; the same command goes on from what is finished"))
-        code = error.code if isinstance(error, SystemExit) else 1
+        with _interrupting_signals():
+            code = command() or 0
     except GaudiBertError as error:
         _end(error)
+    except help.UsageError as error:
+        _end(help.explained(error))
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in _EXTRAS:
@@ -136,8 +145,6 @@ def _run_to_the_end(command: Callable[[], object]) -> NoReturn:
         _end(_missing_extra(module))
     except OSError as error:
         _end(_as_our_error(error))
-    else:
-        code = 0
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -146,18 +153,17 @@ def _run_to_the_end(command: Callable[[], object]) -> NoReturn:
 
 
 @contextmanager
-def _interrupting_signals(received: list[int]) -> Iterator[None]:
-    """SIGTERM (sent by Kubernetes and Slurm) and Ctrl-C interrupt the command; their numbers are added to `received`.
+def _interrupting_signals() -> Iterator[None]:
+    """SIGTERM (sent by Kubernetes and Slurm) and Ctrl-C interrupt the command.
 
     Stages that can stop only at certain moments install handlers of their own. A signal that the caller ignores, as
     shells do for background jobs, stays ignored.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        received.append(number)
         raise KeyboardInterrupt
 
-    numbers = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) != signal.SIG_IGN]
+    numbers = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     with handled_signals(numbers, interrupt):
         yield
 
@@ -178,15 +184,17 @@ def _output_error(error: OSError) -> InputError:
 
 def _missing_extra(module: str) -> InputError:
     """How to get a module that an extra installs."""
-    if module == "tensorflow" and sys.version_info >= (3, 12):
-        python = ".".join(map(str, sys.version_info[:2]))
-        return InputError(f"this command needs TensorFlow 2.15, which runs on Python 3.10 and 3.11 only; this is {python}")
-    return InputError(
-        f"this command needs {module}, which is not installed; run: pip install 'gaudi-bert[{_EXTRAS[module]}]'"
-    )
+    reason = "which is not installed"
+    if module == "tensorflow" and not has_tensorflow():
+        reason = f"version 2.15, which has none for Python {'.'.join(map(str, sys.version_info[:2]))}"
+    return InputError(f"this command needs {module}, {reason}; run: {install_command(_EXTRAS[module])}")
 
 
 def _end(error: GaudiBertError) -> NoReturn:
-    kind = "" if isinstance(error, StoppedError) else help.error_prefix()  # who stops a command has made no error
+    kind = help.error_prefix()
+    if isinstance(error, StoppedError):
+        kind = ""  # who stops a command has made no error
+        for number in _STOP_SIGNALS:  # a second one would end this process with another exit code
+            signal.signal(number, signal.SIG_IGN)
     print(f"{kind}{shortened(str(error), _LONGEST_LINE)}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)

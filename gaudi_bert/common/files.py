@@ -13,10 +13,12 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,6 +96,22 @@ def _possible(path: Path | str) -> Path | str:
 def followed(path: Path) -> Path:
     """An absolute path without links; a loop of links remains one (`Path.resolve` raises), and reading it is an error."""
     return Path(os.path.realpath(path))
+
+
+# As Hugging Face's hub has them: `bert-base-uncased`, `sentence-transformers/all-MiniLM-L6-v2`.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+def check_model(path: Path) -> None:
+    """Refuse a model's folder or file that is not on this machine; a TF1 checkpoint is a prefix of names."""
+    if path.exists() or any(path.parent.glob(f"{escape(path.name)}.*")):
+        return
+    if _HUB_NAME.fullmatch(str(path)) is None:
+        raise InputError(f"{path}: there is no such folder; check the path")
+    raise InputError(
+        f"{path}: no folder here; download it first: "
+        f"`hf download {path} --local-dir {path.name}`, then give {path.name}; or check the path"
+    )
 
 
 def check_name(path: Path) -> None:

@@ -21,7 +21,7 @@ LOG_LINE_EVERY_SECONDS = 10.0
 LONGEST_SILENCE_SECONDS = 60.0
 """In the log of work that takes hours."""
 TERMINAL_LINE_EVERY_SECONDS = 0.5
-_BYTE_UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+_BYTE_UNITS = {unit: 1000.0**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB"))}
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -33,11 +33,8 @@ def count_of(number: int, noun: str) -> str:
 
 def human_bytes(count: float) -> str:
     """`count` bytes for people: 1.5 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    unit = next((unit for unit, size in _BYTE_UNITS.items() if abs(count) < 1000 * size), "PB")
+    return f"{count:.0f} B" if unit == "B" else f"{count / _BYTE_UNITS[unit]:.1f} {unit}"
 
 
 def human_seconds(seconds: float) -> str:

@@ -67,6 +67,12 @@ def parse_yaml(text: str, source: str) -> Any:
         raise InputError(f"{source}: {len(text):,} characters; settings have at most {MOST_CHARACTERS:,}")
     try:
         return _Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise InputError(
+            f"{source}: {where}not valid YAML: {shortened(str(error.problem or error.context), 200)}"
+        ) from error
     except (yaml.YAMLError, ValueError) as error:
         # PyYAML raises ValueError for numbers and dates that cannot be.
         raise InputError(f"{source}: not a YAML file: {shortened(str(error), 240)}") from error

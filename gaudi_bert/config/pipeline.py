@@ -6,23 +6,20 @@ allowed and, for a misspelt key, the nearest right one. `--set packing.depth=4` 
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
-from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import read_text
 from gaudi_bert.common.yaml_text import parse_yaml
 from gaudi_bert.config.places import DockerSettings, ImageSettings, KubernetesSettings, ResourceSettings, StoreSettings
+from gaudi_bert.config.problems import allowed_values, field_at, first_problem, plain_types
 from gaudi_bert.config.sections import (
     FineTuneSettings,
     GaudiSettings,
@@ -34,13 +31,15 @@ from gaudi_bert.config.sections import (
     TaskSettings,
     TrainingSettings,
 )
-from gaudi_bert.config.values import Settings
+from gaudi_bert.config.values import Settings, matching
 
 
 class PipelineSettings(Settings):
     """A pipeline file, whole."""
 
-    name: str = Field("demo", pattern=r"^[a-z]([a-z0-9-]{0,40}[a-z0-9])?$", description="also the work folder's name")
+    name: Annotated[
+        str, matching(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?", "at most 42 of a to z, 0 to 9 and -, a letter first, no - last")
+    ] = Field("demo", description="also the work folder's name")
     prepare: PrepareSettings = Field(default_factory=PrepareSettings)
     packing: PackingSettings = Field(default_factory=PackingSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -99,7 +98,7 @@ class PipelineSettings(Settings):
             )
         if self.kubernetes.efa and not (self.resources.cards and self.trains_as_mpijob):
             raise ValueError(
-                "kubernetes.efa is for an MPIJob on cards; set resources.cards and resources.workers, or efa to 0"
+                "kubernetes.efa is for an MPIJob on cards; set resources.cards and resources.workers, or kubernetes.efa to 0"
             )
         return self
 
@@ -117,7 +116,7 @@ def load_pipeline(
     None reads no file: all settings have their defaults. `options` are the options of a command by the key that they set:
     `{"task.name": ("--task", "regression")}`; one whose value is None keeps its default.
     """
-    source = str(path) if path is not None else "the defaults"
+    source = str(path) if path is not None else "the settings"
     mapping: Any = {}
     if path is not None:
         try:
@@ -133,11 +132,15 @@ def load_pipeline(
     typed = {}
     for key, (option, value) in (options or {}).items():
         if value is not None:
-            _apply_override(mapping, f"{key}={value}")
             typed[key] = f"{option} {value}"
+            _set_key(mapping, key, str(value), typed[key])
     for override in overrides:
-        _apply_override(mapping, override)
-        typed[override.partition("=")[0].strip()] = f"--set {override}"
+        key, separator, text = override.partition("=")
+        key = key.strip()
+        if not separator or not key:
+            raise InputError(f"--set {shortened(override)}: write it as key.path=value, for example packing.depth=4")
+        typed[key] = f"--set {override}"
+        _set_key(mapping, key, text, typed[key])
     return pipeline_from_mapping(mapping, source, typed)
 
 
@@ -158,7 +161,7 @@ def section_from_mapping(
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        raise InputError(_first_problem(error, section, source, typed or {})) from error
+        raise InputError(first_problem(error, section, values, source, typed or {})) from error
 
 
 def section_from_options(section: type[Section], **options: Any) -> Section:
@@ -171,91 +174,29 @@ def section_from_options(section: type[Section], **options: Any) -> Section:
     return section_from_mapping(section, values, "the options", typed)
 
 
-def _apply_override(mapping: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise InputError(f"--set {shortened(override)}: write it as key.path=value, for example packing.depth=4")
-    *parents, last = key.strip().split(".")
+def _set_key(mapping: dict[str, Any], key: str, text: str, typed: str) -> None:
+    """Set one key to the value of a YAML text; errors name what the user `typed`."""
+    *parents, last = key.split(".")
     for parent in parents:
         if mapping.get(parent) is None:
             mapping[parent] = {}
         mapping = mapping[parent]
         if not isinstance(mapping, dict):
-            raise InputError(f"--set {shortened(override)}: {shortened(parent)} is a single value, it has no keys below it")
-    value = parse_yaml(text, f"--set {shortened(override)}")
+            raise InputError(f"{shortened(typed)}: `{shortened(parent)}` is a single value, it has no keys below it")
+    value = parse_yaml(text, shortened(typed))
     # A version such as 9.90 is a number or a date to YAML, but a text to us.
-    is_text = isinstance(value, int | float | date) and not isinstance(value, bool) and _takes_text(parents, last)
+    is_text = isinstance(value, int | float | date) and not isinstance(value, bool) and _takes_text(key)
     mapping[last] = text.strip() if is_text else value
 
 
-def _takes_text(parents: Sequence[str], last: str) -> bool:
+def _takes_text(key: str) -> bool:
     """Whether a key's values are texts, and never numbers."""
-    model: Any = PipelineSettings
-    for part in (*parents, last):
-        field = getattr(model, "model_fields", {}).get(part)
-        if field is None:
-            return False
-        model = field.annotation
-    kinds = _plain_types(model)
+    field = field_at(PipelineSettings, key.split("."))
+    kinds = plain_types(field.annotation) if field is not None else set()
     return str in kinds and not kinds & {int, float}
 
 
-def _plain_types(annotation: Any) -> set[Any]:
-    """The types that an annotation allows, without metadata: str and None for `Annotated[str, ...] | None`."""
-    if get_origin(annotation) is Annotated:
-        return _plain_types(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return {kind for one in get_args(annotation) for kind in _plain_types(one)}
-    return {annotation}
-
-
-def _first_problem(error: ValidationError, settings: type[Settings], source: str, typed: Mapping[str, str]) -> str:
-    """One line for the first problem of `settings`, with the nearest right key for an unknown one."""
-    problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"]]
-    key = ".".join(part for part in location if part != "constrained-int" and not part.startswith("literal["))
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if problem["type"] == "extra_forbidden":
-        parent = _section_at(settings, location[:-1])
-        known = list(parent.model_fields) if parent is not None else []
-        near = difflib.get_close_matches(location[-1][:80], known, n=1, cutoff=0.5)
-        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
-        return f"{source}: unknown key `{shortened(key)}`; {hint}{more}"
-    message = _message(problem)
-    if key in typed:
-        return f"{shortened(typed[key])}: {message}{more}"
-    if problem["type"] == "missing" or (problem["type"] != "model_type" and _section_at(settings, location) is not None):
-        # A rule between the keys of a section names them itself; printing the whole section would not help.
-        return f"{source}: `{shortened(key)}`: {message}{more}" if key else f"{source}: {message}{more}"
-    return f"{source}: `{shortened(key)}` = {shown(problem['input'])}: {message}{more}"
-
-
-def _message(problem: ErrorDetails) -> str:
-    """What is allowed, in our words where pydantic's are those of a programmer."""
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    if problem["type"] == "string_type" and isinstance(problem["input"], int | float | date):
-        return f"{message}; put it in quotes"
-    if problem["type"] == "literal_error":
-        choices = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
-        near = difflib.get_close_matches(str(problem["input"])[:80], choices, n=1, cutoff=0.5)
-        return f"did you mean {near[0]}?" if near else problem["ctx"]["expected"].replace("'", "")
-    return "a section holds `key: value` pairs" if problem["type"] == "model_type" else message
-
-
-def _section_at(settings: type[Settings], location: Sequence[str]) -> type[Settings] | None:
-    """The section at a path of keys; None where a value is there."""
-    section: Any = settings
-    for part in location:
-        field = getattr(section, "model_fields", {}).get(part)
-        kinds = _plain_types(field.annotation) if field is not None else set()
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
-    return section
-
-
 # --- the page of all keys: `gaudi-bert settings`, docs/settings.md
-
-_NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "key: value pairs", tuple: "list"}
-_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def settings_page() -> list[str]:
@@ -290,28 +231,4 @@ def _rows(defaults: Settings, prefix: str) -> Iterator[str]:
 def _row(key: str, field: FieldInfo, default: Any) -> str:
     shown = "" if default is None else f"`{yaml.safe_dump(default, default_flow_style=True).splitlines()[0]}`"
     described = (field.description or "").replace("|", "\\|")
-    return f"| `{key}` | {_value(field)} | {shown} | {described} |"
-
-
-def _value(field: FieldInfo) -> str:
-    kind = _kind(field.annotation)
-    limits = [
-        f"{sign} {getattr(limit, name):,}"
-        for limit in field.metadata
-        for name, sign in _SIGNS.items()
-        if getattr(limit, name, None) is not None
-    ]
-    return f"{kind}, {' and '.join(limits)}" if limits else kind
-
-
-def _kind(annotation: Any) -> str:
-    """What a type is called by people who write YAML."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _kind(get_args(annotation)[0])
-    if origin is Literal:
-        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
-    if origin in (Union, UnionType):
-        kinds = [_kind(part) for part in get_args(annotation) if part is not type(None)]
-        return " or ".join(dict.fromkeys(kinds))
-    return _NAMES.get(origin or annotation, str(annotation))
+    return f"| `{key}` | {allowed_values(field)} | {shown} | {described} |"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gaudi_bert.config.values import Bytes, EnvironmentName, ImageName, KubernetesName, Quantity, Settings
+from gaudi_bert.config.values import Bytes, EnvironmentName, ImageName, KubernetesName, Quantity, Settings, matching
 
 
 class ImageSettings(Settings):
@@ -15,14 +15,18 @@ class ImageSettings(Settings):
 
     data: ImageName = Field("gaudi-bert-data", description="image of every stage that needs no TensorFlow, without tag")
     train: ImageName = Field("gaudi-bert-train-cpu", description="image of train and evaluate, without tag")
-    registry: str | None = Field(
-        None,
-        pattern=r"^[a-z0-9][A-Za-z0-9.:/_-]*[A-Za-z0-9]$",
-        description="put before both names, e.g. registry.example/team",
-    )
-    tag: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$", description="default: this program's version"
-    )
+    registry: (
+        Annotated[
+            str, matching(r"[a-z0-9][A-Za-z0-9.:/_-]*[A-Za-z0-9]", "a registry without https://, e.g. registry.example/team")
+        ]
+        | None
+    ) = Field(None, description="put before both names, e.g. registry.example/team")
+    tag: (
+        Annotated[
+            str, matching(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "an image's tag: at most 128 letters, digits and _ . -")
+        ]
+        | None
+    ) = Field(None, description="default: this program's version")
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     pull_secret: KubernetesName | None = Field(None, description="a Secret of the namespace with the registry's credentials")
 
@@ -76,8 +80,8 @@ class ResourceSettings(Settings):
     cores_per_process: int | None = Field(
         None, ge=1, description="bind each training process to this many cores; default: unbound"
     )
-    mpi_prefix: str | None = Field(
-        None, pattern=r"^/[A-Za-z0-9._/-]+$", description="where Open MPI lies in the training image; default: on its PATH"
+    mpi_prefix: Annotated[str, matching(r"/[A-Za-z0-9._/-]+", "an absolute path")] | None = Field(
+        None, description="where Open MPI lies in the training image; default: on its PATH"
     )
     environment: dict[EnvironmentName, str] = Field(
         {}, description="more variables for training; no secrets: everyone can read them"
@@ -149,9 +153,13 @@ class KubernetesSettings(Settings):
     work_claim: KubernetesName | None = Field(
         None, description="an existing claim for the work folder, instead of a new one"
     )
-    store: str | None = Field(
+    store: (
+        Annotated[
+            str, matching(r"[a-z][a-z0-9+.-]*://[^\s@?#]*[^\s@?#/]", "a URL without a / at its end: s3://bucket/prefix")
+        ]
+        | None
+    ) = Field(
         None,
-        pattern=r"^[a-z][a-z0-9+.-]*://[^\s@?#]*[^\s@?#/]$",
         description="s3://bucket/prefix: the work folder is there, and no volume is needed; pods work in their scratch",
     )
     store_secret: KubernetesName | None = Field(
@@ -167,8 +175,8 @@ class KubernetesSettings(Settings):
     network_policy: bool = Field(
         True, description="let only the pods of an MPIJob reach one another; not for pods on the node's network (efa)"
     )
-    network_interface: str = Field(
-        "eth0", pattern=r"^[A-Za-z0-9._,/-]+$", description="the network interface between the workers"
+    network_interface: Annotated[str, matching(r"[A-Za-z0-9._,/-]+", "an interface such as eth0")] = Field(
+        "eth0", description="the network interface between the workers"
     )
     wait_seconds: int = Field(86_400, ge=1, description="how long a stage waits for what it needs")
     start_seconds: int = Field(600, ge=1, description="how long a pod may wait for a node, a volume or an image")
@@ -180,9 +188,13 @@ class KubernetesSettings(Settings):
     @model_validator(mode="after")
     def _has_one_work_folder(self) -> KubernetesSettings:
         if self.store and self.work_claim:
-            raise ValueError("store and work_claim exclude each other; leave out the one that does not hold the work folder")
+            raise ValueError(
+                "kubernetes.store and kubernetes.work_claim exclude each other; leave out the one without the work folder"
+            )
         if self.store_secret and not self.store:
-            raise ValueError("store_secret needs a store; set kubernetes.store, for example to s3://bucket/prefix")
+            raise ValueError(
+                "kubernetes.store_secret needs a store; set kubernetes.store, for example to s3://bucket/prefix"
+            )
         return self
 
 
@@ -190,10 +202,12 @@ class DockerSettings(Settings):
     """How a pipeline runs in containers on one machine. Keys for Gaudi apply only to stages with cards."""
 
     cpus: float | None = Field(None, gt=0, description="most cores per container; default: all")
-    runtime: str = Field(
-        "habana", pattern=r"^[a-z0-9._-]+$", description="Gaudi: the container runtime that brings the cards"
+    runtime: Annotated[str, matching(r"[a-z0-9._-]+", "a runtime that Docker knows: a to z, 0 to 9 and . _ -")] = Field(
+        "habana", description="Gaudi: the container runtime that brings the cards"
     )
-    visible_devices: str = Field("all", pattern=r"^(all|\d+(,\d+)*)$", description="Gaudi: HABANA_VISIBLE_DEVICES")
+    visible_devices: Annotated[str, matching(r"all|[0-9]+(,[0-9]+)*", "all, or numbers such as 0,1")] = Field(
+        "all", description="Gaudi: HABANA_VISIBLE_DEVICES"
+    )
     host_network: bool = Field(False, description="Gaudi: use the host's network, as the vendor's own examples do")
     unlimited_memory_lock: bool = Field(
         False, description="Gaudi: --ulimit memlock=-1, where the driver needs it and the host allows it"
@@ -203,9 +217,10 @@ class DockerSettings(Settings):
 class StoreSettings(Settings):
     """How object stores are reached. Credentials are never here: each store's own variables and files hold them."""
 
-    endpoint_url: str | None = Field(
+    endpoint_url: (
+        Annotated[str, matching(r"https?://[^\s@/?#]+/?", "http:// or https:// and a host, without a path")] | None
+    ) = Field(
         None,
-        pattern=r"^https?://[^\s@/?#]+/?$",
         description="s3: your own server, e.g. https://minio.example:9000; default: AWS_ENDPOINT_URL, or AWS",
     )
     ca_file: str | None = Field(None, description="s3: the certificates to trust, a PEM file; default: AWS_CA_BUNDLE")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -125,14 +125,19 @@ class ModelSettings(Settings):
     def _heads_divide(self) -> ModelSettings:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}; "
-                "choose a number of heads that divides it"
+                f"model.hidden_size {self.hidden_size} is not a multiple of model.num_attention_heads "
+                f"{self.num_attention_heads}; choose a number of heads that divides it"
             )
         return self
 
 
 class LoopSettings(Settings):
-    """What pretraining and fine-tuning have in common."""
+    """What pretraining and fine-tuning have in common.
+
+    `section_name` is that of the section of a pipeline file, for messages.
+    """
+
+    section_name: ClassVar[str] = "training"
 
     device: Annotated[Literal["auto", "cpu", "hpu"], FREE] = "auto"
     optimizer: Literal["adamw", "lamb"] = "adamw"
@@ -218,6 +223,8 @@ class FineTuneSettings(LoopSettings):
 
     `micro_batch_packs` is the most that a micro-batch holds.
     """
+
+    section_name: ClassVar[str] = "finetune"
 
     data: str | None = Field(
         None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 Algorithm = Literal["nnls", "optimal", "nnlshp", "ennlshp", "spfhp", "lpfhp", "greedy", "ffd", "none"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
@@ -17,9 +18,9 @@ def parse_bytes(value: object) -> object:
     """`1GiB`, `128MB` or a plain number of bytes, as an int; anything else is left for pydantic to refuse."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if match is None or match[2] not in _BYTE_UNITS:
-        raise ValueError(f"{value!r} is not a size in bytes; write a number with one of B, kB, MB, GB, KiB, MiB, GiB")
+        raise ValueError("must be a size in bytes: a number, or one with B, kB, MB, GB, KiB, MiB or GiB after it")
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
@@ -27,7 +28,7 @@ def _parse_quantity(value: object) -> object:
     """A Kubernetes quantity (`500m`, `2`, `409Gi`) as the string that manifests need; 2 and 0.5 without quotes are fine."""
     text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not re.fullmatch(r"\d+(\.\d+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?", text):
-        raise ValueError(f"{value!r} is not a quantity; write for example 500m, 2 or 16Gi")
+        raise ValueError("must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi")
     return text
 
 
@@ -35,14 +36,31 @@ def parse_depth(value: object) -> object:
     """A whole number in its range, as it is or as text, or `max`; all else is refused in one piece."""
     number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
     if number != "max" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_DEPTH):
-        raise ValueError(f"give a whole number from 1 to {MOST_DEPTH:,}, or `max` for no limit")
+        raise ValueError(f"must be a whole number from 1 to {MOST_DEPTH:,}, or `max` for no limit")
     return number
 
 
+def matching(pattern: str, description: str) -> AfterValidator:
+    """Text that a pattern matches; `description` is what users read of it where it does not."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(f"must be {description}")
+        return value
+
+    return AfterValidator(check)
+
+
 Quantity = Annotated[str, BeforeValidator(_parse_quantity)]
-KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-ImageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/:-]*[a-z0-9]$")]
-EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+KubernetesName = Annotated[
+    str, matching(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "at most 63 of a to z, 0 to 9 and -, without - at either end")
+]
+ImageName = Annotated[
+    str, matching(r"[a-z0-9][a-z0-9._/:-]*[a-z0-9]", "an image without its tag: a to z, 0 to 9 and . _ / : -")
+]
+EnvironmentName = Annotated[
+    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable: letters, digits and _, no digit first")
+]
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 MOST_DEPTH = 1024
 Depth = Annotated[Annotated[int, Field(ge=1, le=MOST_DEPTH)] | Literal["max"], BeforeValidator(parse_depth)]
@@ -71,5 +89,5 @@ class Settings(BaseModel):
         """`true` is not 1, though pydantic would take it for that."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
-            raise ValueError("give a value, not true or false")
+            raise PydanticCustomError("truth_value", "cannot be true or false")
         return value

@@ -55,8 +55,8 @@ def fit_to_budget(mixture: Mapping[Strategy, int], histogram: Histogram, depth: 
         return dict(mixture)
     if masked_slots < least:
         raise InputError(
-            f"masked_slots is {masked_slots}, but one sequence alone has up to {least} masked positions;"
-            f" give at least {least}, or leave masked_slots out"
+            f"packing.masked_slots is {masked_slots}, but one sequence alone has up to {least} masked positions;"
+            f" give at least {least}, or leave packing.masked_slots out"
         )
     within: Mixture = {}
     dissolved: Mixture = {}

@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.installation import install_command
 
 if TYPE_CHECKING:  # for type checkers; at run time `__getattr__` imports torch when a name is first used
     from gaudi_bert.pytorch.collate import PackCollator, model_inputs
@@ -60,5 +61,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for needed in ("torch", "transformers"):
         if importlib.util.find_spec(needed) is None:
-            raise InputError(f"{__name__}.{name} needs {needed}; install it with: pip install 'gaudi-bert[pytorch]'")
+            raise InputError(f"{__name__}.{name} needs {needed}, which is not installed; run: {install_command('pytorch')}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

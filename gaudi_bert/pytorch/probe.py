@@ -19,6 +19,7 @@ import torch
 import transformers
 
 from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import check_model
 from gaudi_bert.pytorch.asking import feeding_of
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
@@ -121,6 +122,7 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
     Raises:
         InputError: there is no model of `transformers`, or it cannot be opened, or not with this attention.
     """
+    check_model(Path(folder))
     config_path = Path(folder) / "config.json"
     if not config_path.is_file():
         raise InputError(f"{config_path}: missing, so this is not the folder of a transformers model; check the path")

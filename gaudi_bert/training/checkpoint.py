@@ -262,7 +262,6 @@ def resume_run(checkpoints: Path, model: PackedBert, optimizer: Optimizer, say: 
     _assign(model.variables_by_name, checkpoint.variables, checkpoints)
     _assign(optimizer.first_moments, checkpoint.first_moments, checkpoints)
     _assign(optimizer.second_moments, checkpoint.second_moments, checkpoints)
-    say(f"train: goes on after update {checkpoint.update}")
     return Progress(checkpoint.update, progress["packs"], progress["sequences"], progress["tokens"])
 
 

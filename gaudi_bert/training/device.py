@@ -47,10 +47,12 @@ def open_device(
     precision: Literal["float32", "bfloat16"],
     threads: int | None = None,
     gaudi: GaudiSettings | None = None,
+    section: str = "training",
 ) -> Device:
     """Open the device; call it after `distributed.connect` and before any variable is made.
 
     "auto" takes a Gaudi card if its software and a card are there, else the CPU; `threads` are those of one operation.
+    Errors name the settings of `section`.
     """
     if kind != "cpu":
         try:
@@ -58,14 +60,14 @@ def open_device(
             return Device("hpu", "/device:HPU:0", "float32", "Gaudi card HPU:0", tuple(notes))
         except _GaudiMissingError as error:
             if kind == "hpu":
-                raise InputError(f"training.device = hpu: {error}; or set training.device = cpu") from error
+                raise InputError(f"{section}.device = hpu: {error}; or set {section}.device = cpu") from error
     if threads is not None:
-        _set_threads(threads)
+        _set_threads(threads, section)
     used = tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
     return Device("cpu", "/device:CPU:0", precision, f"CPU, {used} threads")
 
 
-def _set_threads(threads: int) -> None:
+def _set_threads(threads: int, section: str) -> None:
     if tf.config.threading.get_intra_op_parallelism_threads() == threads:
         return
     try:
@@ -73,7 +75,7 @@ def _set_threads(threads: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
     except RuntimeError as error:
         raise InputError(
-            f"training.threads = {threads}: TensorFlow is already running with other threads in this process; "
+            f"{section}.threads = {threads}: TensorFlow is already running with other threads in this process; "
             "start a new process"
         ) from error
 

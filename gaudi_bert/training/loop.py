@@ -131,12 +131,13 @@ class TrainingLoop:
             if run.communicator.is_first:
                 self._metrics = stack.enter_context(MetricsWriter(run.folder, self._progress.update))
                 if self._settings.metrics_port is not None:
-                    served = MetricsServer(self._settings.metrics_port, self._progress.update, self._settings.updates)
+                    port, updates = self._settings.metrics_port, self._settings.updates
+                    served = MetricsServer(port, self._progress.update, updates, run.plan.keys)
                     self._metrics.serve(stack.enter_context(served))
             stack.enter_context(run.events).begins(self._progress.sequences)
             if run.evaluator is not None and run.communicator.any_true(self._owes_evaluation()):
                 self._evaluate(run.evaluator)
-            task = stack.enter_context(run.reporter.task("train", self._settings.updates, "updates"))
+            task = stack.enter_context(run.reporter.task(run.plan.keys.stage, self._settings.updates, "updates"))
             task.count_from_now(self._progress.update)
             while not self._is_finished:
                 self._update(task)
@@ -176,7 +177,7 @@ class TrainingLoop:
         packs = self._progress.packs + run.plan.packs_per_update
         self._progress = replace(self._progress, update=update, packs=packs)
         if update == 1 and self._settings.updates > 1:
-            run.reporter.show(f"train: update 1/{self._settings.updates} done, the graph is built")
+            run.reporter.show(f"{run.plan.keys.stage}: update 1/{self._settings.updates} done, the graph is built")
 
     def _after_update(self, stopping: bool) -> None:
         """Report, evaluate and save where it is due."""
@@ -196,7 +197,7 @@ class TrainingLoop:
             )
 
     def _new_interval(self, *, is_cold: bool) -> Interval:
-        return Interval(self._run.objective, self._progress.update + 1, has_cold_start=is_cold)
+        return Interval(self._run.objective, self._progress.update + 1, is_cold, self._run.plan.keys)
 
     def _close_interval(self) -> None:
         run = self._run
@@ -219,7 +220,8 @@ class TrainingLoop:
         if self._metrics is not None:
             self._metrics.write("train", update, values)
             seconds_left = (self._settings.updates - update) * report.seconds_per_update
-            run.reporter.say(progress_line(update, self._settings.updates, report.figures, values, seconds_left))
+            stage, updates = run.plan.keys.stage, self._settings.updates
+            run.reporter.say(progress_line(stage, update, updates, report.figures, values, seconds_left))
 
     def _evaluate(self, evaluator: _Evaluator) -> None:
         events, sequences = self._run.events, self._progress.sequences

@@ -29,6 +29,7 @@ from gaudi_bert.common.progress import human_seconds
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch
 from gaudi_bert.training.objective import Objective, ReportFigures
+from gaudi_bert.training.run_plan import TRAINING_KEYS, RunKeys
 
 
 class MetricsWriter:
@@ -90,11 +91,11 @@ def _lines_until(path: Path, last_update: int) -> list[dict[str, Any]]:
 
 
 def progress_line(
-    update: int, updates: int, figures: ReportFigures, values: Mapping[str, float], seconds_left: float
+    stage: str, update: int, updates: int, figures: ReportFigures, values: Mapping[str, float], seconds_left: float
 ) -> str:
     """One line for people about the last few updates: their figures and rates."""
     return (
-        f"train: update {update}/{updates} ({update / updates:.0%}), {figures.line()}, "
+        f"{stage}: update {update}/{updates} ({update / updates:.0%}), {figures.line()}, "
         f"{values['tokens_per_second']:,.0f} tokens/s, "
         f"{values['sequences_per_second']:,.0f} sequences/s ({values['packing_factor']:.2f} per pack), "
         f"{human_seconds(seconds_left)} left"
@@ -147,6 +148,7 @@ class Interval:
     objective: Objective
     first_update: int
     has_cold_start: bool
+    keys: RunKeys = TRAINING_KEYS
     clock: Callable[[], float] = time.perf_counter
     _sums: list[tf.Tensor] = field(default_factory=list)
     _work: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -203,7 +205,7 @@ class Interval:
         what = "the loss" if not np.isfinite(sums[number, : self.objective.sums]).all() else "the gradient"
         raise FailedError(
             f"update {self.first_update + number}: {what} is not finite (nan or infinite), nothing was saved after it; "
-            "lower training.learning_rate or lengthen training.warmup_updates, then train again with --overwrite"
+            f"lower {self.keys.section}.learning_rate or raise {self.keys.warmup}, then run it again with --overwrite"
         )
 
 
@@ -219,14 +221,14 @@ _COUNTERS = {"sequences": "Real sequences trained on.", "tokens": "Real tokens t
 class MetricsServer:
     """Serves what it was given last, and from the start how many updates are done and planned; use it as a context."""
 
-    def __init__(self, port: int, done_updates: int, planned_updates: int) -> None:
+    def __init__(self, port: int, done_updates: int, planned_updates: int, keys: RunKeys = TRAINING_KEYS) -> None:
         self._values: dict[str, float] = {"update": done_updates, "planned_updates": planned_updates}
         self._lock = threading.Lock()
         try:
             self._server = ThreadingHTTPServer(("", port), _handler_of(self))
         except OSError as error:
             raise FailedError(
-                f"training.metrics_port = {port}: cannot listen there: {error.strerror}; choose another port"
+                f"{keys.section}.metrics_port = {port}: cannot listen there: {error.strerror}; choose another port"
             ) from error
         self._server.daemon_threads = True
         self.port: int = self._server.server_port

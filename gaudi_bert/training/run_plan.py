@@ -30,16 +30,24 @@ _CADENCES = ("updates", "evaluate_every_updates", "save_every_updates", "log_eve
 _NOTABLE_CHANGE = 0.02
 
 
-class _BatchKeys(NamedTuple):
-    """What people call the settings of a batch: its sequences, and the packs of a micro-batch where these are free."""
+class RunKeys(NamedTuple):
+    """What people call a run and its settings.
 
+    `stage` begins its lines, `section` has its settings; of these, `micro_batch` is None where its packs are not free.
+    """
+
+    stage: str
+    section: str
     sequences: str
     micro_batch: str | None
+    warmup: str
 
 
-_TRAINING_KEYS = _BatchKeys("training.global_batch_sequences", "training.micro_batch_packs")
+TRAINING_KEYS = RunKeys(
+    *("train", "training", "training.global_batch_sequences", "training.micro_batch_packs", "training.warmup_updates")
+)
 # Fine-tuning takes the micro-batch that comes nearest already.
-FINE_TUNING_KEYS = _BatchKeys("finetune.batch_sequences", None)
+FINE_TUNING_KEYS = RunKeys("finetune", "finetune", "finetune.batch_sequences", None, "finetune.warmup_share")
 
 
 def _correct_for_packing(settings: TrainingSettings, packing_factor: float) -> TrainingSettings:
@@ -60,7 +68,7 @@ class RunPlan:
 
     `requested` are the settings as they were given, for unpacked data. The packing factor is a mean over the data; there is
     one process per card, `processes_per_worker` of them in each worker. `packs` is None where nothing says how many there
-    are; `keys` are the names of the settings, for notes.
+    are; `keys` are the names of the settings, for messages.
     """
 
     requested: TrainingSettings
@@ -69,7 +77,7 @@ class RunPlan:
     processes_per_worker: int
     slots_per_pack: int
     packs: int | None
-    keys: _BatchKeys = _TRAINING_KEYS
+    keys: RunKeys = TRAINING_KEYS
 
     @cached_property
     def settings(self) -> TrainingSettings:

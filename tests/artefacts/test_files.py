@@ -17,6 +17,7 @@ from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.stages.data.verify import verify
 from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.prose import foreign_prose
 from tests.builders.reporters import QUIET
 
 FIGURES = {
@@ -52,6 +53,25 @@ def test_what_the_stages_write_is_written_again_byte_for_byte(case: PackingCase,
     }
     for original, copy in pairs.items():
         assert copy.read_bytes() == original.read_bytes(), original.name
+
+
+WRONG = (None, True, -1, 0.5, 2**70, "x y", [], [1], [{"a": 1}], {}, {"a": 1}, 1e400)
+
+
+@pytest.mark.parametrize("name", ["histogram.json", "plan.json", "packed/metadata.json", "packed/verification.json"])
+def test_wrong_values_of_every_key_are_refused_in_plain_words(case: PackingCase, tmp_path: Path, name: str) -> None:
+    kind = {"histogram": HistogramFile, "plan": Plan, "metadata": Metadata, "verification": Verification}[Path(name).stem]
+    content = json.loads((case.plan.parent / name).read_text(encoding="utf-8"))
+    file = tmp_path / Path(name).name
+    for key in (*content, "unknown"):
+        for wrong in WRONG:
+            file.write_text(json.dumps({**content, key: wrong}))
+            try:
+                kind.read(file)
+            except InputError as error:
+                message = str(error)
+                assert message.startswith(f"{file}: ")
+                assert foreign_prose(message) is None, message
 
 
 def test_a_plan_is_known_by_all_that_it_says(case: PackingCase) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.effort import tries
+from tests.builders.prose import foreign_prose
 from tests.builders.watched_worker import WatchedWorker, command_in_process, inside
 
 LONGEST_LINE = 500
@@ -241,8 +242,8 @@ def test_bad_input_is_one_line(worker: WatchedWorker, place: Path, case: tuple[s
         return
     assert code == 2 or (code == 1 and name in CHANGED), said
     assert lines
-    if not lines[0].startswith("Usage"):
-        assert lines[-1].startswith("error: ")
+    assert lines[-1].startswith("error: ")
+    assert foreign_prose(lines[-1]) is None
     left = [path for path in (place / "out", place / "out.json", place / "out.jsonl") if path.exists()]
     finals = [path for path in left for path in ([path] if path.is_file() else path.glob("metadata.json"))]
     assert not finals

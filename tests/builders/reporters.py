@@ -31,7 +31,7 @@ class StopAfter(Listener):
 
     def __init__(self, update: int) -> None:
         super().__init__()
-        self._start = f"train: update {update}/"
+        self._start = (f"train: update {update}/", f"finetune: update {update}/")
 
     def say(self, text: str) -> None:
         super().say(text)

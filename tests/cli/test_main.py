@@ -12,12 +12,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from gaudi_bert import __version__
 from gaudi_bert.artefacts.completion import OPTIONS
-from gaudi_bert.cli.main import COMMANDS
+from gaudi_bert.cli.main import COMMANDS, app
+from gaudi_bert.common.installation import install_command
 from gaudi_bert.config.sections import PrepareSettings
 from tests.builders.command_line import run_command
 from tests.builders.folders import contents
@@ -138,6 +141,25 @@ def test_files_that_the_shell_made_of_a_pattern_are_that_pattern(tmp_path: Path)
     assert contents(tmp_path / "unquoted") == contents(tmp_path / "quoted")
 
 
+@pytest.mark.parametrize("name", [*COMMANDS, "k8s status", "k8s logs", "k8s delete", "k8s open"])
+def test_one_word_too_many_is_one_line(name: str, tmp_path: Path) -> None:
+    command: Any = typer.main.get_command(app)
+    for word in name.split():
+        command = command.commands[word]
+    needed = [parameter for parameter in command.params if parameter.required]
+    options = [word for parameter in needed if parameter.param_type_name == "option" for word in (parameter.opts[0], "1")]
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    if any(parameter.nargs == -1 for parameter in arguments):
+        pytest.skip("takes any number of words")
+    for extra in (["extra"], ["a.x", "b.x"]):
+        (tmp_path / extra[0]).touch()
+        done = run_command(*name.split(), *options, *["word"] * len(arguments), *extra, folder=tmp_path)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"error: {extra[0]}: ")
+        assert f" {name} " in line
+
+
 @pytest.mark.parametrize("names", [["a.x", "c.x"], ["a.json", "b.json"], ["a", "b"]])
 def test_what_no_pattern_stands_for_is_explained(names: list[str], tmp_path: Path) -> None:
     for file in ("a.x", "b.x", "c.x", "a.json", "b.json"):
@@ -161,11 +183,18 @@ def test_as_a_module_of_its_own_process() -> None:
         (["histogram", "absent", "--out", "h.json"], "absent"),
         (["histogram", ".", "--out", "h.json", "--shard", "4/4"], "--shard 4/4"),
         (["plan", "absent.json", "--out", "plan.json"], "absent.json"),
-        (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "--algorithm nnl: did you mean nnls?"),
-        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: give a whole number"),
+        (["plan", "absent.json", "--out", "plan.json", "--algorithm", "nnl"], "did you mean nnls?"),
+        (["plan", "absent.json", "--out", "plan.json", "--depth", "0"], "--depth 0: must be a whole number"),
         (["write", ".", "--plan", "p.json", "--out", "o", "--finish", "--shard", "0/2"], "exclude each other"),
         (["prepare", "a.txt", "--out", "o", "--vocab", "v", "--train-vocab", "99"], "exclude each other"),
         (["inspect", "absent"], "absent"),
+        (["inspect", "absent", "--record", "x"], "Invalid value for '--record': must be a whole number; see: "),
+        (["pack"], "Missing argument 'records'; see: "),
+        (["pack", "records", "--out"], "Option '--out' requires an argument; see: "),
+        (["pack", "records", "--otu", "o"], "No such option: --otu (Possible options: --out); see: "),
+        (["pakc"], "No such command 'pakc'. Did you mean 'pack'? see: "),
+        (["k8s", "sttus"], "No such command 'sttus'"),
+        ([], "Missing command; see: "),
         (["run", "absent.yaml"], "absent.yaml"),
         (["report", "absent"], "absent"),
     ],
@@ -256,10 +285,12 @@ def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
 HEARING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from gaudi_bert.cli import main; main()"
 
 
+@pytest.mark.parametrize("second_after", [None, 0.0, 0.02, 0.1])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_both_signals_end_a_command_with_75_and_the_same_command_goes_on(
-    case: PackingCase, tmp_path: Path, number: int
+def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
+    case: PackingCase, tmp_path: Path, number: int, second_after: float | None
 ) -> None:
+    """Also where a second one comes: while the command stops, and while the interpreter ends."""
     records = tmp_path / "records"
     records.mkdir()
     for copy in range(1500):
@@ -269,10 +300,15 @@ def test_both_signals_end_a_command_with_75_and_the_same_command_goes_on(
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
+    if second_after is not None:
+        time.sleep(second_after)
+        process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     assert process.stderr.read() == "stopped; the same command goes on from what is finished\n"
     assert process.wait() == 75
     assert not (tmp_path / "histogram.json").exists()
+    if second_after is not None:
+        return
     done = run_command("histogram", records, "--out", "histogram.json", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["files"] == 1500
@@ -327,10 +363,7 @@ def without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("module", "extra", "arguments"),
     [
-        pytest.param(
-            *("tensorflow", "tensorflow", ["verify-model"]),
-            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="no extra brings TensorFlow 2.15 to Python 3.12"),
-        ),
+        ("tensorflow", "tensorflow", ["verify-model"]),
         ("pyarrow", "parquet", ["import", "table.parquet", "--out", "records"]),
         ("pyarrow", "parquet", ["pack", "table.parquet", "--out", "packed", "--max-sequence-length", "9"]),
         ("kubernetes", "kubernetes", ["k8s", "status", "demo.yaml"]),
@@ -343,7 +376,30 @@ def test_the_extra_is_named(tmp_path, monkeypatch, module: str, extra: str, argu
     done = without(module, *arguments)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert f"pip install 'gaudi-bert[{extra}]'" in line
+    assert line.endswith(f"; run: {install_command(extra)}")
+
+
+@pytest.mark.parametrize("name", ["sentence-transformers/all-MiniLM-L6-v2", "bert-base-uncased"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "embed --data rows.jsonl --out vectors.npy --model",
+        "predict --data rows.jsonl --out answers.jsonl --model",
+        "finetune --task classification --data rows.jsonl --out out --model",
+        "estimate rows.jsonl --task classification --model",
+        "tokenize rows.jsonl --out out --max-sequence-length 8 --tokenizer",
+        "export --format google --out out --checkpoint",
+        "verify-model --huggingface",
+    ],
+)
+def test_the_name_of_a_model_leads_to_its_download(tmp_path: Path, arguments: str, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": "b"}\n')
+    done = run_command(*arguments.split(), name, folder=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    own = name.rpartition("/")[2]
+    assert line.startswith(f"error: {name}: no folder here; download it first: `hf download {name} --local-dir {own}`")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_what_no_extra_brings_is_a_defect_and_keeps_its_traceback() -> None:

@@ -10,7 +10,9 @@ import pytest
 from gaudi_bert.common.progress import Reporter, human_bytes, human_seconds, measured
 
 
-@pytest.mark.parametrize(("count", "text"), [(7, "7 B"), (1500, "1.5 kB"), (2_300_000, "2.3 MB"), (4e12, "4000.0 GB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(7, "7 B"), (1500, "1.5 kB"), (2_300_000, "2.3 MB"), (4e12, "4.0 TB"), (7e18, "7000.0 PB")]
+)
 def test_bytes(count: float, text: str) -> None:
     assert human_bytes(count) == text
 

@@ -47,7 +47,7 @@ def test_model_moments_and_position_come_back(tmp_path) -> None:
     ]:
         for name, value in values.items():
             np.testing.assert_array_equal(variables[name].numpy(), value)
-    assert said == ["train: goes on after update 5"]
+    assert said == []
 
 
 def test_without_checkpoints_a_run_starts_at_the_beginning(tmp_path) -> None:

@@ -23,7 +23,7 @@ from gaudi_bert.artefacts.training import LossFigures, TrainingResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
-from gaudi_bert.config.sections import MlperfSettings, TrainingSettings
+from gaudi_bert.config.sections import FineTuneSettings, MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -35,7 +35,7 @@ from gaudi_bert.training.metrics import (
 )
 from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.objective import PretrainingObjective
-from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, TRAINING_KEYS, RunPlan
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG
@@ -123,12 +123,25 @@ def test_the_first_update_that_is_not_finite_is_named(slot, value, what) -> None
         interval.close(Communicator())
 
 
+@pytest.mark.parametrize(("keys", "section"), [(TRAINING_KEYS, TrainingSettings), (FINE_TUNING_KEYS, FineTuneSettings)])
+def test_advice_names_settings_of_the_run(keys, section) -> None:
+    interval = Interval(OBJECTIVE, 41, has_cold_start=False, keys=keys)
+    interval.add(tf.constant(np.full(9, np.nan, np.float32)), [BATCH])
+    with pytest.raises(FailedError) as failed:
+        interval.close(Communicator())
+    with MetricsServer(0, 0, 1) as server, pytest.raises(FailedError) as taken:
+        MetricsServer(server.port, 0, 1, keys)
+    named = re.findall(r"\b([a-z]+)\.([a-z_]+)\b", f"{failed.value} {taken.value}")
+    assert len(named) == 3
+    assert all(name == section.section_name and key in section.model_fields for name, key in named)
+
+
 def test_the_line_for_people() -> None:
     figures = LossFigures(
         loss=5.8134, masked_lm_loss=5.1234, masked_lm_accuracy=0.2, next_sentence_loss=0.69, next_sentence_accuracy=0.5
     )
     values = {"tokens_per_second": 12345.6, "sequences_per_second": 321.0, "packing_factor": 2.3456}
-    assert progress_line(50, 200, figures, values, 95.0) == (
+    assert progress_line("train", 50, 200, figures, values, 95.0) == (
         "train: update 50/200 (25%), masked-LM loss 5.123 accuracy 0.200, next-sentence loss 0.690 accuracy 0.500, "
         "12,346 tokens/s, 321 sequences/s (2.35 per pack), 1 min 35 s left"
     )

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from gaudi_bert.artefacts.store.location import scheme_of, url_of
 from gaudi_bert.common.errors import FailedError, InputError, shortened
+from gaudi_bert.common.installation import install_command
 from gaudi_bert.config.places import StoreSettings
 
 # --- the libraries that reach the stores: one optional extra each; fsspec finds any other by the scheme of the URL
@@ -38,7 +39,7 @@ def open_filesystem(scheme: str, settings: StoreSettings) -> Any:
         return fsspec.filesystem(scheme, use_listings_cache=False, **_options(scheme, settings))
     except ImportError as error:
         extra = EXTRAS.get(scheme)
-        remedy = f"pip install 'gaudi-bert[{extra}]'" if extra else "install fsspec and the library that it names for them"
+        remedy = f"run: {install_command(extra)}" if extra else "install fsspec and the library that it names for them"
         raise InputError(f"{scheme}://: nothing here reads such URLs; {remedy}") from error
     except ValueError as error:
         raise InputError(f"{scheme}://: {error}; use s3://, gs:// or az://, or another that fsspec knows") from error

@@ -13,6 +13,7 @@ from typing import Any
 
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import regular
+from gaudi_bert.common.installation import install_command
 
 
 def require_pyarrow() -> Any:
@@ -22,7 +23,7 @@ def require_pyarrow() -> Any:
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"Parquet, Arrow and JSON lines need pyarrow ({reason}); install it: pip install 'gaudi-bert[parquet]'"
+            f"Parquet, Arrow and JSON lines need pyarrow ({reason}); run: {install_command('parquet')}"
         ) from error
     return pyarrow
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError
+from gaudi_bert.common.installation import install_command
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import ImageSettings
 from gaudi_bert.runners.docker.containers import WORK_LABEL
@@ -49,7 +50,7 @@ class Engine:
             from docker.errors import DockerException
         except ImportError as error:
             raise InputError(
-                "--on docker: the Python package `docker` is not installed; run: pip install 'gaudi-bert[docker]'"
+                f"--on docker: the Python package `docker` is not installed; run: {install_command('docker')}"
             ) from error
         try:
             self._client = from_env(timeout=_ANSWER_SECONDS)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.launch import EFA_SSH_PORT
@@ -120,13 +121,13 @@ def check_host(answers: HostAnswers, settings: PipelineSettings) -> list[CheckRe
 
 def _commands(answers: HostAnswers) -> CheckResult:
     """Which commands run here: training needs TensorFlow; `embed` and `predict` take PyTorch where there is none."""
-    python, torch = ".".join(map(str, answers.python)), "pip install 'gaudi-bert[pytorch]'"
+    python, torch = ".".join(map(str, answers.python)), install_command("pytorch")
     if answers.tensorflow.startswith("2.15."):
         encoders = "any encoder" if answers.pytorch else f"a BERT (for other encoders: {torch})"
         runs = f"everything runs here, embed and predict with {encoders}"
         return passed("commands", f"Python {python}, TensorFlow {answers.tensorflow}: {runs}")
     if answers.tensorflow:
-        remedy = "pip install 'gaudi-bert[tensorflow]'"
+        remedy = install_command("tensorflow")
         return warning("commands", f"TensorFlow is {answers.tensorflow}, and 2.15 is needed", remedy)
     data = "estimate, pack, verify, import"
     rest, remedy = (
@@ -134,10 +135,10 @@ def _commands(answers: HostAnswers) -> CheckResult:
         if answers.pytorch
         else (f"{data} run here; train, evaluate, finetune, embed and predict do not", f"; for embed and predict: {torch}")
     )
-    if not (3, 10) <= answers.python <= (3, 11):
-        remedy = f"to train, make an environment of Python 3.10 or 3.11, or use --on docker{remedy}"
+    if not has_tensorflow(answers.python):
+        remedy = f"to train: {install_command('tensorflow')}, or use --on docker{remedy}"
         return warning("commands", f"TensorFlow 2.15 has no version for Python {python}: {rest}", remedy)
-    remedy = f"to train: pip install 'gaudi-bert[tensorflow]', or use --on docker{remedy}"
+    remedy = f"to train: {install_command('tensorflow')}, or use --on docker{remedy}"
     return warning("commands", f"TensorFlow is not installed: {rest}", remedy)
 
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.installation import install_command
 from gaudi_bert.common.progress import human_seconds
 
 # --- the kinds, and what a run asks of them: the rights that its account needs
@@ -233,7 +234,7 @@ def _new_client() -> Any:
         from kubernetes.client import ApiClient
         from kubernetes.dynamic import DynamicClient
     except ImportError as error:
-        raise InputError("kubernetes: the client is not installed; run: pip install 'gaudi-bert[kubernetes]'") from error
+        raise InputError(f"kubernetes: the client is not installed; run: {install_command('kubernetes')}") from error
     _load_configuration()
     return DynamicClient(ApiClient(), discoverer=lambda client, cache_file: None)
 

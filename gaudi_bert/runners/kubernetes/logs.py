@@ -18,7 +18,7 @@ from gaudi_bert.runners.kubernetes.problems import ROLE_LABEL
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
 EVERY_SECONDS = 60.0
-_TRAINING = re.compile(r"train: (update \d+/\d+ \(\d+%\), .* left)")
+_TRAINING = re.compile(r"(?:train|finetune): (update \d+/\d+ \(\d+%\), .* left)")
 # More logs at once than a person can read help nobody.
 _MOST_LOGS = 8
 _OVERLAP_SECONDS = 5

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.common.files import read_json
+from gaudi_bert.common.files import check_model, read_json
+from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.common.tensorflow_environment import without_keras
 from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.stages.tasks.answer_rows import ModelFolder, Precision, Runner
@@ -66,15 +67,17 @@ def open_task_folder(path: Path) -> TaskFolder:
 
 def _is_for_tensorflow(path: Path) -> bool:
     """Whether TensorFlow runs it; refused where PyTorch would have to and is not there."""
+    check_model(path)
     config = path / "config.json"
     content = read_json(config) if config.is_file() else {}
     kind = content.get("model_type", "bert") if isinstance(content, dict) else "bert"
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if kind == "bert" and (missing or importlib.util.find_spec("tensorflow") is not None):
+    if kind == "bert" and importlib.util.find_spec("tensorflow") is not None:
         return True
+    if missing and kind == "bert" and has_tensorflow():
+        return True  # which is then named as missing
     if missing:
         raise InputError(
-            f"{path}: is a model of type {kind}, which needs {missing[0]}: pip install 'gaudi-bert[pytorch]'; "
-            "TensorFlow runs bert only"
+            f"{path}: is a model of type {kind}, which needs {missing[0]} on this Python; run: {install_command('pytorch')}"
         )
     return False

@@ -64,6 +64,7 @@ def tokenized_file(
                 max_sequence_length=max_sequence_length,
                 labels=labels,
                 file=path,
+                length_key="finetune.max_sequence_length",
             )
         )
         counts.append(len(rows))

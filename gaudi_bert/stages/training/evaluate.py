@@ -13,6 +13,7 @@ from gaudi_bert.artefacts.store.mirrored_folder import mirrored, shown
 from gaudi_bert.artefacts.training import EvaluationFigures, EvaluationResult
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
@@ -61,7 +62,7 @@ def _evaluate_once(file: Path, sources: list[DataSource], out: Path | None, repo
     communicator = connect(TrainingSettings())
     reporter = reporter if communicator.is_first else Reporter(quiet=True)
     stored = _read(file)
-    settings = TrainingSettings.model_validate(stored.settings["training"])
+    settings = section_from_mapping(TrainingSettings, stored.settings["training"], str(file))
     open_device("auto", "float32", settings.threads)
     with communicator.watched(settings) as watched:
         inputs = {"checkpoint": checkpoint_identity(file), "data": [source.identity for source in sources]}

@@ -81,7 +81,7 @@ def carry_out(
     """Do the work of a run unless it is done already; the same result in every process."""
     section, first = run.section, communicator.is_first
     threads = _threads_of(section.threads, communicator.local_size)
-    device = open_device(section.device, section.precision, threads, run.settings.gaudi)
+    device = open_device(section.device, section.precision, threads, run.settings.gaudi, section.section_name)
     with communicator.watched(section) as watched:
 
         def stored_result() -> Made[R]:
@@ -123,6 +123,8 @@ def train_to_the_end(run: TrainingRun, start: Callable[[], None]) -> Outcome:
         progress = resume_run(run.checkpoints, run.model, run.optimizer, run.reporter.say)
         if progress.update == 0:
             start()
+        else:
+            run.reporter.say(f"{run.plan.keys.stage}: resuming after update {progress.update}")
     progress = share_state(progress, run.model, run.optimizer, run.communicator)
     return TrainingLoop(run, progress).run()
 

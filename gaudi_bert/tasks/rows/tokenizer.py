@@ -9,12 +9,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gaudi_bert.common.errors import InputError, shortened
-from gaudi_bert.common.files import read_file, read_json, regular
+from gaudi_bert.common.files import check_model, read_file, read_json, regular
 from gaudi_bert.corpus.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
@@ -112,8 +111,7 @@ class RowTokenizer:
 
 def open_tokenizer(folder: Path) -> RowTokenizer:
     """The tokenizer in a model's folder, or beside a model's file."""
-    if not folder.exists() and not any(folder.parent.glob(f"{escape(folder.name)}.*")):  # a TF1 checkpoint is a prefix
-        raise InputError(f"{folder}: there is no such folder; check the path")
+    check_model(folder)
     folder = folder if folder.is_dir() else folder.parent
     folder = folder.parent if folder.name == _CHECKPOINTS else folder  # of a run, in whose folder the tokenizer lies
     for name, read in ((_WHOLE, _read_tokenizer), (_WORDS, _build_tokenizer)):

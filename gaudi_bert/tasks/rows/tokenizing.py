@@ -83,15 +83,16 @@ def tokenize_rows(
     max_sequence_length: int,
     labels: Sequence[str] = (),
     file: str | Path = "-",
+    length_key: str = "--max-sequence-length",
 ) -> Sequences:
     """Tokenize rows of one task.
 
     At least one row; `task` is None for plain texts. Questions are always taken in windows, unless the settings say that
-    they are to be cut. `file` is where the rows are from, for errors.
+    they are to be cut. `file` is where the rows are from, `length_key` the option or setting that is the length, for errors.
     """
     check_policy(task, settings)
     numbers = {name: number for number, name in enumerate(labels)}
-    job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file))
+    job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file), length_key)
     if isinstance(rows[0], TextRow) and settings.too_long != "window":
         sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
         target = (
@@ -108,9 +109,10 @@ class _Job:
     """One call of `tokenize_rows`; counts the rows that are too long."""
 
     def __init__(
-        self, tokenizer: RowTokenizer, task: TaskName | None, settings: TaskSettings, most: int, source: str
+        self, tokenizer: RowTokenizer, task: TaskName | None, settings: TaskSettings, most: int, source: str, length_key: str
     ) -> None:
         self.tokenizer, self.task, self.settings, self.most, self.source = tokenizer, task, settings, most, source
+        self.length_key = length_key
         self.cut_rows = 0
 
     @cached_property
@@ -205,13 +207,13 @@ class _Job:
             self.cut_rows += 1
             if self.settings.too_long == "truncate":
                 return np.array([[0, max(room, 0)]], np.int64)
-        return window_bounds(tokens, room, stride, f"{self.source}: row {number}")
+        return window_bounds(tokens, room, stride, f"{self.source}: row {number}", self.length_key)
 
     def _too_long(self, number: int, tokens: int, more_than: str = "") -> InputError:
         also = ", or window" if self.task in _WITH_WINDOWS else ""
         return InputError(
             f"{self.source}: row {number}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
-            f"it, raise max_sequence_length, or say what becomes of it: --set task.too_long=truncate{also}"
+            f"it, raise {self.length_key}, or say what becomes of it: --set task.too_long=truncate{also}"
         )
 
     def _framed(self, ids: Int32Array) -> Int32Array:
@@ -248,7 +250,7 @@ class _Job:
         if room < 1:
             raise InputError(
                 f"{self.source}: row {row.number}: the question has {len(question.ids):,} tokens, which leaves no room for "
-                f"its context in {self.most:,}; shorten it, or raise max_sequence_length"
+                f"its context in {self.most:,}; shorten it, or raise {self.length_key}"
             )
         ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
         for start, end in self._bounds(row.number, len(ids), room, self.settings.stride, always=True).tolist():
@@ -364,11 +366,13 @@ def _label_number(numbers: Mapping[str, int], name: str, number: int, source: st
 # --- windows of long texts
 
 
-def window_bounds(tokens: int, room: int, stride: int | None, row: str) -> IntArray:
+def window_bounds(
+    tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
+) -> IntArray:
     """First token of each window and the one after its last, int64 [windows, 2]; one window where all fits.
 
     A window has `room` tokens and shares `stride` with its neighbour; None for `_USUAL_STRIDE`, or half of a window that is
-    too short for that. `row` is its name in errors.
+    too short for that. `row` is its name in errors, `length_key` that of the length.
     """
     if tokens <= room:
         return np.array([[0, tokens]], np.int64)
@@ -377,7 +381,7 @@ def window_bounds(tokens: int, room: int, stride: int | None, row: str) -> IntAr
     if stride >= room:
         raise InputError(
             f"{row}: has {tokens:,} tokens for windows of {max(room, 0)}, which cannot share task.stride = {stride}; "
-            "set a smaller stride or a larger max_sequence_length"
+            f"lower task.stride, or raise {length_key}"
         )
     count = -(-(tokens - room) // (room - stride)) + 1
     starts = np.arange(count, dtype=np.int64) * (room - stride)

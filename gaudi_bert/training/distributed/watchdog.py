@@ -186,6 +186,10 @@ def watch(communicator: Communicator, settings: LoopSettings) -> Iterator[Watchd
         text = " ".join(str(error).split())[:300]
         watchdog.fail(text, FailedError.exit_code)
         raise FailedError(f"rank {communicator.rank}: {text}") from error
+    except KeyboardInterrupt:  # a second Ctrl-C
+        _outlive_the_launcher()
+        watchdog.fail("interrupted", StoppedError.exit_code)
+        raise
     except BaseException as error:
         _outlive_the_launcher()
         watchdog.fail(f"{type(error).__name__}: {error}", FailedError.exit_code)
@@ -207,7 +211,7 @@ def _begin(communicator: Communicator, settings: LoopSettings) -> Watchdog:
             raise InputError(offer)
         problem, watchdog = "another process cannot reach the watchdog in rank 0; see what it says", None
         try:
-            connection = connect_to_server(offer.hosts, offer.port)
+            connection = connect_to_server(offer.hosts, offer.port, f"{settings.section_name}.watch_port")
             watchdog = Watchdog(connection, offer.token, communicator.rank, settings.stall_seconds, server)
         except FailedError as error:
             problem = str(error)
@@ -237,15 +241,15 @@ def _open_server(communicator: Communicator, settings: LoopSettings) -> tuple[Wa
         server = WatchServer(address, communicator.size, token, settings.stall_seconds)
     except OSError as error:
         return None, (
-            f"training.watch_port = {settings.watch_port}: rank 0 cannot listen there ({error.strerror}); "
+            f"{settings.section_name}.watch_port = {settings.watch_port}: rank 0 cannot listen there ({error.strerror}); "
             "choose another port, or 0 for any that is free"
         )
     hosts = ["127.0.0.1"] if is_one_host else own_addresses()
     return server, _Offer(hosts, server.server_address[1], token)
 
 
-def connect_to_server(hosts: Sequence[str], port: int) -> socket.socket:
-    """A connection to the first of `hosts` that answers."""
+def connect_to_server(hosts: Sequence[str], port: int, port_key: str = "training.watch_port") -> socket.socket:
+    """A connection to the first of `hosts` that answers; `port_key` is the setting that chooses another port."""
     for host in hosts:
         try:
             return socket.create_connection((host, port), _CONNECT_SECONDS)
@@ -253,7 +257,7 @@ def connect_to_server(hosts: Sequence[str], port: int) -> socket.socket:
             continue
     raise FailedError(
         f"rank 0 does not answer at port {port} of {' or '.join(hosts)}; "
-        "open that port between the workers, or set training.watch_port to one that is open"
+        f"open that port between the workers, or set {port_key} to one that is open"
     )
 
 

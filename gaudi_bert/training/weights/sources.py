@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gaudi_bert.common.arrays import Float32Array, WeightArrays
 from gaudi_bert.common.errors import FailedError, InputError, shortened
-from gaudi_bert.common.files import regular
+from gaudi_bert.common.files import check_model, regular
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig, misfit, parameter_specs
 from gaudi_bert.model.huggingface import from_hugging_face
@@ -80,6 +80,7 @@ def read_weights(path: Path | str) -> Weights:
 
 
 def _read_weights(path: Path) -> Weights:
+    check_model(path)
     shards = _hugging_face_files(path)
     if shards:
         return _read_hugging_face(path, shards)

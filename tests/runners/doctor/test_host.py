@@ -96,7 +96,7 @@ def test_a_laptop_is_not_asked_for_what_only_cards_need() -> None:
     ("python", "tensorflow", "torch", "verdict", "said"),
     [
         ((3, 11), "2.15.1", "2.13", "ok", "TensorFlow 2.15.1: everything runs here, embed and predict with any encoder"),
-        ((3, 11), "2.15.1", "", "ok", "everything runs here, embed and predict with a BERT (for other encoders: pip"),
+        ((3, 11), "2.15.1", "", "ok", "everything runs here, embed and predict with a BERT (for other encoders: "),
         (
             (3, 13),
             "",

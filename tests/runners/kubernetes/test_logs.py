@@ -96,14 +96,16 @@ def test_a_stage_that_says_nothing_is_running_for_so_long(said: io.StringIO) -> 
     assert said.getvalue() == "demo-train: running for 1 min 01 s\n"
 
 
-def test_training_by_mpirun_is_shown_once_a_minute_and_in_the_end(said: io.StringIO) -> None:
+@pytest.mark.parametrize("stage", ["train", "finetune"])
+def test_training_by_mpirun_is_shown_once_a_minute_and_in_the_end(said: io.StringIO, stage: str) -> None:
+    line = TRAINING.replace("train:", f"{stage}:")
     clock = Clock()
     progress = StepProgress(ALONE, Reporter(said), clock)
     for update in range(50, 801, 50):
         clock.now += 20
-        assert progress.take("launcher", "[1,0]<stderr>:" + TRAINING.replace("50/800", f"{update}/800"))
+        assert progress.take("launcher", "[1,0]<stderr>:" + line.replace("50/800", f"{update}/800"))
         progress.show({}, pods("launcher"))
-    assert progress.take("launcher", TRAINING.replace("50/800", "800/800"))
+    assert progress.take("launcher", line.replace("50/800", "800/800"))
     progress.finish()
     shown = [line.split("(")[0] for line in said.getvalue().splitlines()]
     assert shown == [f"demo-train: update {update}/800 " for update in (150, 300, 450, 600, 750, 800)]

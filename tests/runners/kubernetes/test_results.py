@@ -203,7 +203,7 @@ def test_a_log_that_is_not_whole_is_refused(what: str, folder: Path) -> None:
 
 def test_the_pods_command_writes_the_page_and_sends_it(tmp_path: Path, repository: Path) -> None:
     for module in ("jinja2", "matplotlib"):
-        pytest.importorskip(module, reason=f"THE PAGE NEEDS {module}: pip install gaudi-bert")
+        pytest.importorskip(module, reason=f"THE PAGE NEEDS {module}: install gaudi-bert")
 
     def run(folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gaudi_bert.runners.kubernetes.results", str(folder)]

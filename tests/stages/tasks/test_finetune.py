@@ -86,8 +86,11 @@ def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished,
     with pytest.raises(StoppedError):
         run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=StopAfter(stop))
     assert not (tmp_path / "stopped" / "metrics.json").exists()
-    run("multi-label", data, evaluation, model, tmp_path / "stopped")
+    listener = Listener()
+    run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=listener)
     assert content(tmp_path / "stopped") == content(whole)
+    assert "finetune: resuming after update " in listener.text
+    assert "train: " not in listener.text
     # As a kill leaves it that comes when the last checkpoint is written and the model is not.
     for name in ("metrics.json", "model.safetensors", "predictions.jsonl"):
         (tmp_path / "stopped" / name).unlink()
@@ -180,7 +183,12 @@ GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
     [
         ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: row 1: .*'c'"),
         ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: row 3: .*empty"),
-        ("classification", (*GOOD, {"text": "cat " * 70, "label": "a"}), GOOD, r"train\.jsonl: row 3: has 72 tokens"),
+        (
+            "classification",
+            (*GOOD, {"text": "cat " * 70, "label": "a"}),
+            GOOD,
+            r"row 3: has 72 tokens, .* raise finetune\.max_s",
+        ),
         ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: row 1: .*number"),
         ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: row 1: .*text"),
         ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),

@@ -96,7 +96,7 @@ def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed
     listener = Listener()
     train(settings(), packed, held_out, out, reporter=listener, resume=True)
     assert f"warning: {newest}: not a whole checkpoint" in listener.text
-    assert "goes on after update 15" in listener.text
+    assert "train: resuming after update 15" in listener.text
     assert checkpoint_digests(out)[LAST] == checkpoint_digests(whole_run)[LAST]
     assert evaluations_of(out) == evaluations_of(whole_run)
     updates = [line["update"] for line in lines_of(out) if line["kind"] == "train"]

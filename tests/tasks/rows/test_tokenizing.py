@@ -224,7 +224,12 @@ def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> N
 @pytest.mark.parametrize(
     ("rows", "task", "settings", "message"),
     [
-        ([TextRow(4, "the cat sat on the mat")], None, {}, "x.jsonl: row 4: has 8 tokens, a sequence has at most 7"),
+        (
+            [TextRow(4, "the cat sat on the mat")],
+            None,
+            {},
+            "row 4: has 8 tokens, a sequence has at most 7; .* raise --max-s",
+        ),
         ([TextRow(4, "cat")], None, {"too_long": "window"}, "cannot be taken in windows"),
         ([TaggedRow(4, ("cat",) * 6)], "token-classification", {}, "row 4: has 8 tokens, .*=truncate, or window"),
         ([QuestionRow(4, "a", "the cat sat on", "mat")], "question-answering", {}, "row 4: the question has 4 tokens"),
@@ -291,7 +296,9 @@ def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> N
 
 
 def test_windows_that_would_not_go_on() -> None:
-    with pytest.raises(InputError, match="x: row 3: has 9 tokens for windows of 4"):
+    with pytest.raises(
+        InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task.stride, or raise --max-sequence-length"
+    ):
         window_bounds(9, 4, 4, "x: row 3")
 
 

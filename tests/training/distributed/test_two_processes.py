@@ -139,7 +139,7 @@ def test_one_process_goes_on_from_two(records, results, tmp_path, capsys) -> Non
     summary = train(short, records / "train", None, stopped, reporter=Reporter(), resume=True)
     assert (summary.content.updates, summary.content.processes) == (9, 1)
     said = capsys.readouterr().err
-    assert "goes on after update 7" in said
+    assert "resuming after update 7" in said
     assert "read in another order" not in said
 
 
