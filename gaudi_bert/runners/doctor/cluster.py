@@ -157,6 +157,9 @@ def _version(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult
     shown = ".".join(map(str, answers.version))
     if answers.version < _OLDEST:
         return failed("Kubernetes", shown, f"Indexed Jobs need {'.'.join(map(str, _OLDEST))} or later: upgrade the cluster")
+    if answers.version < settings.kubernetes.version_numbers:
+        finding = f"{shown}, older than kubernetes.version: {settings.kubernetes.version}"
+        return failed("Kubernetes", finding, f"set kubernetes.version to '{shown}'")
     policy = settings.kubernetes.failure_policy
     if policy is True and answers.version < FAILURE_POLICY_SINCE:
         return failed("Kubernetes", f"{shown}, too old for podFailurePolicy", "set kubernetes.failure_policy to auto")

@@ -57,7 +57,7 @@ class Manifests:
 
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
-    """Fill the manifests from `settings`, for a cluster of `server_version`; None for a cluster of today."""
+    """Fill the manifests from `settings`, for a cluster of `server_version`; None for `kubernetes.version`."""
     _check_paths(settings)
     training = "training-mpijob" if settings.trains_as_mpijob else "training"
     network = ("training-network",) if settings.has_network_policy else ()
@@ -83,7 +83,7 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
 def _components(settings: PipelineSettings, server_version: tuple[int, int] | None) -> list[str]:
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
-        policy = server_version is None or server_version >= FAILURE_POLICY_SINCE
+        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
     components = {
         "components/evaluate-as-root": settings.resources.cards,
         "components/gaudi": settings.resources.cards,

@@ -62,6 +62,7 @@ def no_plugin(phase: str) -> list[dict[str, Any]]:
     [
         ({"version": (1, 23)}, CARDS, "Kubernetes", "mend.*need 1.24 or later"),
         ({"version": (1, 28)}, POLICY[True], "Kubernetes", "mend.*set kubernetes.failure_policy to auto"),
+        ({"version": (1, 28)}, load_pipeline(None, ["kubernetes.version=1.29"]), "Kubernetes", "mend.*to '1.28'"),
         ({"version": (1, 29)}, POLICY[False], "Kubernetes", "warning.*failure_policy: auto"),
         ({"namespace": None}, CARDS, "namespace", "mend.*kubectl create namespace gaudi-bert"),
         ({"namespace": None, "namespace_is_hidden": True}, CARDS, "namespace", "warning.*may not look at gaudi-bert"),
