@@ -26,7 +26,7 @@ from gaudi_bert.runners.stage_table import steps_of
 
 DIGEST = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
-# How often a step is submitted again that the cluster took away more often than its Job may try.
+# How often a step is submitted again whose pods the cluster took away before they could save.
 _RESUBMISSIONS = 3
 
 
@@ -59,17 +59,18 @@ def run_on_kubernetes(
 
 def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_seconds: float) -> str:
     """Submit a step and follow it; where the cluster takes it away, submit it again."""
-    for attempt in range(_RESUBMISSIONS + 1):
-        if not _submit(cluster, item, reporter):
-            return "skipped"
+    attempts = 0
+    while _submit(cluster, item, reporter):
         try:
             follow(cluster, item, reporter, start_seconds)
             return "done"
         except PodsDisruptedError as error:
-            if attempt == _RESUBMISSIONS:
+            # What has stopped on request has got on, and was not at fault.
+            attempts += not error.saved
+            if attempts > _RESUBMISSIONS:
                 raise
-            reporter.say(f"{error.args[0]}: submitting it again")
-    raise AssertionError("unreachable")
+            reporter.say(f"{error}: submitting it again")
+    return "skipped"
 
 
 def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> str:
