@@ -12,7 +12,8 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
-from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.kinds import needed_rights
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
