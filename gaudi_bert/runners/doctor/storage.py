@@ -9,11 +9,18 @@ from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.doctor.answers import ClusterAnswers
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.kubernetes.jobs import work_claim_name
+from gaudi_bert.runners.kubernetes.volumes import (
+    ALONE,
+    SHARED,
+    find_class,
+    has_several_workers,
+    shares_volumes,
+    sharing_remedy,
+)
 from gaudi_bert.runners.requirements import quantity_value
 
 Json = dict[str, Any]
 
-_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 # The provisioner of a class whose volumes are made by hand.
 _NO_PROVISIONER = "kubernetes.io/no-provisioner"
 
@@ -35,11 +42,14 @@ def check_storage(answers: ClusterAnswers, settings: PipelineSettings) -> CheckR
         return _check_new_claim(answers, settings)
     if claim.get("status", {}).get("phase") == "Lost":
         return failed("storage", f"the claim {name} has lost its volume", "remove it: gaudi-bert k8s delete PIPELINE --data")
-    modes = claim.get("spec", {}).get("accessModes") or [kubernetes.access_mode]
-    remedy = "set kubernetes.work_claim to a claim that offers ReadWriteMany"
-    if not kubernetes.work_claim:
-        remedy = "set kubernetes.access_mode to ReadWriteMany, and have it made anew: gaudi-bert k8s delete PIPELINE --data"
-    return _check_access_modes(answers, settings, f"the claim {name}", modes, remedy)
+    spec = claim.get("spec", {})
+    modes = spec.get("accessModes") or [kubernetes.access_mode]
+    remedy = sharing_remedy(settings, exists=True)
+    if kubernetes.access_mode == SHARED and SHARED not in modes:
+        finding = f"the claim {name}, {', '.join(modes)}: kubernetes.access_mode is {SHARED}, and a claim cannot be changed"
+        return failed("storage", finding, f"{remedy}; or set kubernetes.access_mode to {ALONE}")
+    storage_class = find_class(answers.storage_classes or (), spec.get("storageClassName"))
+    return _check_access_modes(answers, settings, f"the claim {name}", modes, remedy, storage_class)
 
 
 def _check_scratch(settings: PipelineSettings) -> CheckResult:
@@ -55,17 +65,13 @@ def _check_scratch(settings: PipelineSettings) -> CheckResult:
 def _check_new_claim(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
     if answers.storage_classes is None:
         return warning("storage", "this account may not list storage classes", "ask which one offers the access mode")
-    classes = {item["metadata"]["name"]: item for item in answers.storage_classes}
-    storage_class = settings.kubernetes.storage_class or next(
-        (name for name, item in classes.items() if _is_default(item)), None
-    )
-    mode = settings.kubernetes.access_mode
-    remedy = "set kubernetes.access_mode to ReadWriteMany and kubernetes.storage_class to a class that offers it"
-    found = classes.get(str(storage_class))
-    if found is not None and found.get("provisioner") != _NO_PROVISIONER:
-        return _check_access_modes(answers, settings, f"class {storage_class}", [mode], remedy)
+    chosen = find_class(answers.storage_classes, settings.kubernetes.storage_class)
+    storage_class = chosen["metadata"]["name"] if chosen is not None else settings.kubernetes.storage_class
+    mode, remedy = settings.kubernetes.access_mode, sharing_remedy(settings, exists=False)
+    if chosen is not None and chosen.get("provisioner") != _NO_PROVISIONER:
+        return _check_access_modes(answers, settings, f"class {storage_class}", [mode], remedy, chosen)
     missing = f"no class {storage_class}" if storage_class else "no default storage class"
-    if found is not None:
+    if chosen is not None:
         missing = f"class {storage_class} provisions nothing"
     if answers.volumes is None:
         by_hand = "ask whether there is a volume of that size and access mode without claim"
@@ -73,7 +79,7 @@ def _check_new_claim(answers: ClusterAnswers, settings: PipelineSettings) -> Che
     volume, reason = _volume_for_claim(answers.volumes, storage_class or "", settings)
     if volume is not None:
         return _check_access_modes(answers, settings, f"volume {volume['metadata']['name']}", [mode], remedy)
-    able = [name for name, item in classes.items() if item.get("provisioner") != _NO_PROVISIONER]
+    able = [item["metadata"]["name"] for item in answers.storage_classes if item.get("provisioner") != _NO_PROVISIONER]
     return failed(
         "storage",
         f"{missing}, and {reason}",
@@ -82,18 +88,22 @@ def _check_new_claim(answers: ClusterAnswers, settings: PipelineSettings) -> Che
 
 
 def _check_access_modes(
-    answers: ClusterAnswers, settings: PipelineSettings, finding: str, modes: Sequence[str], remedy: str
+    answers: ClusterAnswers,
+    settings: PipelineSettings,
+    finding: str,
+    modes: Sequence[str],
+    remedy: str,
+    storage_class: Json | None = None,
 ) -> CheckResult:
     """Several pods on several nodes need a volume that all of them can mount."""
-    several = (settings.trains_as_mpijob and settings.resources.workers > 1) or settings.resources.data_workers > 1
-    nodes, shown = len(answers.nodes or ()), ", ".join(modes)
-    if several and nodes > 1 and "ReadWriteMany" not in modes:
+    workers, nodes, shown = settings.resources.workers, len(answers.nodes or ()), ", ".join(modes)
+    if nodes < 2 or SHARED in modes or shares_volumes(storage_class):
+        return passed("storage", f"{finding}, {shown}")
+    if has_several_workers(settings):
+        return failed("storage", f"{finding}, {shown}: {workers} workers may run on several of the {nodes} nodes", remedy)
+    if settings.resources.data_workers > 1:
         return warning("storage", f"{finding}, {shown}: all pods must share one of the {nodes} nodes", remedy)
     return passed("storage", f"{finding}, {shown}")
-
-
-def _is_default(storage_class: Json) -> bool:
-    return (storage_class["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
 
 
 def _volume_for_claim(volumes: Sequence[Json], storage_class: str, settings: PipelineSettings) -> tuple[Json | None, str]:

@@ -31,6 +31,7 @@ from gaudi_bert.runners.kubernetes.jobs import (
     user_name_file,
 )
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
+from gaudi_bert.runners.kubernetes.volumes import check_access_mode
 from gaudi_bert.runners.requirements import named_paths
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, stages_of, steps_of
 
@@ -168,6 +169,7 @@ def _fill_network_policy(settings: PipelineSettings, item: Manifest) -> None:
 
 def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Path) -> list[str]:
     """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied."""
+    check_access_mode(settings)
     manifests = _named_by_content(render(settings))
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
         raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")

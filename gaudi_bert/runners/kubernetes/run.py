@@ -22,6 +22,7 @@ from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render
 from gaudi_bert.runners.kubernetes.problems import job_outcome
+from gaudi_bert.runners.kubernetes.volumes import check_claim
 from gaudi_bert.runners.stage_table import steps_of
 
 DIGEST = "gaudi-bert/manifest-sha256"
@@ -83,7 +84,9 @@ def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Man
         return kubernetes.store
     own = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
     name = own[0]["metadata"]["name"] if own else str(kubernetes.work_claim)
-    claim = cluster.read("PersistentVolumeClaim", name) or _create(cluster, own[0])
+    existing = cluster.read("PersistentVolumeClaim", name)
+    check_claim(cluster, settings, existing)
+    claim = existing or _create(cluster, own[0])
     phase = claim.get("status", {}).get("phase")
     if phase == "Lost":
         raise InputError(f"volume claim {name} has lost its volume; remove it with `gaudi-bert k8s delete PIPELINE --data`")

@@ -227,12 +227,34 @@ def test_the_access_modes_of_a_claim_that_is_there_count_and_not_those_of_the_se
     more = ["kubernetes.work_claim=shared"] if named else ["kubernetes.access_mode=ReadWriteMany"]
     settings = load_pipeline(None, ["resources.data_workers=4", *more])
     name = "shared" if named else "demo-work"
-    for modes, verdict in ((["ReadWriteOnce"], "warning"), (["ReadWriteMany"], "ok")):
+    for modes, verdict in ((["ReadWriteOnce"], "warning" if named else "mend"), (["ReadWriteMany"], "ok")):
         claim = {"spec": {"accessModes": modes}, "status": {"phase": "Bound"}}
         results = check_cluster(dataclasses.replace(CLUSTER, claims={name: claim}), settings)
         (result,) = (each for each in results if each.check == "storage")
         assert result.verdict == verdict
         assert f"the claim {name}, {modes[0]}" in result.found
+        if verdict == "mend":
+            assert "kubernetes.access_mode is ReadWriteMany, and a claim cannot be changed" in result.found
+            assert "k8s delete PIPELINE --data; or set kubernetes.access_mode to ReadWriteOnce" in result.remedy
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "nodes", "verdict"),
+    [("ebs.csi.aws.com", 2, "mend"), ("ebs.csi.aws.com", 1, None), ("efs.csi.aws.com", 2, None)],
+)
+def test_workers_on_several_nodes_need_a_volume_for_all_unless_the_class_gives_them_one(
+    provisioner: str, nodes: int, verdict: str | None
+) -> None:
+    changed = {
+        "storage_classes": [{**STORAGE_CLASS, "provisioner": provisioner}],
+        "nodes": list(CLUSTER.nodes or ())[:nodes],
+    }
+    claim = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}}
+    for claims in ({}, {"demo-work": claim}):
+        found = wrong_with(MPI, **changed, claims=claims).get("storage")
+        assert (found.verdict if found else None) == verdict
+        if found:
+            assert "2 workers may run on several of the 2 nodes; set kubernetes.access_mode to ReadWriteMany" in str(found)
 
 
 def test_claims_that_are_there_are_taken_and_those_that_are_not_are_named() -> None:
