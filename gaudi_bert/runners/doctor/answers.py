@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,9 @@ class ClusterAnswers:
     """What the API server answered; None where this account may not ask.
 
     `namespace` is None where it does not exist, too. Missing rights read as `create jobs`; `claims` are those that the
-    pipeline uses and that exist, `mpi_operator` is that pod's image, `local_queues` are Kueue's in the namespace, and
-    `secret_keys` the names of what is in `kubernetes.store_secret`, never its values.
+    pipeline uses and that exist, `mpi_operator` is that pod's image, `local_queues` are Kueue's in the namespace,
+    `secret_keys` the names of what is in `kubernetes.store_secret`, never its values, and `pod_classes` the names of all
+    objects of each kind in `POD_CLASSES`.
     """
 
     version: tuple[int, int]
@@ -36,6 +37,9 @@ class ClusterAnswers:
     volumes: Sequence[Json] | None = None
     local_queues: Sequence[str] | None = None
     secret_keys: Sequence[str] | None = None
+    limit_ranges: Sequence[Json] | None = ()
+    quotas: Sequence[Json] | None = ()
+    pod_classes: Mapping[str, Sequence[str] | None] = field(default_factory=dict)
 
 
 def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
@@ -63,6 +67,9 @@ def ask_cluster(cluster: Cluster, settings: PipelineSettings) -> ClusterAnswers:
         volumes=cluster.find_everywhere("PersistentVolume"),
         local_queues=_local_queues(cluster) if settings.kubernetes.queue else None,
         secret_keys=_secret_keys(cluster, settings.kubernetes.store_secret),
+        limit_ranges=_find(cluster, "LimitRange"),
+        quotas=_find(cluster, "ResourceQuota"),
+        pod_classes={kind: _names(cluster.find_everywhere(kind)) for kind in {kind for kind, *_ in named_classes(settings)}},
     )
 
 
@@ -84,6 +91,33 @@ def _claims(cluster: Cluster, settings: PipelineSettings) -> dict[str, Json]:
         if claim is not None:
             claims[name] = claim
     return claims
+
+
+def _find(cluster: Cluster, kind: str) -> list[Json] | None:
+    """The objects of a kind in the namespace; None where this account may not list them."""
+    try:
+        return cluster.find(kind, "")
+    except ForbiddenError:
+        return None
+
+
+def _names(items: Sequence[Json] | None) -> list[str] | None:
+    return None if items is None else sorted(item["metadata"]["name"] for item in items)
+
+
+# What a pod may name of a cluster, by the key of `kubernetes.data_pods` and `training_pods`.
+POD_CLASSES = {"PriorityClass": "priority_class", "RuntimeClass": "runtime_class"}
+
+
+def named_classes(settings: PipelineSettings) -> list[tuple[str, str, str]]:
+    """The kind, the full key and the name of each class that the pods of a pipeline name."""
+    pods = {"data_pods": settings.kubernetes.data_pods, "training_pods": settings.kubernetes.training_pods}
+    named = [
+        (kind, f"kubernetes.{section}.{key}", getattr(placement, key))
+        for kind, key in POD_CLASSES.items()
+        for section, placement in pods.items()
+    ]
+    return [row for row in named if row[2]]
 
 
 def _secret_keys(cluster: Cluster, name: str | None) -> list[str] | None:

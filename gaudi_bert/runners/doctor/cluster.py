@@ -7,9 +7,10 @@ from typing import Any
 
 from gaudi_bert.artefacts.store.location import scheme_of
 from gaudi_bert.config.pipeline import PipelineSettings
-from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster
+from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster, named_classes
 from gaudi_bert.runners.doctor.checks import CheckResult, failed, passed, warning
 from gaudi_bert.runners.doctor.nodes import check_nodes
+from gaudi_bert.runners.doctor.quotas import check_limits
 from gaudi_bert.runners.doctor.storage import check_storage
 from gaudi_bert.runners.kubernetes.client import Cluster
 from gaudi_bert.runners.kubernetes.manifests import FAILURE_POLICY_SINCE
@@ -36,7 +37,8 @@ def check_cluster(answers: ClusterAnswers, settings: PipelineSettings) -> list[C
         checks.append(_queue)
     if settings.kubernetes.store_secret:
         checks.append(_secret)
-    return [check(answers, settings) for check in checks] + check_nodes(answers, settings)
+    results = [check(answers, settings) for check in checks] + _pod_classes(answers, settings)
+    return results + check_limits(answers, settings) + check_nodes(answers, settings)
 
 
 def _version(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
@@ -119,6 +121,21 @@ def _mpi(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:
         needed = ".".join(map(str, oldest))
         return failed("MPI operator", answers.mpi_operator, f"{why} needs {needed} or later: upgrade it")
     return passed("MPI operator", answers.mpi_operator)
+
+
+def _pod_classes(answers: ClusterAnswers, settings: PipelineSettings) -> list[CheckResult]:
+    """One check for each class that pods name: the API refuses a pod whose class does not exist."""
+    checks = []
+    for kind, key, name in named_classes(settings):
+        existing = answers.pod_classes.get(kind)
+        if existing is None:
+            check = warning(kind, f"this account may not list the classes ({key} is {name})", f"ask whether {name} exists")
+        elif name not in existing:
+            check = failed(kind, f"no {kind} {name}", f"set {key} to one of: {', '.join(existing) or 'there are none'}")
+        else:
+            check = passed(kind, name)
+        checks.append(check)
+    return checks
 
 
 def _queue(answers: ClusterAnswers, settings: PipelineSettings) -> CheckResult:

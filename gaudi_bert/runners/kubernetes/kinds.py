@@ -57,6 +57,10 @@ _ROWS = (
     _Kind("Node", "nodes", namespaced=False),
     _Kind("PersistentVolume", "persistentvolumes", namespaced=False),
     _Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
+    _Kind("LimitRange", "limitranges"),
+    _Kind("ResourceQuota", "resourcequotas"),
+    _Kind("PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False),
+    _Kind("RuntimeClass", "runtimeclasses", "node.k8s.io", namespaced=False),
     _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
 )
 KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
