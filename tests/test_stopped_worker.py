@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from gaudi_bert.training.checkpoint import read_newest
 from tests.builders import training_data as data
-from tests.builders.ssh_hosts import first_process, made_hosts, wait_until
+from tests.builders.ssh_hosts import made_hosts, wait_until
 from tests.builders.two_processes import MODEL
 from tests.test_two_processes import ENVIRONMENT, LOOP, need
 
@@ -22,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_lets_its_ranks_save_the_update_that_they_have_done() -> None:
-    """As a kubelet stops a container: the hook, then SIGTERM to its first process; the other worker is left alone."""
+    """The other worker is left alone."""
     need("mpi")
     with made_hosts(0) as hosts:
         packed, out, log = hosts.folder / "packed", hosts.folder / "run", hosts.folder / "training.log"
@@ -35,12 +33,7 @@ def test_a_worker_that_is_stopped_lets_its_ranks_save_the_update_that_they_have_
             with log.open("w") as output:
                 launcher = subprocess.Popen(hosts.mpirun(train), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
             wait_until("update 3/", log, [*servers, launcher], seconds=240)
-            process = first_process(servers[0])
-            enter = ["nsenter", "--target", str(process), "--mount", "--uts", "--net", "--pid"]
-            hook: list[str] = hosts.worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-            variables = ["env", f"PYTHONPATH={ROOT}", f"PATH={ENVIRONMENT['PATH']}"]
-            subprocess.run([*enter, *variables, *hook], timeout=120, check=True)
-            os.kill(process, signal.SIGTERM)
+            hosts.stop_worker(servers[0], PYTHONPATH=str(ROOT), PATH=ENVIRONMENT["PATH"])
             assert launcher.wait(60) != 0, "a run that was stopped is not complete"
             servers[0].wait(30)
         last = [json.loads(line)["update"] for line in (out / "metrics.jsonl").read_text().splitlines()][-1]

@@ -150,9 +150,12 @@ def _show_dry_run(
 ) -> None:
     import yaml
 
+    from gaudi_bert.runners.kubernetes.volumes import check_access_mode
     from gaudi_bert.runners.requirements import missing_paths, preview_stage
     from gaudi_bert.runners.stage_table import STAGES
 
+    if on == "kubernetes":
+        check_access_mode(settings)
     previews = [preview_stage(settings, stage) for stage in stages]
     made = [] if on == "kubernetes" else [name for name in stages if not STAGES[name].missing_products(folder)]
     planned: dict[str, Any] = {

@@ -140,10 +140,15 @@ class KubernetesSettings(Settings):
     queue: KubernetesName | None = Field(
         None, description="a LocalQueue of Kueue in the namespace: every Job and MPIJob waits until it admits them"
     )
+    version: str = Field(
+        "1.24",
+        pattern=r"^1\.(2[4-9]|[3-9]\d)$",
+        description="of Kubernetes: rendered manifests hold nothing that it does not know; a run asks the server",
+    )
     failure_policy: bool | Literal["auto"] = Field(
         "auto",
-        description="podFailurePolicy and backoffLimitPerIndex, for Kubernetes 1.29 and later: evictions cost no retry, and "
-        "each part of a stage has retries of its own; auto asks the server, and is true in rendered manifests",
+        description="podFailurePolicy and backoffLimitPerIndex: evictions cost no retry, and each part of a stage has its "
+        "own retries; auto: from Kubernetes 1.29 on",
     )
     storage: Quantity = Field("10Gi", description="size of the volume with the work folder")
     storage_class: KubernetesName | None = Field(None, description="default: the cluster's default class")
@@ -184,6 +189,12 @@ class KubernetesSettings(Settings):
         3600, ge=1, description="how long an unreachable API server is retried while a run is followed"
     )
     keep_seconds: int = Field(604_800, ge=60, description="a finished Job is removed after this long")
+
+    @property
+    def version_numbers(self) -> tuple[int, int]:
+        """The version of Kubernetes, for comparisons: (1, 24)."""
+        major, minor = self.version.split(".")
+        return int(major), int(minor)
 
     @model_validator(mode="after")
     def _has_one_work_folder(self) -> KubernetesSettings:

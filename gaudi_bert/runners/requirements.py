@@ -91,7 +91,7 @@ def quantity_value(quantity: str) -> float:
 
 def quantity_text(resource: str, value: float) -> str:
     """An amount of a resource as a person writes it: `2 cpu`, `409Gi memory`, `8 habana.ai/gaudi`."""
-    if resource not in ("memory", HUGE_PAGES):
+    if resource not in ("memory", HUGE_PAGES, "ephemeral-storage", "storage"):
         return f"{value:g} {resource}"
     unit, power = next(
         ((unit, power) for power, unit in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")) if value >= 1024**power), ("", 0)

@@ -1,6 +1,8 @@
 """Lets ranks save before they are stopped: as the parent of `mpirun`, and as the hook of a worker's pod.
 
-The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun hands on to all ranks.
+The parent of `mpirun` turns the first request to stop into SIGUSR1, which mpirun hands on to all ranks. On a cluster it
+starts mpirun when all workers answer, and again when ranks have saved because a worker's pod was stopped: a stop that this
+process was not asked for is a drained node or a deleted pod, and costs neither a retry of the Job nor its backoff.
 
 What mpirun does on SIGTERM is what it does when a rank is lost: it waits for `odls_base_sigkill_timeout`, terminates the
 other ranks, waits as long again, and kills them (Open MPI 4, `odls_base_default_fns.c`). A time that lets a checkpoint be
@@ -20,15 +22,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, GaudiBertError, InputError, StoppedError
 from gaudi_bert.common.launch import handled_signals
 
 _POLL_SECONDS = 1.0
@@ -48,34 +52,116 @@ def named_variables(command: Sequence[str], environment: Iterable[str]) -> list[
     return written
 
 
-def _run_ranks(command: Sequence[str]) -> int:
-    """Run `command`, an `mpirun`, to its end.
+class _Ranks:
+    """`command`, an `mpirun`, as often as it takes; `request_stop` reaches the one that runs."""
 
-    The result is its exit code, 128 and the number of the signal that ended it, or 2 where there is no such program.
-    """
-    requests = 0
-    process: subprocess.Popen[bytes] | None = None
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = 0
+        self._starter = os.getppid()
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        nonlocal requests
-        requests += 1
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGUSR1 if requests == 1 else signal.SIGTERM)
+    def run(self) -> int:
+        """The exit code of the last `mpirun`, or 128 and the number of the signal that ended it."""
+        workers = workers_of(self._command, os.environ)
+        while True:
+            self._wait_for_workers(workers)
+            code = self._run_once()
+            if code != StoppedError.exit_code or self._requests or not workers:
+                return code
+            _say("a worker was stopped, and its ranks have saved; training starts again when all workers answer")
+            # The sshd of a pod that is being removed answers for a moment longer.
+            self._pause(REMOVAL_SECONDS)
 
-    with handled_signals((signal.SIGTERM, signal.SIGINT), hand_on):
+    def request_stop(self, number: int, frame: FrameType | None) -> None:
+        """Pass a request on: the first one lets ranks save, the second one goes to mpirun as it is."""
+        self._requests += 1
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1 if self._requests == 1 else signal.SIGTERM)
+
+    def _run_once(self) -> int:
         # Ctrl-C on a terminal reaches a whole process group: this process alone is to decide what it means.
         try:
-            process = subprocess.Popen(named_variables(command, os.environ), start_new_session=True)
+            self._process = subprocess.Popen(named_variables(self._command, os.environ), start_new_session=True)
         except OSError as error:
-            sys.stderr.write(f"error: {command[0]}: {error.strerror}; set resources.mpi_prefix to where Open MPI lies\n")
-            return InputError.exit_code
-        if requests:  # asked to stop before there was a process to tell
-            process.terminate()
-        starter = os.getppid()
-        while (code := _code_after(process, _POLL_SECONDS)) is None:
-            if requests == 0 and os.getppid() != starter:
-                hand_on(signal.SIGTERM, None)
-    return code if code >= 0 else 128 - code
+            program = self._command[0]
+            raise InputError(f"{program}: {error.strerror}; set resources.mpi_prefix to the folder of Open MPI") from error
+        if self._requests:  # asked to stop before there was a process to tell
+            self._process.terminate()
+        while (code := _code_after(self._process, _POLL_SECONDS)) is None:
+            self._notice_starter()
+        return code if code >= 0 else 128 - code
+
+    def _wait_for_workers(self, workers: Sequence[tuple[str, int]]) -> None:
+        """Return when all workers answer: a launcher that is made together with them would not even find their names."""
+        until, is_announced = time.monotonic() + LONGEST_WAIT_SECONDS, False
+        for host, port in workers:
+            while (reason := _refusal(host, port)) is not None:
+                missing = f"worker {host} does not answer on port {port} ({reason})"
+                if time.monotonic() >= until:
+                    raise FailedError(f"{missing} after {LONGEST_WAIT_SECONDS:g} s; see `kubectl describe pod`")
+                if not is_announced:
+                    _say(f"waiting for {len(workers)} workers, at most {LONGEST_WAIT_SECONDS:g} s: {missing}")
+                is_announced = True
+                self._pause(_POLL_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; a `StoppedError` where this process is asked to stop meanwhile."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(min(seconds, _POLL_SECONDS / 4))
+            self._notice_starter()
+            if self._requests:
+                raise StoppedError("stopped on request before training had started; the same command resumes")
+
+    def _notice_starter(self) -> None:
+        """The end of the process that started this one counts as a request."""
+        if self._requests == 0 and os.getppid() != self._starter:
+            self.request_stop(signal.SIGTERM, None)
+
+
+def run_ranks(command: Sequence[str]) -> int:
+    """Run `command`, an `mpirun`, until its ranks are done; the result is the exit code."""
+    ranks = _Ranks(command)
+    with handled_signals((signal.SIGTERM, signal.SIGINT), ranks.request_stop):
+        try:
+            return ranks.run()
+        except GaudiBertError as error:
+            _say(f"error: {error}")
+            return error.exit_code
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+# --- the workers of an MPIJob, which a launcher that is resumed is started together with
+
+LONGEST_WAIT_SECONDS = 600.0
+_ANSWER_SECONDS = 5.0
+REMOVAL_SECONDS = 5.0
+# Where the MPI operator says which hosts there are, one `host slots=N` a line.
+_HOSTFILE = "OMPI_MCA_orte_default_hostfile"
+
+
+def workers_of(command: Sequence[str], environment: Mapping[str, str]) -> list[tuple[str, int]]:
+    """The hosts on which an `mpirun` starts its ranks by ssh, each with the port of its sshd; none if it needs no ssh."""
+    port = re.search(r"-p (\d+)", command[command.index("plm_rsh_args") + 1]) if "plm_rsh_args" in command else None
+    hostfile = Path(environment.get(_HOSTFILE, ""))
+    if port is None or not hostfile.is_file():
+        return []
+    hosts = [line.split()[0] for line in hostfile.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [(host, int(port[1])) for host in hosts]
+
+
+def _refusal(host: str, port: int) -> str | None:
+    """Why nothing answers at a port of `host`; None if something does."""
+    try:
+        socket.create_connection((host, port), _ANSWER_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _code_after(process: subprocess.Popen[bytes], seconds: float) -> int | None:
@@ -89,15 +175,22 @@ def _code_after(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 # --- the hook of a worker's pod
 
 _RANK = b"\0OMPI_COMM_WORLD_RANK="
+# Longer than mpirun takes to end what has lost a rank.
+_DAEMON_SECONDS = 20.0
 
 
 def _stop_ranks_here() -> int:
     """Tell the ranks of this container to save and end, and wait until they have; the pod's grace period is the limit."""
     ranks = _ranks_here()
+    daemons = {_parent_of(process) for process in ranks}
     for process in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGUSR1)
     while any(_is_rank(process) for process in ranks):
+        time.sleep(_POLL_SECONDS / 10)
+    # If sshd took mpirun's daemon along, mpirun would report a lost connection instead of ranks that have saved.
+    until = time.monotonic() + _DAEMON_SECONDS
+    while any(_parent_of(daemon) for daemon in daemons) and time.monotonic() < until:
         time.sleep(_POLL_SECONDS / 10)
     return 0
 
@@ -124,4 +217,4 @@ def _parent_of(process: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_stop_ranks_here() if sys.argv[1:] == ["here"] else _run_ranks(sys.argv[1:]))
+    sys.exit(_stop_ranks_here() if sys.argv[1:] == ["here"] else run_ranks(sys.argv[1:]))

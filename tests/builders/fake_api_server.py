@@ -37,6 +37,10 @@ PLURALS = {
     "workloads": "Workload",
     "localqueues": "LocalQueue",
     "networkpolicies": "NetworkPolicy",
+    "limitranges": "LimitRange",
+    "resourcequotas": "ResourceQuota",
+    "priorityclasses": "PriorityClass",
+    "runtimeclasses": "RuntimeClass",
 }
 OBJECT_PATH = re.compile(
     r"^/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?P<log>/log)?$"

@@ -76,10 +76,7 @@ class Hosts:
         servers = []
         logs = [self.folder / f"{host}.log" for host in WORKERS]
         try:
-            for host, path in zip(WORKERS, logs, strict=True):
-                with path.open("w") as log:
-                    command = self.command(host, self.worker["containers"][0]["command"])
-                    servers.append(subprocess.Popen(command, stderr=log, stdout=log))
+            servers += [self.start_worker(host) for host in WORKERS]
             for path in logs:
                 wait_until("Server listening", path, servers)
             yield servers
@@ -89,12 +86,26 @@ class Hosts:
                     os.kill(first_process(server), signal.SIGKILL)
                 server.wait(30)
 
-    def mpirun(self, rank: list[str]) -> list[str]:
-        """The launcher's command, with `rank` in the place of the training."""
+    def start_worker(self, host: str) -> subprocess.Popen[bytes]:
+        """A worker's container; what it writes is added to the log of its host."""
+        with (self.folder / f"{host}.log").open("a") as log:
+            return subprocess.Popen(self.command(host, self.worker["containers"][0]["command"]), stderr=log, stdout=log)
+
+    def stop_worker(self, server: subprocess.Popen[bytes], **environment: str) -> None:
+        """As a kubelet stops a container: the hook, then SIGTERM to its first process."""
+        process = first_process(server)
+        enter = ["nsenter", "--target", str(process), "--mount", "--uts", "--net", "--pid"]
+        hook: list[str] = self.worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        subprocess.run([*enter, "env", *variables, *hook], timeout=120, check=True)
+        os.kill(process, signal.SIGTERM)
+
+    def mpirun(self, rank: list[str], start: str = "mpirun") -> list[str]:
+        """The launcher's command from the word `start` on, with `rank` in the position of the training."""
         command: list[str] = self.launcher["containers"][0]["command"]
         hostfile = self.folder / "hostfile"
-        hostfile.write_text("10.77.0.11 slots=1\n10.77.0.12 slots=1\n")  # as the MPI operator gives it
-        started = [*command[command.index("mpirun") : command.index("gaudi-bert")], *rank]
+        hostfile.write_text("".join(f"{host} slots=1\n" for host in WORKERS))  # as the MPI operator gives it
+        started = [*command[command.index(start) : command.index("gaudi-bert")], *rank]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return self.command("launcher-l", started, OMPI_MCA_orte_default_hostfile=str(hostfile), PATH=path)
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
 
 CARDS = ["resources.cards=8", "resources.training={cpu: '95', memory: 409Gi}", "resources.hugepages_2Mi=95000Mi"]
-MPIJOB = ["resources.workers=4", "kubernetes.training=mpijob"]
+MPIJOB = ["resources.workers=4", "kubernetes.training=mpijob", "kubernetes.access_mode=ReadWriteMany"]
 PLACED = [
     "kubernetes.data_pods={tolerations: [{operator: Exists}], labels: {team: text}, node_selector: {disk: fast}}",
     "kubernetes.training_pods.tolerations=[{key: gaudi, value: 'yes', effect: NoSchedule}]",

@@ -19,6 +19,7 @@ from gaudi_bert.runners.kubernetes.results import sent_lines
 from tests.builders.command_line import run_command
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, complete, node, running, succeeded
+from tests.k8s.schema_checks import check_schema
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -95,4 +96,8 @@ def test_what_the_page_deletes_are_the_jobs_of_the_demo_and_nothing_else() -> No
 
 @pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "yaml"])
 def test_the_settings_of_the_page_are_accepted(block: str) -> None:
-    assert render(pipeline_from_mapping(yaml.safe_load(block), "docs/kubernetes.md")).steps
+    manifests = render(pipeline_from_mapping(yaml.safe_load(block), "docs/kubernetes.md"))
+    assert manifests.steps
+    pytest.importorskip("kubernetes_validate")
+    for version in ("1.25", "1.26"):  # of 1.24, which the page names as well, there is no schema
+        assert [problem for item in manifests.steps.values() for problem in check_schema(item, version)] == []

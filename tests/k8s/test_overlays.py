@@ -24,16 +24,18 @@ from tests.k8s.schema_checks import VERSIONS, check_schema
 Json = dict[str, Any]
 
 KINDS = ("ServiceAccount", "ConfigMap", "PersistentVolumeClaim")
-MPIJOB = ["resources.workers=2"]
+SHARED = ["kubernetes.access_mode=ReadWriteMany"]
+MPIJOB = ["resources.workers=2", *SHARED]
 DL1 = ["kubernetes.efa=4", "resources.training={cpu: '95', memory: 690Gi}", "resources.hugepages_2Mi=42000Mi"]
 # Each overlay and what it sets beyond its pipeline file.
 OVERLAYS: dict[str, list[str]] = {
     "cpu": [],
-    "cpu/data": [],
+    "cpu/data": SHARED,
     "cpu/training-mpijob": MPIJOB,
     "finetuning": [],
     "object-store": [],
     "gaudi": [],
+    "gaudi/data": SHARED,
     "gaudi/training": [],
     "gaudi/training-mpijob": MPIJOB,
     "gaudi/training-mpijob-efa": [*MPIJOB, *DL1],
@@ -102,6 +104,18 @@ def test_after_an_edit_no_step_is_taken_for_one_that_ran_the_new_pipeline(
     after = steps_by_name(kustomize(tmp_path / "k8s" / "overlays" / overlay))
     assert before.keys() == after.keys()
     assert [name for name in before if before[name] == after[name]] == []
+
+
+@pytest.mark.parametrize("overlay", [overlay for overlay in OVERLAYS if "mpijob" in overlay])
+def test_training_on_several_nodes_has_the_claim_that_its_data_were_packed_on(
+    overlay: str, built: dict[str, list[Json]]
+) -> None:
+    """A claim cannot be changed: kubectl refuses another mode when the data are done."""
+    modes = {
+        each: [item["spec"]["accessModes"] for item in built[each] if item["kind"] == "PersistentVolumeClaim"]
+        for each in (overlay, f"{overlay.partition('/')[0]}/data")
+    }
+    assert list(modes.values()) == [[["ReadWriteMany"]]] * 2
 
 
 def steps_by_name(objects: list[Json]) -> dict[str, Json]:

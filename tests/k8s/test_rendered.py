@@ -50,11 +50,22 @@ def test_the_manifests_of_every_pipeline_are_sound(pipeline: Path, variant: str)
 def test_the_failure_policy_is_known_from_1_29_on(pipeline: Path) -> None:
     pytest.importorskip("kubernetes_validate")
     settings = cluster_settings(pipeline, "as it is")
-    objects = all_objects(render(settings))
+    objects = all_objects(render(settings, (1, 29)))
+    named = cluster_settings(pipeline, "as it is", "kubernetes.version=1.29")
+    assert render(named).steps == render(settings, (1, 29)).steps
     for version in ("1.29", "1.36"):
         assert [problem for item in objects for problem in check_schema(item, version)] == []
     assert check_manifests(objects, external=existing_claims(settings)) == []
     assert [problem for item in objects for problem in check_schema(item, "1.25")] != []
+
+
+@pytest.mark.parametrize("variant", MAIN_VARIANTS)
+def test_rendered_manifests_suit_the_oldest_version_unless_the_pipeline_names_a_later_one(variant: str) -> None:
+    """1.25 and 1.26 require `onPodConditions` of every rule; there are no schemas of 1.24, which knows no such policy."""
+    pytest.importorskip("kubernetes_validate")
+    objects = all_objects(render(cluster_settings(PIPELINES[0], variant)))
+    for version in ("1.25", "1.26", "1.29", "1.37"):
+        assert [problem for item in objects for problem in check_schema(item, version)] == []
 
 
 # Pipelines as they are, one that pretrains and one of a task, or in the long form all; the demos with cards too.
@@ -137,6 +148,8 @@ def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str
         (["kubernetes.namespace=My Space"], "kubernetes.namespace"),
         (["resources.environment={BAD-NAME: x}"], "resources.environment"),
         (["name=" + "x" * 60], "name"),
+        (["kubernetes={version: 1.30}"], "`kubernetes.version` = 1.3: .*put it in quotes"),
+        (["kubernetes.version=1.23"], "kubernetes.version"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:

@@ -306,7 +306,7 @@ def test_when_the_process_that_started_it_is_killed_ranks_save_and_end() -> None
 
 def test_a_launcher_that_is_not_there_is_one_line() -> None:
     done = subprocess.run([*WRAPPER, "/opt/none/mpirun"], capture_output=True, text=True, check=False)
-    said = "error: /opt/none/mpirun: No such file or directory; set resources.mpi_prefix to where Open MPI lies\n"
+    said = "error: /opt/none/mpirun: No such file or directory; set resources.mpi_prefix to the folder of Open MPI\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 

@@ -1,4 +1,4 @@
-"""A cluster as a run sees it: the kinds of objects that it asks about, the connection, and one namespace.
+"""A cluster as a run sees it: the connection, and one namespace.
 
 Plain dictionaries go in and out, whatever the version of the official client (35 to 37), because its own types differ
 between its major versions. Nothing is discovered from the server: a run knows its kinds, and an account may be allowed to
@@ -11,89 +11,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.installation import install_command
 from gaudi_bert.common.progress import human_seconds
-
-# --- the kinds, and what a run asks of them: the rights that its account needs
-#
-# The Role in `k8s/in-cluster/account.yaml` and the checks of `gaudi-bert doctor --cluster` are held to this list.
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """One kind of object.
-
-    `verbs` are what a run does with objects of this kind; empty for what only `doctor` looks at, as far as it may. The
-    group of the core is empty.
-    """
-
-    name: str
-    plural: str
-    group: str = ""
-    version: str = "v1"
-    verbs: tuple[str, ...] = ()
-    namespaced: bool = True
-
-
-@dataclass(frozen=True, order=True)
-class _Right:
-    """One thing that an account may do in the namespace of a run."""
-
-    group: str
-    resource: str
-    verb: str
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource}"
-
-
-_JOB_VERBS = ("create", "get", "list", "watch", "delete")
-_ROWS = (
-    _Kind("Job", "jobs", "batch", verbs=_JOB_VERBS),
-    _Kind("MPIJob", "mpijobs", "kubeflow.org", "v2beta1", verbs=_JOB_VERBS),
-    _Kind("ConfigMap", "configmaps", verbs=("create", "get", "list", "update", "delete")),
-    _Kind("PersistentVolumeClaim", "persistentvolumeclaims", verbs=("create", "get", "delete")),
-    _Kind("NetworkPolicy", "networkpolicies", "networking.k8s.io", verbs=("create", "get", "update", "delete")),
-    _Kind("ServiceAccount", "serviceaccounts", verbs=("create", "get", "delete")),
-    _Kind("Workload", "workloads", "kueue.x-k8s.io", "v1beta2", verbs=("list",)),
-    _Kind("OlderWorkload", "workloads", "kueue.x-k8s.io", "v1beta1", verbs=("list",)),
-    _Kind("LocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta2"),
-    _Kind("OlderLocalQueue", "localqueues", "kueue.x-k8s.io", "v1beta1"),
-    _Kind("Pod", "pods", verbs=("list",)),
-    _Kind("Event", "events", verbs=("list",)),
-    _Kind("Secret", "secrets"),
-    _Kind("Namespace", "namespaces", namespaced=False),
-    _Kind("Node", "nodes", namespaced=False),
-    _Kind("PersistentVolume", "persistentvolumes", namespaced=False),
-    _Kind("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False),
-    _Kind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False),
-)
-KINDS: Mapping[str, _Kind] = MappingProxyType({kind.name: kind for kind in _ROWS})
-
-
-def needed_rights(*, mpijob: bool, queue: bool, network_policy: bool) -> list[_Right]:
-    """What an account must be allowed to do in its namespace.
-
-    Without an MPIJob of its own a run still looks for those of others; what is submitted to a queue has Workloads that say
-    why it waits.
-    """
-    rights = {_Right(kind.group, kind.plural, verb) for kind in _ROWS for verb in kind.verbs} | {
-        _Right("", "pods/log", "get")
-    }
-    if not mpijob:
-        rights = {right for right in rights if right.resource != KINDS["MPIJob"].plural or right.verb == "list"}
-    unneeded = {
-        KINDS[kind].plural for kind, needed in (("Workload", queue), ("NetworkPolicy", network_policy)) if not needed
-    }
-    return sorted(right for right in rights if right.resource not in unneeded)
-
+from gaudi_bert.runners.kubernetes.kinds import KINDS, Right
 
 # --- the connection, by the official client's `DynamicClient`: raw JSON answers, one-line errors
 #
@@ -393,7 +318,7 @@ class Cluster:
         except (ForbiddenError, NotFoundError):
             return None
 
-    def is_allowed(self, right: _Right) -> bool:
+    def is_allowed(self, right: Right) -> bool:
         """Whether this account has a right in the namespace."""
         resource, _, part = right.resource.partition("/")
         attributes = {"namespace": self.namespace, "group": right.group, "resource": resource, "verb": right.verb}

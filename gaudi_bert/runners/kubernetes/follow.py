@@ -4,39 +4,45 @@ The object is read, checked, and then watched until it changes; a watch that is 
 object is read again a little earlier. So nothing that happens between two watches is lost.
 
 What is suspended waits for its queue, for as long as that takes: it has no pods that could be stuck, and when it is admitted
-its time to start begins anew. So it goes with what is suspended while it runs, whose pods are taken away meanwhile.
+its time to start begins again. So it goes with what is suspended while it runs, whose pods are taken away meanwhile.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gaudi_bert.common.errors import FailedError
 from gaudi_bert.common.progress import Reporter, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, ForbiddenError, Json, StreamDroppedError
-from gaudi_bert.runners.kubernetes.jobs import pod_specs
+from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL, pod_specs
 from gaudi_bert.runners.kubernetes.logs import LogFollower, StepProgress
 from gaudi_bert.runners.kubernetes.problems import (
+    RUN_AGAIN,
     Problem,
     ReadLog,
     claim_problem,
-    describe_suspension,
     few_pods_problem,
-    is_suspended,
+    is_worker,
     job_outcome,
     lacks_pods,
     last_warning,
+    lost_node,
     missing_object,
     no_pods_problem,
     pod_problem,
     worst_problem,
 )
+from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_suspended
 
 WATCH_SECONDS = 5
 SHORTEST_ROUND_SECONDS = 0.2
 _LOG_END_SECONDS = 10
+# What passes sooner is not reported: most volumes are bound, and most pods placed, a moment after a Job is made.
+PASSING_SECONDS = 15.0
+# How long a Job may take to replace pods that were stopped on request; its backoff begins with 10 s, and doubles.
+RESTART_SECONDS = 15.0
 # Enough for what the ranks and mpirun write after one has failed.
 _LOG_END_LINES = 1000
 # Of Kueue: the label that names the owner of a Workload, and the kinds, the newest version of the API first.
@@ -45,7 +51,11 @@ _WORKLOADS = ("Workload", "OlderWorkload")
 
 
 class PodsDisruptedError(FailedError):
-    """The cluster took the pods away more often than their Job may try; the same Job may be submitted again."""
+    """The cluster took the pods away; the same Job may be submitted again, which counts for nothing if they have `saved`."""
+
+    def __init__(self, message: str, *, saved: bool) -> None:
+        super().__init__(message)
+        self.saved = saved
 
 
 def pods_of(cluster: Cluster, item: Json) -> list[Json]:
@@ -95,7 +105,7 @@ def follow(
     progress = StepProgress(item, reporter)
     logs = LogFollower(cluster, reporter, progress)
     read_log = log_reader(cluster)
-    limit = _StartLimit(start_seconds, reporter)
+    limit, stops = StartLimit(start_seconds, reporter), _Stops()
     try:
         while True:
             round_started = time.monotonic()
@@ -112,13 +122,16 @@ def follow(
                 _raise_unless_complete(current, outcome, problem)
                 return
             if suspended:
-                limit.begin_anew()
+                limit.begin_again()
                 progress.show_waiting(describe_suspension(current, workloads_of(cluster, current)))
             else:
                 if problem is None:
-                    limit.pods_run()
+                    limit.begin_again()
                 elif limit.is_over(problem):
                     _give_up(cluster, current, pods, problem, limit.waited)
+                if stops.last_too_long(current, pods, problem):
+                    cluster.delete(current["kind"], current["metadata"]["name"])
+                    raise PodsDisruptedError(f"{current['metadata']['name']} was stopped on request", saved=True)
                 progress.show(current, pods)
             cluster.wait_for_change(current, WATCH_SECONDS)
             if time.monotonic() - round_started < SHORTEST_ROUND_SECONDS:
@@ -127,40 +140,80 @@ def follow(
         logs.finish(0)
 
 
-class _StartLimit:
+class StartLimit:
     """How long pods that cannot start are waited for; each new problem is reported once."""
 
-    def __init__(self, start_seconds: float, reporter: Reporter) -> None:
-        self._start_seconds, self._reporter = start_seconds, reporter
+    def __init__(self, start_seconds: float, reporter: Reporter, clock: Callable[[], float] = time.monotonic) -> None:
+        self._start_seconds, self._reporter, self._clock = start_seconds, reporter, clock
         self._waiting_since: float | None = None
-        self._last_problem: str | None = None
+        self._reported: set[str] = set()
+        self._noticed: dict[str, float] = {}
 
     @property
     def waited(self) -> float:
         """Seconds since pods began to wait."""
-        return 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+        return 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
 
-    def begin_anew(self) -> None:
-        """Forget what was waited for so far."""
-        self._waiting_since = self._last_problem = None
-
-    def pods_run(self) -> None:
-        """Whatever pods wait for next, their time begins anew."""
+    def begin_again(self) -> None:
+        """Whatever pods wait for next, its time begins again."""
         self._waiting_since = None
+        self._noticed.clear()
 
     def is_over(self, problem: Problem) -> bool:
         """Whether to give up because of `problem`."""
         if problem.started:
-            self.pods_run()
+            self._waiting_since = None
         elif self._waiting_since is None:
-            self._waiting_since = time.monotonic()
+            self._waiting_since = self._clock()
         if problem.hopeless or (not problem.started and self.waited >= self._start_seconds):
             return True
-        if problem.without_names != self._last_problem and not problem.only_slow:
-            self._last_problem = problem.without_names
-            limit = "it is tried again" if problem.started else f"giving up after {human_seconds(self._start_seconds)}"
-            self._reporter.say(f"{problem} ({limit})")
+        if not problem.only_slow and problem.without_names not in self._reported:
+            self._report(problem)
         return False
+
+    def _report(self, problem: Problem) -> None:
+        """Report what has ended, and what lasts."""
+        since = self._noticed.setdefault(problem.without_names, self._clock())
+        may_pass = problem.may_pass or not problem.started
+        if may_pass and self._clock() - since < PASSING_SECONDS:
+            return
+        self._reported.add(problem.without_names)
+        if not problem.started:
+            self._reporter.say(f"{problem} (giving up after {human_seconds(self._start_seconds)})")
+        elif may_pass:
+            self._reporter.say(str(problem))
+        else:
+            self._reporter.say(f"{problem.reason if problem.remedy == RUN_AGAIN else problem}; retrying")
+
+
+class _Stops:
+    """Whether pods that were stopped on request, or deleted, wait for the backoff that their Job has after failures."""
+
+    def __init__(self) -> None:
+        self._at_work: set[str] = set()
+        self._since: float | None = None
+
+    def last_too_long(self, item: Json, pods: Sequence[Json], problem: Problem | None) -> bool:
+        """Whether nothing has replaced them for longer than after a first failure, though nothing stands in the way.
+
+        A queue would have to admit a new Job first, so what has one keeps it.
+        """
+        ours = {pod["metadata"]["name"]: pod for pod in pods if not is_worker(pod)}
+        at_work = {name for name, pod in ours.items() if pod.get("status", {}).get("phase") in ("Pending", "Running")}
+        if at_work:
+            self._at_work, self._since = at_work, None
+        is_free = problem is None or problem.only_slow or problem.saved
+        if at_work or not self._at_work or not is_free or QUEUE_LABEL in (item["metadata"].get("labels") or {}):
+            return False
+        workers = [pod for pod in pods if is_worker(pod)]
+        waits = item["kind"] == "MPIJob" and (
+            lacks_pods(item, pods) or any(pod["status"].get("phase") != "Running" for pod in workers)
+        )
+        ends = [worst_problem([ours[name], *workers]) for name in self._at_work if name in ours]
+        if waits or not all(end is not None and end.saved for end in ends):
+            return False
+        self._since = time.monotonic() if self._since is None else self._since
+        return time.monotonic() - self._since >= RESTART_SECONDS
 
 
 def _read(cluster: Cluster, item: Json) -> Json:
@@ -176,13 +229,15 @@ def problem_of(cluster: Cluster, item: Json, pods: Sequence[Json], read_log: Rea
     if not pods:
         return no_pods_problem(item, _events_of_maker(cluster, item))
     problem = worst_problem(pods, read_log)
-    if problem is not None and not problem.only_slow:
+    if problem is None or problem.disrupted:
+        problem = next(filter(None, (lost_node(pod, cluster.events) for pod in pods)), problem)
+    if problem is not None and not problem.only_slow and not problem.disrupted:
         return problem
     if lacks_pods(item, pods):
         refused = few_pods_problem(item, pods, _events_of_maker(cluster, item))
         if refused is not None:
             return refused
-    return problem if problem is None else _why_slow(cluster, pods) or problem
+    return problem if problem is None or problem.disrupted else _why_slow(cluster, pods) or problem
 
 
 def _why_slow(cluster: Cluster, pods: Sequence[Json]) -> Problem | None:
@@ -197,7 +252,7 @@ def _raise_unless_complete(item: Json, outcome: str, problem: Problem | None) ->
         return
     if problem is None or problem.only_slow:
         raise FailedError(f"{item['kind']} {item['metadata']['name']} {outcome}; see `gaudi-bert k8s logs`")
-    raise PodsDisruptedError(str(problem)) if problem.disrupted else FailedError(str(problem))
+    raise PodsDisruptedError(str(problem), saved=problem.saved) if problem.disrupted else FailedError(str(problem))
 
 
 def _give_up(cluster: Cluster, item: Json, pods: Sequence[Json], problem: Problem, waited: float) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from gaudi_bert.common.progress import Reporter, TaskProgress, human_seconds
 from gaudi_bert.runners.kubernetes.client import Cluster, ClusterError, Json, NotFoundError, StreamDroppedError
-from gaudi_bert.runners.kubernetes.problems import ROLE_LABEL
+from gaudi_bert.runners.kubernetes.problems import is_worker
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, rank_pieces
 
 EVERY_SECONDS = 60.0
@@ -125,10 +125,7 @@ def _together(tasks: Sequence[TaskProgress], pods: int) -> str:
 
 def followed_container(pod: Json) -> str | None:
     """The container whose log is of interest; None for a pod that only serves others (a worker of an MPIJob)."""
-    labels = pod["metadata"].get("labels") or {}
-    if labels.get(ROLE_LABEL) == "worker":
-        return None
-    return pod["spec"]["containers"][0]["name"]
+    return None if is_worker(pod) else pod["spec"]["containers"][0]["name"]
 
 
 class _Advice:

@@ -15,7 +15,8 @@ from gaudi_bert.runners.kubernetes.follow import log_reader, pods_of, problem_of
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.logs import followed_container
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, render
-from gaudi_bert.runners.kubernetes.problems import describe_suspension, is_suspended, job_outcome, worst_problem
+from gaudi_bert.runners.kubernetes.problems import job_outcome, worst_problem
+from gaudi_bert.runners.kubernetes.suspension import describe_suspension, is_suspended
 
 _NOT_SUBMITTED = "not submitted"
 

@@ -31,6 +31,7 @@ from gaudi_bert.runners.kubernetes.jobs import (
     user_name_file,
 )
 from gaudi_bert.runners.kubernetes.kustomize import Manifest, build
+from gaudi_bert.runners.kubernetes.volumes import check_access_mode
 from gaudi_bert.runners.requirements import named_paths
 from gaudi_bert.runners.stage_table import KUSTOMIZATIONS, STAGES, stages_of, steps_of
 
@@ -57,7 +58,7 @@ class Manifests:
 
 
 def render(settings: PipelineSettings, server_version: tuple[int, int] | None = None) -> Manifests:
-    """Fill the manifests from `settings`, for a cluster of `server_version`; None for a cluster of today."""
+    """Fill the manifests from `settings`, for a cluster of `server_version`; None for `kubernetes.version`."""
     _check_paths(settings)
     training = "training-mpijob" if settings.trains_as_mpijob else "training"
     network = ("training-network",) if settings.has_network_policy else ()
@@ -83,7 +84,7 @@ def render(settings: PipelineSettings, server_version: tuple[int, int] | None = 
 def _components(settings: PipelineSettings, server_version: tuple[int, int] | None) -> list[str]:
     policy = settings.kubernetes.failure_policy
     if policy == "auto":
-        policy = server_version is None or server_version >= FAILURE_POLICY_SINCE
+        policy = (server_version or settings.kubernetes.version_numbers) >= FAILURE_POLICY_SINCE
     components = {
         "components/evaluate-as-root": settings.resources.cards,
         "components/gaudi": settings.resources.cards,
@@ -170,8 +171,10 @@ def write_rendered(settings: PipelineSettings, stages: Sequence[str], folder: Pa
     """Write the manifests of `stages` below `folder`; the names of its parts, in the order in which they are applied.
 
     Raises:
-        InputError: `folder` holds other files, or a manifest that differs from what would be written, and not `overwrite`.
+        InputError: `folder` holds other files, or a manifest that differs from what would be written, and not `overwrite`;
+            or several workers would share a volume that one node alone can mount.
     """
+    check_access_mode(settings)
     manifests = _named_by_content(render(settings))
     if folder.exists() and any(folder.iterdir()) and not (folder / "kustomization.yaml").exists():
         raise InputError(f"{folder}: holds other files; choose an empty folder, or one that --render wrote")

@@ -1,7 +1,7 @@
 """What is wrong with the objects of a run on a cluster, and what to do about it: from what the API server answers.
 
-Of pods: why one does not start, or failed. Of Jobs and MPIJobs: what became of one, why it has no pods, what it waits for in
-its queue. Of volume claims: why one is not bound.
+Of pods: why one does not start, or failed. Of Jobs and MPIJobs: what became of one, why it has no pods. Of volume claims:
+why one is not bound.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
 
 from gaudi_bert.runners.kubernetes.client import Json
-from gaudi_bert.runners.kubernetes.jobs import QUEUE_LABEL
 from gaudi_bert.runners.launch import MPIRUN_FOOTER, failed_rank, rank_pieces
 from gaudi_bert.runners.stage_table import STAGES
-
-# Whether a pod of an MPIJob is its launcher or a worker.
-ROLE_LABEL = "training.kubeflow.org/job-role"
 
 # The end of the log of a container of a pod.
 ReadLog = Callable[[Json, str], str]
@@ -27,8 +25,9 @@ class Problem:
     """What is wrong.
 
     `hopeless`: waiting or trying again cannot help. `started`: the pod's containers ran. `only_slow`: every pod is like
-    this for a while, only its length is a problem. `disrupted`: the cluster took the pod away, so the same work may be
-    submitted again.
+    this for a while, only its length is a problem. `may_pass`: nothing has ended, so it is reported only if it lasts.
+    `disrupted`: the cluster took the pod away, or somebody did, so the same work may be submitted again; `saved`: it
+    stopped on request before that, which counts for nothing.
     """
 
     reason: str
@@ -36,21 +35,24 @@ class Problem:
     hopeless: bool = False
     started: bool = True
     only_slow: bool = False
+    may_pass: bool = False
     disrupted: bool = False
+    saved: bool = False
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.remedy}"
 
     @property
     def without_names(self) -> str:
-        """The same without the names of pods, which change with every attempt to make one."""
-        return _POD_NAME.sub("pod", str(self))
+        """The same without the names of pods, which change with every attempt to make one, and with every other pod."""
+        return _POD_NAME.sub("pod", _LIKEWISE.sub("", str(self)))
 
 
+_LIKEWISE = re.compile(r" \(likewise [^)]*\)")
 _POD_NAME = re.compile(r'\bpods? (?:"[^"]*"|[a-z0-9][-a-z0-9.]*)')
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """`text` without line breaks and double spaces."""
     return " ".join(text.split())
 
@@ -84,8 +86,13 @@ _NO_SUCH_IMAGE = re.compile(r"not found|manifest unknown|denied|unauthorized|no 
 # ... and what a node says that did not reach the registry, which may pass.
 _NO_REGISTRY = re.compile(r"no such host|dial tcp|server misbehaving|connection refused|timeout|x509", re.IGNORECASE)
 _DESCRIBE = "see `kubectl describe pod`"
+RUN_AGAIN = "run it again: it resumes where it stopped"
 # Of several pods with the same problem, so many are named beside the first one.
 _MOST_NAMED = 3
+# What training reports when it stops on request.
+_STOP = re.compile(r"stopped on request after update \d+")
+# How long after the removal of a worker, at most, its launcher has ended: ranks save, and mpirun notices.
+_REPLACEMENT_SECONDS = 60.0
 # What a node says of a pod that mounts or reads what is not there.
 _NO_SUCH_OBJECT = re.compile(r'(configmap|secret) "([^"]+)" not found', re.IGNORECASE)
 _SETUP_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
@@ -108,11 +115,11 @@ def pod_problem(pod: Json, read_log: ReadLog = lambda pod, container: "") -> Pro
             return problem
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            message = _one_line(condition.get("message", ""))
+            message = one_line(condition.get("message", ""))
             remedies = [remedy for sign, remedy in _SCARCE.items() if sign in message]
             return Problem(f"pod {_name(pod)} is Unschedulable: {message}", "; ".join(remedies) or _DESCRIBE, started=False)
     if status.get("phase") == "Failed":
-        return Problem(f"pod {_name(pod)} failed: {_one_line(status.get('message', 'no reason given'))}", "run it again")
+        return Problem(f"pod {_name(pod)} failed: {one_line(status.get('message', 'no reason given'))}", "run it again")
     return _slow_start(pod)
 
 
@@ -128,17 +135,88 @@ def _slow_start(pod: Json) -> Problem | None:
 
 
 def worst_problem(pods: Sequence[Json], read_log: ReadLog = lambda pod, container: "") -> Problem | None:
-    """The problem to report of several pods': a hopeless one first, then one of a pod that ran, the newest first."""
-    newest_first = sorted(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", reverse=True)
+    """The problem to report of several pods': a hopeless one first, then one of a pod that ran, the newest first.
+
+    What a pod does that has been replaced counts only if nothing is wrong with its successors; of a launcher, not at all.
+    """
+    newest_first = sorted(pods, key=created, reverse=True)
+    launchers = [pod for pod in newest_first if _role(pod) == "launcher"]
+    newest_first = [pod for pod in newest_first if pod not in launchers[1:]]
+    lost = _lost_worker(newest_first, read_log)
+    if lost is not None:
+        return lost
     problems = {_name(pod): problem for pod in newest_first if (problem := pod_problem(pod, read_log)) is not None}
     if not problems:
         return None
-    name, worst = min(problems.items(), key=lambda item: (not item[1].hopeless, item[1].only_slow, not item[1].started))
+    newest = {_task_of(pod): created(pod) for pod in reversed(newest_first)}
+    replaced = {_name(pod) for pod in pods if created(pod) < newest[_task_of(pod)]}
+    name, worst = min(
+        problems.items(),
+        key=lambda item: (item[0] in replaced, not item[1].hopeless, item[1].only_slow, not item[1].started),
+    )
     likewise = [one for one, problem in problems.items() if one != name and problem.without_names == worst.without_names]
     if not likewise or worst.only_slow:
         return worst
     more = f" and {len(likewise) - _MOST_NAMED} more" if len(likewise) > _MOST_NAMED else ""
     return replace(worst, reason=f"{worst.reason} (likewise {', '.join(likewise[:_MOST_NAMED])}{more})")
+
+
+def created(pod: Json) -> str:
+    """When a pod was made, as the API writes it; the texts sort as the times do."""
+    return pod["metadata"].get("creationTimestamp") or ""
+
+
+def _task_of(pod: Json) -> str:
+    """What one pod after another does: a part of an Indexed Job, the launcher or a worker of an MPIJob, or a Job."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return _name(pod) if is_worker(pod) else str(annotations.get("batch.kubernetes.io/job-completion-index", ""))
+
+
+def _role(pod: Json) -> str | None:
+    return (pod["metadata"].get("labels") or {}).get("training.kubeflow.org/job-role")
+
+
+def is_worker(pod: Json) -> bool:
+    """Whether a pod is a worker of an MPIJob, which serves the launcher."""
+    return _role(pod) == "worker"
+
+
+def _lost_worker(pods: Sequence[Json], read_log: ReadLog) -> Problem | None:
+    """A worker of an MPIJob that is being removed, or was while the launcher ran: it is why the launcher ended, if it has.
+
+    A removed worker is replaced at once, by a pod of the same name.
+    """
+    launcher = next((pod for pod in pods if not is_worker(pod)), None)
+    ended = _ended(launcher) if launcher else {}
+    if ended.get("exitCode") in (0, _BAD_INPUT):
+        return None
+    since = _seconds(ended.get("finishedAt")) - _REPLACEMENT_SECONDS
+    for pod in filter(is_worker, pods):
+        removed = _eviction(pod) or (_deleted(pod) if "deletionTimestamp" in pod["metadata"] else None)
+        if removed is None and ended and since <= _seconds(created(pod)) and created(pod) > str(ended.get("startedAt")):
+            removed = _deleted(pod)
+        if removed is not None:
+            stop = _last_stop(launcher, read_log) if launcher and ended else None
+            remedy = stop or ("training resumes from its newest checkpoint" if ended else "its ranks save first")
+            return replace(removed, reason=f"worker {removed.reason}", remedy=remedy, saved=stop is not None)
+    return None
+
+
+def _last_stop(pod: Json, read_log: ReadLog) -> str | None:
+    """What the ranks of a launcher reported when they stopped on request; None if they did not stop."""
+    ended, (container, *_) = _ended(pod), pod["spec"]["containers"]
+    stops = _STOP.findall(ended.get("message") or "") or _STOP.findall(read_log(pod, container["name"]))
+    return f"{stops[-1]}, saved" if stops else None
+
+
+def _ended(pod: Json) -> Json:
+    """How the first container of a pod ended; nothing while it runs or waits."""
+    states = [status.get("state") or {} for status in pod.get("status", {}).get("containerStatuses") or ()]
+    return (states[0].get("terminated") if states else None) or {}
+
+
+def _seconds(moment: Any) -> float:
+    return datetime.fromisoformat(str(moment).replace("Z", "+00:00")).timestamp() if moment else 0.0
 
 
 def missing_object(pod: Json, events: Sequence[Json]) -> Problem | None:
@@ -162,7 +240,7 @@ def _container_problem(pod: Json, status: Json, read_log: ReadLog) -> Problem | 
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     where = f"pod {_name(pod)}, container {status['name']}"
     if waiting.get("reason") in _IMAGE_REASONS:
-        message = _one_line(waiting.get("message", ""))
+        message = one_line(waiting.get("message", ""))
         remedy = "build and push it (`make images`), or set images.registry, images.tag and images.pull_secret"
         if _NO_REGISTRY.search(message):
             remedy = "the node did not reach the registry: check images.registry and the node's network and DNS"
@@ -171,7 +249,7 @@ def _container_problem(pod: Json, status: Json, read_log: ReadLog) -> Problem | 
         reason = f"{where}: {waiting['reason']}: image {status['image']}: {message}"
         return Problem(reason, remedy, hopeless, started=False)
     if waiting.get("reason") in _SETUP_REASONS and not (status.get("lastState") or {}).get("terminated"):
-        message = _one_line(waiting.get("message", ""))
+        message = one_line(waiting.get("message", ""))
         return _missing(where, message) or Problem(f"{where}: {waiting['reason']}: {message}", _DESCRIBE, started=False)
     if not ended and waiting.get("reason") == "CrashLoopBackOff":
         ended = status["lastState"]["terminated"]
@@ -194,7 +272,8 @@ def _exit_problem(where: str, pod: Json, status: Json, ended: Json, read_log: Re
             f"{where}: exit code {code}{because}", "correct the pipeline file or the data, then run it again", True
         )
     if code == _STOPPED:
-        return Problem(f"{where}: stopped on request (exit code {code})", "run it again: it goes on where it stopped")
+        stop = _last_stop(pod, read_log) or "stopped on request, saved"
+        return Problem(f"{where}: {stop}", RUN_AGAIN, disrupted=True, saved=True)
     if code == _KILLED:
         return Problem(f"{where}: killed (exit code {code}){because}", "run it again: finished parts are not done again")
     return Problem(f"{where}: exit code {code}{because}", "see `gaudi-bert k8s logs`, then run it again")
@@ -202,16 +281,32 @@ def _exit_problem(where: str, pod: Json, status: Json, ended: Json, read_log: Re
 
 def _eviction(pod: Json) -> Problem | None:
     status = pod.get("status", {})
-    remedy = "run it again: it goes on where it stopped"
     if status.get("reason") in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):
-        message = _one_line(status.get("message", ""))
-        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", remedy, disrupted=True)
+        message = one_line(status.get("message", ""))
+        return Problem(f"pod {_name(pod)} was taken away ({status['reason']}): {message}", RUN_AGAIN, disrupted=True)
     for condition in status.get("conditions") or ():
         if condition["type"] == "DisruptionTarget" and condition.get("status") == "True":
-            message = _one_line(condition.get("message", ""))
+            message = one_line(condition.get("message", ""))
             reason = f"pod {_name(pod)} was taken away ({condition.get('reason')}): {message}"
-            return Problem(reason, remedy, disrupted=True)
-    return None
+            return Problem(reason, RUN_AGAIN, disrupted=True, saved=condition.get("reason") != "TerminationByKubelet")
+    # What becomes of a worker matters only to its launcher: when that is done, all workers are removed.
+    return _deleted(pod) if "deletionTimestamp" in pod["metadata"] and not is_worker(pod) else None
+
+
+def _deleted(pod: Json) -> Problem:
+    return Problem(f"pod {_name(pod)} was deleted", RUN_AGAIN, disrupted=True, saved=True)
+
+
+def lost_node(pod: Json, read_events: Callable[[str], Sequence[Json]]) -> Problem | None:
+    """The node of a pod that seems to run, if the cluster has lost contact with it; events are read by a pod's name."""
+    conditions = {each["type"]: each.get("status") for each in pod.get("status", {}).get("conditions") or ()}
+    if pod.get("status", {}).get("phase") != "Running" or conditions.get("Ready") != "False":
+        return None
+    if not any(event.get("reason") == "NodeNotReady" for event in read_events(_name(pod))):
+        return None
+    node = pod["spec"].get("nodeName", "unknown")
+    remedy = f"wait until it is back, or remove it: `kubectl describe node {node}`"
+    return Problem(f"node {node} is NotReady, and pod {_name(pod)} is on it", remedy, may_pass=True)
 
 
 def _container_statuses(status: Json) -> Iterator[Json]:
@@ -282,7 +377,7 @@ def job_outcome(item: Json) -> str | None:
         if condition["type"] in ("Complete", "Succeeded"):
             return "complete"
         if condition["type"] == "Failed":
-            return f"failed: {condition.get('reason', 'unknown')}: {_one_line(condition.get('message', ''))}"
+            return f"failed: {condition.get('reason', 'unknown')}: {one_line(condition.get('message', ''))}"
     return None
 
 
@@ -302,7 +397,9 @@ def few_pods_problem(item: Json, pods: Sequence[Json], events: Sequence[Json]) -
     """
     at_work = sum(_works(item, pod) for pod in pods)
     refused = _refusal(item, f"{at_work} of {wanted_pods(item)} pods", events)
-    return None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless)
+    return (
+        None if refused is None else replace(refused, started=item["kind"] == "Job" and not refused.hopeless, may_pass=True)
+    )
 
 
 def lacks_pods(item: Json, pods: Sequence[Json]) -> bool:
@@ -321,8 +418,7 @@ def wanted_pods(item: Json) -> int:
 
 def _works(item: Json, pod: Json) -> bool:
     """Whether a pod runs or waits, and for an MPIJob is a worker."""
-    is_worker = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL) == "worker"
-    return (item["kind"] == "Job" or is_worker) and pod.get("status", {}).get("phase") in ("Pending", "Running")
+    return (item["kind"] == "Job" or is_worker(pod)) and pod.get("status", {}).get("phase") in ("Pending", "Running")
 
 
 def _refusal(item: Json, gets: str, events: Sequence[Json]) -> Problem | None:
@@ -335,7 +431,7 @@ def _refusal(item: Json, gets: str, events: Sequence[Json]) -> Problem | None:
 
 def last_warning(events: Sequence[Json]) -> str:
     """The newest warning that the cluster noted, or an empty text."""
-    warnings = [_one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
+    warnings = [one_line(event.get("message", "")) for event in events if event.get("type") == "Warning"]
     return warnings[-1] if warnings else ""
 
 
@@ -351,71 +447,3 @@ def claim_problem(claim: Json, events: Sequence[Json]) -> Problem | None:
     reason += f": {warning}" if warning else ""
     remedy = "set kubernetes.storage_class to one of `kubectl get storageclass`, or kubernetes.work_claim to a bound claim"
     return Problem(reason, remedy, started=False)
-
-
-# --- Jobs and MPIJobs that wait for a queue: suspended until they are admitted, and again when others come first
-#
-# Kueue suspends whatever carries the label of one of its queues, without being asked, and makes a Workload for it, whose
-# conditions say what it waits for (kueue.sigs.k8s.io, "Troubleshooting Jobs"). An MPIJob has one Workload with launcher and
-# workers, so that it is admitted as one; its pods carry no label of their own. Where Workloads may not be read, the Job's
-# own condition is all that is known.
-
-
-def is_suspended(item: Json) -> bool:
-    """Whether a Job or an MPIJob is held back, so that it has no pods, or loses those that it has."""
-    spec = item.get("spec", {})
-    return bool((spec.get("runPolicy") or {}).get("suspend") if item["kind"] == "MPIJob" else spec.get("suspend"))
-
-
-def describe_suspension(item: Json, workloads: Sequence[Json]) -> str:
-    """What a suspended Job or MPIJob waits for, in one line; `workloads` is what its queue keeps about it."""
-    title = f"{item['kind']} {item['metadata']['name']}"
-    queue = (item["metadata"].get("labels") or {}).get(QUEUE_LABEL)
-    reason = _queue_reason(workloads) or "; ".join(_own_reasons(item))
-    if queue is None:
-        because = f": {reason}" if reason else ""
-        return f"{title} is suspended{because}; it goes on when a queue of the cluster, or `kubectl edit`, resumes it"
-    return f"{title} waits for its queue {queue}: {reason or 'not looked at yet'}"
-
-
-def _queue_reason(workloads: Sequence[Json]) -> str:
-    """Why the newest of `workloads` is not admitted; empty where none says why."""
-    if not workloads:
-        return ""
-    newest = max(workloads, key=lambda workload: str(workload["metadata"].get("creationTimestamp") or ""))
-    return "; ".join(dict.fromkeys(_reasons(newest)))
-
-
-def _reasons(workload: Json) -> Iterator[str]:
-    status = workload.get("status") or {}
-    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    if workload.get("spec", {}).get("active") is False:
-        yield "it was deactivated, and waits until its Workload is made active again"
-    if _is(conditions, "Evicted", "True"):
-        yield _message_of(conditions["Evicted"])
-    if _is(conditions, "QuotaReserved", "True"):
-        for check in status.get("admissionChecks") or ():
-            if check.get("state") != "Ready":
-                message = _one_line(check.get("message") or "") or check.get("state", "Pending")
-                yield f"admission check {check['name']}: {message}"
-        return
-    for kind in ("QuotaReserved", "Admitted"):
-        if _is(conditions, kind, "False"):
-            yield _message_of(conditions[kind])
-            if conditions[kind].get("reason") == "Inadmissible":
-                yield "see `kubectl get localqueues`, and correct kubernetes.queue"
-            return
-
-
-def _own_reasons(item: Json) -> Iterator[str]:
-    for condition in (item.get("status") or {}).get("conditions") or ():
-        if condition["type"] == "Suspended" and condition.get("status") == "True":
-            yield _message_of(condition)
-
-
-def _is(conditions: Json, kind: str, status: str) -> bool:
-    return kind in conditions and conditions[kind].get("status") == status
-
-
-def _message_of(condition: Json) -> str:
-    return _one_line(condition.get("message") or "") or str(condition.get("reason", condition["type"]))

@@ -22,11 +22,12 @@ from gaudi_bert.runners.kubernetes.follow import PodsDisruptedError, follow
 from gaudi_bert.runners.kubernetes.kustomize import Manifest
 from gaudi_bert.runners.kubernetes.manifests import PIPELINE_LABEL, Manifests, render
 from gaudi_bert.runners.kubernetes.problems import job_outcome
+from gaudi_bert.runners.kubernetes.volumes import check_claim
 from gaudi_bert.runners.stage_table import steps_of
 
 DIGEST = "gaudi-bert/manifest-sha256"
 _REMOVAL_SECONDS = 120
-# How often a step is submitted again that the cluster took away more often than its Job may try.
+# How often a step is submitted again whose pods the cluster took away before they could save.
 _RESUBMISSIONS = 3
 
 
@@ -59,17 +60,18 @@ def run_on_kubernetes(
 
 def _run_step(cluster: Cluster, item: Manifest, reporter: Reporter, start_seconds: float) -> str:
     """Submit a step and follow it; where the cluster takes it away, submit it again."""
-    for attempt in range(_RESUBMISSIONS + 1):
-        if not _submit(cluster, item, reporter):
-            return "skipped"
+    attempts = 0
+    while _submit(cluster, item, reporter):
         try:
             follow(cluster, item, reporter, start_seconds)
             return "done"
         except PodsDisruptedError as error:
-            if attempt == _RESUBMISSIONS:
+            # What has stopped on request has got on, and was not at fault.
+            attempts += not error.saved
+            if attempts > _RESUBMISSIONS:
                 raise
-            reporter.say(f"{error.args[0]}: submitting it again")
-    raise AssertionError("unreachable")
+            reporter.say(f"{error}: submitting it again")
+    return "skipped"
 
 
 def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Manifests) -> str:
@@ -82,7 +84,9 @@ def _prepare_shared(cluster: Cluster, settings: PipelineSettings, manifests: Man
         return kubernetes.store
     own = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
     name = own[0]["metadata"]["name"] if own else str(kubernetes.work_claim)
-    claim = cluster.read("PersistentVolumeClaim", name) or _create(cluster, own[0])
+    existing = cluster.read("PersistentVolumeClaim", name)
+    check_claim(cluster, settings, existing)
+    claim = existing or _create(cluster, own[0])
     phase = claim.get("status", {}).get("phase")
     if phase == "Lost":
         raise InputError(f"volume claim {name} has lost its volume; remove it with `gaudi-bert k8s delete PIPELINE --data`")

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.runners.doctor.answers import ClusterAnswers, ask_cluster
 from gaudi_bert.runners.doctor.checks import CheckResult
-from gaudi_bert.runners.doctor.cluster import ClusterAnswers, ask_cluster, check_cluster
-from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
+from gaudi_bert.runners.doctor.cluster import check_cluster
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.kinds import needed_rights
 from tests.builders.fake_api_server import FakeApiServer
 from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, node
 
@@ -62,6 +64,7 @@ def no_plugin(phase: str) -> list[dict[str, Any]]:
     [
         ({"version": (1, 23)}, CARDS, "Kubernetes", "mend.*need 1.24 or later"),
         ({"version": (1, 28)}, POLICY[True], "Kubernetes", "mend.*set kubernetes.failure_policy to auto"),
+        ({"version": (1, 28)}, load_pipeline(None, ["kubernetes.version=1.29"]), "Kubernetes", "mend.*to '1.28'"),
         ({"version": (1, 29)}, POLICY[False], "Kubernetes", "warning.*failure_policy: auto"),
         ({"namespace": None}, CARDS, "namespace", "mend.*kubectl create namespace gaudi-bert"),
         ({"namespace": None, "namespace_is_hidden": True}, CARDS, "namespace", "warning.*may not look at gaudi-bert"),
@@ -132,8 +135,70 @@ def test_data_pods_that_have_to_take_turns_are_a_warning() -> None:
 def test_nodes_that_take_no_pods_do_not_count(closed_by: str) -> None:
     spec = {"unschedulable": True} if closed_by == "unschedulable" else {"taints": [{"key": "g", "effect": closed_by}]}
     closed = {**node("a", **GAUDI_NODE), "spec": spec}
-    assert wrong_with(CARDS, nodes=[closed])["cards"].verdict == "mend"
+    assert wrong_with(CARDS, nodes=[closed])["training pods"].verdict == "mend"
     assert wrong_with(CARDS, nodes=[closed, node("b", **GAUDI_NODE)]) == {}
+
+
+CORDONED = {**node("b", **GAUDI_NODE), "spec": {"unschedulable": True}}
+TAINTED = {**node("c", **GAUDI_NODE), "spec": {"taints": [{"key": "g", "value": "x", "effect": "NoSchedule"}]}}
+SMALL_DISK = node("a", **{**LAPTOP, "ephemeral-storage": "252Gi"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "check", "said"),
+    [
+        (
+            ["kubernetes.data_pods.node_selector={disk: fast}"],
+            CLUSTER.nodes,
+            "data pods",
+            "no node has the labels disk=fast; correct kubernetes.data_pods.node_selector",
+        ),
+        (
+            ["kubernetes.node_selector={kind: gaudi2}"],
+            CLUSTER.nodes,
+            "training pods",
+            "no node has the labels kind=gaudi2; correct kubernetes.training_pods.node_selector and kubernetes.node_",
+        ),
+        ([], [CORDONED], "data pods", "cordoned, so that no pod is put on them: b; kubectl uncordon b"),
+        ([], [CORDONED], "training pods", "kubectl uncordon b"),
+        ([], [TAINTED], "data pods", "on c: g=x:NoSchedule; set kubernetes.data_pods.tolerations, or remove the taints"),
+        ([], [TAINTED, CORDONED], "data pods", "kubectl uncordon b, or set kubernetes.data_pods.tolerations"),
+        (
+            ["resources.data={cpu: 3, memory: 1Gi}"],
+            [node("a", **LAPTOP), CORDONED],
+            "data pods",
+            "(the most is 2 cpu, 15.6Gi memory); kubectl uncordon b, or lower resources.data.cpu, or add nodes",
+        ),
+        (["kubernetes.scratch=500Gi"], [SMALL_DISK], "data pods", "252Gi ephemeral-storage); lower kubernetes.scratch, or"),
+        (["kubernetes.scratch=500Gi"], [SMALL_DISK], "scratch", "(the most of a node is 252Gi ephemeral-storage); lower"),
+    ],
+    ids=["selector", "training's", "cordoned", "and training", "tainted", "both", "cordoned room", "scratch", "trainer's"],
+)
+def test_why_no_node_takes_the_pods_is_said_with_its_own_remedy(
+    overrides: list[str], nodes: list[Any], check: str, said: str
+) -> None:
+    found = wrong_with(load_pipeline(None, overrides), nodes=nodes)
+    assert found[check].verdict == "mend"
+    assert said in str(found[check])
+
+
+def test_scratch_that_the_nodes_have_is_no_problem() -> None:
+    assert wrong_with(load_pipeline(None, ["kubernetes.scratch=200Gi"]), nodes=[SMALL_DISK]) == {}
+
+
+@pytest.mark.parametrize("kind", ["PriorityClass", "RuntimeClass"])
+def test_a_class_that_pods_name_must_exist(kind: str, gaudi_server: FakeApiServer, cluster: Cluster) -> None:
+    """The API refuses pods that name another one."""
+    key = f"kubernetes.training_pods.{'priority' if kind == 'PriorityClass' else 'runtime'}_class"
+    settings = load_pipeline(None, [*SERVER, f"{key}=high"])
+    assert wrong_at(cluster, settings)[kind].remedy == f"set {key} to one of: there are none"
+    gaudi_server.put(kind, {"metadata": {"name": "low"}})
+    assert str(wrong_at(cluster, settings)[kind]).endswith(f"no {kind} high; set {key} to one of: low")
+    gaudi_server.forbidden = {("list", f"{kind.lower()}es")}
+    assert wrong_at(cluster, settings)[kind].verdict == "warning"
+    gaudi_server.forbidden = set()
+    gaudi_server.put(kind, {"metadata": {"name": "high"}})
+    assert wrong_at(cluster, settings) == {}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +221,7 @@ def test_nodes_whose_taint_is_tolerated_count(toleration: str, fits: bool) -> No
 
 def test_only_nodes_that_are_selected_count_for_training() -> None:
     settings = load_pipeline(None, [*SERVER, "kubernetes.node_selector={gaudi: two}"])
-    assert "cards" in wrong_with(settings)
+    assert "training pods" in wrong_with(settings)
     labelled = node("c", **GAUDI_NODE)
     labelled["metadata"]["labels"] = {"gaudi": "two"}
     assert wrong_with(settings, nodes=[labelled]) == {}
@@ -224,12 +289,34 @@ def test_the_access_modes_of_a_claim_that_is_there_count_and_not_those_of_the_se
     more = ["kubernetes.work_claim=shared"] if named else ["kubernetes.access_mode=ReadWriteMany"]
     settings = load_pipeline(None, ["resources.data_workers=4", *more])
     name = "shared" if named else "demo-work"
-    for modes, verdict in ((["ReadWriteOnce"], "warning"), (["ReadWriteMany"], "ok")):
+    for modes, verdict in ((["ReadWriteOnce"], "warning" if named else "mend"), (["ReadWriteMany"], "ok")):
         claim = {"spec": {"accessModes": modes}, "status": {"phase": "Bound"}}
         results = check_cluster(dataclasses.replace(CLUSTER, claims={name: claim}), settings)
         (result,) = (each for each in results if each.check == "storage")
         assert result.verdict == verdict
         assert f"the claim {name}, {modes[0]}" in result.found
+        if verdict == "mend":
+            assert "kubernetes.access_mode is ReadWriteMany, and a claim cannot be changed" in result.found
+            assert "k8s delete PIPELINE --data; or set kubernetes.access_mode to ReadWriteOnce" in result.remedy
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "nodes", "verdict"),
+    [("ebs.csi.aws.com", 2, "mend"), ("ebs.csi.aws.com", 1, None), ("efs.csi.aws.com", 2, None)],
+)
+def test_workers_on_several_nodes_need_a_volume_for_all_unless_the_class_gives_them_one(
+    provisioner: str, nodes: int, verdict: str | None
+) -> None:
+    changed = {
+        "storage_classes": [{**STORAGE_CLASS, "provisioner": provisioner}],
+        "nodes": list(CLUSTER.nodes or ())[:nodes],
+    }
+    claim = {"spec": {"accessModes": ["ReadWriteOnce"]}, "status": {"phase": "Bound"}}
+    for claims in ({}, {"demo-work": claim}):
+        found = wrong_with(MPI, **changed, claims=claims).get("storage")
+        assert (found.verdict if found else None) == verdict
+        if found:
+            assert "2 workers may run on several of the 2 nodes; set kubernetes.access_mode to ReadWriteMany" in str(found)
 
 
 def test_claims_that_are_there_are_taken_and_those_that_are_not_are_named() -> None:

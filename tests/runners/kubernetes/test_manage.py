@@ -12,13 +12,15 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import load_pipeline
 from gaudi_bert.runners.kubernetes import manage
-from gaudi_bert.runners.kubernetes.client import Cluster, needed_rights
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.kinds import needed_rights
 from gaudi_bert.runners.kubernetes.run import run_on_kubernetes
 from tests.builders.fake_api_server import FakeApiServer, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, unschedulable
 from tests.builders.s3_server import S3Server, contents, quick
 
 SETTINGS = load_pipeline(None)
+TWO = ["name=two", "resources.workers=2", "kubernetes.access_mode=ReadWriteMany"]
 
 
 def test_status_tells_each_step(server: FakeApiServer, cluster: Cluster) -> None:
@@ -82,12 +84,12 @@ def test_the_role_for_runs_inside_the_cluster_allows_all_that_is_asked_and_no_mo
     server.script("demo-plan", active(running("p")), active(running("p")), complete(running("p")))
     trained = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
     server.script("two-train", State({}, suspended=True), State({}), trained)
-    for overrides in ([], ["packing.depth=4"], ["name=two", "resources.workers=2", "kubernetes.queue=gpus"]):
+    for overrides in ([], ["packing.depth=4"], [*TWO, "kubernetes.queue=gpus"]):
         run_on_kubernetes(load_pipeline(None, overrides), ["plan", "train"], reporter, cluster)
     run_on_kubernetes(load_pipeline(None, overrides), ["train"], reporter, cluster)
     cluster.events("demo-work")
     manage.status(SETTINGS, cluster)
-    manage.delete(load_pipeline(None, ["name=two", "resources.workers=2"]), cluster, data=True)
+    manage.delete(load_pipeline(None, TWO), cluster, data=True)
     _, role, _ = yaml.safe_load_all((repository / "k8s" / "in-cluster" / "account.yaml").read_text())
     allowed = {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert server.verbs == allowed

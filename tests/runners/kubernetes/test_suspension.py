@@ -12,7 +12,7 @@ import pytest
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.runners.kubernetes import manage
 from gaudi_bert.runners.kubernetes.client import Cluster
-from gaudi_bert.runners.kubernetes.problems import describe_suspension
+from gaudi_bert.runners.kubernetes.suspension import describe_suspension
 from tests.builders.fake_api_server import FakeApiServer, Run, State
 from tests.builders.recorded_answers import ACTIVE, active, complete, failed, running, succeeded, unschedulable
 

@@ -1,0 +1,217 @@
+"""What a run reports while it follows a Job, and what it does when pods are stopped on request."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.pipeline import load_pipeline
+from gaudi_bert.runners.kubernetes import manage
+from gaudi_bert.runners.kubernetes.client import Cluster
+from gaudi_bert.runners.kubernetes.follow import StartLimit
+from gaudi_bert.runners.kubernetes.problems import worst_problem
+from tests.builders.fake_api_server import FakeApiServer, Run, State
+from tests.builders.recorded_answers import (
+    active,
+    complete,
+    failed,
+    gave_up,
+    pod,
+    preempted,
+    running,
+    succeeded,
+    unschedulable,
+)
+
+Json = dict[str, Any]
+
+UNBOUND = unschedulable("p", "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+FULL = unschedulable("q", "0/1 nodes are available: 1 Insufficient cpu.")
+TRAINED = State({"conditions": [{"type": "Succeeded", "status": "True"}]})
+STOPPED = "[1,0]<stderr>:error: /work/demo/run: stopped on request after update 614 of 800; the same command goes on\n"
+LOST = f"{STOPPED}ORTE has lost communication with a remote daemon: connection to the node demo-train-worker-1 is lost\n"
+
+
+class Told:
+    """What is reported of pods at moments of a clock that the test turns."""
+
+    def __init__(self, reporter: Reporter, said: io.StringIO) -> None:
+        self.now, self._said = 0.0, said
+        self._limit = StartLimit(600, reporter, clock=lambda: self.now)
+
+    def at(self, now: float, *pods: Json) -> list[str]:
+        """The new lines, after these pods were seen at `now`."""
+        self.now = now
+        before, problem = len(self._said.getvalue()), worst_problem(pods)
+        if problem is None:
+            self._limit.begin_again()
+        else:
+            assert not self._limit.is_over(problem)
+        return self._said.getvalue()[before:].splitlines()
+
+
+@pytest.fixture
+def told(reporter: Reporter, said: io.StringIO) -> Told:
+    return Told(reporter, said)
+
+
+@pytest.mark.parametrize("condition", [UNBOUND, FULL], ids=["unbound", "full"])
+def test_a_condition_that_passes_within_15_seconds_is_not_reported_and_one_that_lasts_is_once(
+    condition: Json, told: Told
+) -> None:
+    assert told.at(0, condition) + told.at(14, condition) + told.at(14.9, running("p")) == []
+    assert told.at(100, condition) + told.at(114.9, condition) == []
+    (line,) = told.at(115, condition)
+    assert line.startswith(f"pod {condition['metadata']['name']} is Unschedulable: 0/1 nodes are available")
+    assert line.endswith("(giving up after 10 min 00 s)")
+    assert told.at(116, condition) + told.at(200, condition) == []
+
+
+def test_what_has_ended_is_reported_at_once_and_not_again_for_a_later_pod(told: Told) -> None:
+    first = failed("p-1", 1, "disk full")
+    later = {**FULL, "metadata": {"name": "p-2", "creationTimestamp": "2026-01-01T00:00:10Z"}}
+    (line,) = told.at(0, first)
+    assert line == (
+        "pod p-1, container plan: exit code 1: disk full; see `gaudi-bert k8s logs`, then run it again; retrying"
+    )
+    assert told.at(10, later, first) == []
+    assert told.at(25, later, first) == [f"{worst_problem([later])} (giving up after 10 min 00 s)"]
+    assert told.at(30, {**later, "status": running("p-2")["status"]}, first) == []
+
+
+def test_more_pods_with_the_same_reason_are_no_news(told: Told) -> None:
+    killed = [failed(f"p-{number}", 137) for number in range(6)]
+    assert len(told.at(0, *killed[:1])) == 1
+    assert [told.at(number, *killed[:number]) for number in range(2, 7)] == [[]] * 5
+
+
+def test_a_pod_that_was_replaced_does_not_hide_that_its_successor_cannot_start() -> None:
+    later = {**FULL, "metadata": {"name": "p-2", "creationTimestamp": "2026-01-01T00:00:10Z"}}
+    problem = worst_problem([failed("p-1", 1, "disk full"), later])
+    assert str(problem).startswith("pod p-2 is Unschedulable")
+    parts = [{**each, "metadata": {**each["metadata"], "annotations": {}}} for each in (failed("p-1", 1, "x"), later)]
+    for number, part in enumerate(parts):
+        part["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"] = str(number)
+    assert "exit code 1" in str(worst_problem(parts)), "another part is no successor"
+
+
+# Pods of an MPIJob: a worker that is removed is the reason why its launcher ends, whatever mpirun writes.
+
+
+def member(name: str, role: str, state: Json, created: str = "2026-01-01T00:00:00Z", **metadata: str) -> Json:
+    labels = {"training.kubeflow.org/job-role": role}
+    return {**state, "metadata": {"name": name, "labels": labels, "creationTimestamp": created, **metadata}}
+
+
+def launcher(name: str = "launcher-a", created: str = "2026-01-01T00:00:00Z", **ended: Any) -> Json:
+    moments = {"startedAt": "2026-01-01T00:00:05Z", "finishedAt": "2026-01-01T01:00:00Z", "reason": "Error"}
+    phase = "Failed" if ended.get("exitCode") else "Succeeded"
+    state = pod(name, phase, "train", ended={**moments, **ended}) if ended else running(name, "train")
+    return member(name, "launcher", state, created)
+
+
+def workers(*second: str, **metadata: str) -> list[Json]:
+    return [
+        member("demo-train-worker-0", "worker", running("", "worker")),
+        member("demo-train-worker-1", "worker", running("", "worker"), *second, **metadata),
+    ]
+
+
+REPLACED = workers("2026-01-01T01:00:02Z")
+DELETED = "worker pod demo-train-worker-1 was deleted; "
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        ([launcher(exitCode=205, message=LOST), *REPLACED], f"{DELETED}stopped on request after update 614, saved"),
+        ([launcher(exitCode=205), *REPLACED], f"{DELETED}training resumes from its newest checkpoint"),
+        ([launcher(), *workers(deletionTimestamp="2026-01-01T01:00:00Z")], f"{DELETED}its ranks save first"),
+        ([launcher(exitCode=1, message="error: disk full"), *workers()], "container train: exit code 1: error: disk full"),
+        ([launcher(exitCode=2, message="error: bad"), *REPLACED], "container train: exit code 2: error: bad"),
+        (
+            [launcher(exitCode=1, message="error: full"), *workers("2026-01-01T00:30:00Z")],
+            "container train: exit code 1: error: full",
+        ),
+        ([launcher(exitCode=205, message=LOST), launcher("launcher-b", "2026-01-01T01:00:20Z"), *REPLACED], "None"),
+        ([launcher(exitCode=0), *workers(deletionTimestamp="2026-01-01T01:00:00Z")], "None"),
+    ],
+    ids=["saved", "forced", "saving", "not deleted", "bad input", "deleted long before", "retried", "complete"],
+)
+def test_a_worker_that_was_deleted_is_the_reason(pods: list[Json], said: str) -> None:
+    assert said in str(worst_problem(pods))
+
+
+def test_a_deleted_worker_is_one_line_and_never_mpiruns(server: FakeApiServer, said: io.StringIO, run: Run) -> None:
+    lost = [launcher(exitCode=205, message=LOST), *REPLACED]
+    again = [lost[0], launcher("launcher-b", "2026-01-01T01:00:20Z"), *REPLACED]
+    states = [[launcher(), *workers()], lost, again, again]
+    server.script("demo-train", *(State({}, pods) for pods in states), TRAINED)
+    assert run(["train"], "resources.workers=2") == {"train": "done"}
+    lines = [line for line in said.getvalue().splitlines() if "worker" in line or "205" in line]
+    assert lines[0] == f"{DELETED}stopped on request after update 614, saved; retrying"
+    assert "205" not in said.getvalue()
+
+
+# Stops on request count for nothing, and are not left to the backoff of a Job.
+
+DRAINED = failed("p", 75, "error: /work/demo/run: stopped on request after update 614 of 800; the same command goes on")
+
+
+@pytest.mark.parametrize(
+    "stopped",
+    [[active(DRAINED)], [active(preempted("p"))], [active()], [gave_up(DRAINED)] * 2, [gave_up(preempted("p"))] * 2],
+    ids=["drained", "preempted", "deleted", "drained too often", "preempted too often"],
+)
+def test_a_step_that_is_stopped_on_request_is_started_again_at_once_however_often(
+    stopped: list[State], server: FakeApiServer, said: io.StringIO, run: Run
+) -> None:
+    """Before the Job's own backoff is over, and after its retries are used up."""
+    server.script("demo-plan", *[active(running("p")), *stopped] * 6, active(running("q")), complete(succeeded("q")))
+    assert run(["plan"]) == {"plan": "done"}
+    assert server.created("Job") == ["demo-plan"] * 7
+    assert said.getvalue().count(": submitting it again") == 6
+
+
+def test_a_launcher_that_waits_for_its_workers_is_not_submitted_again(server: FakeApiServer, run: Run) -> None:
+    """After a suspension it is made when sshd listens on all of them, which may take long."""
+    pending = [member(f"demo-train-worker-{number}", "worker", pod("", "Pending")) for number in range(2)]
+    some = [workers()[0]]
+    ran = State({}, [launcher(), *workers()])
+    server.script("demo-train", ran, *[State({}, pods) for pods in (pending, some, pending)], ran, TRAINED)
+    assert run(["train"], "resources.workers=2") == {"train": "done"}
+    assert server.created("MPIJob") == ["demo-train"]
+    server.script("demo-train", ran, *[State({}, workers())] * 2, ran, TRAINED)
+    del server.objects["MPIJob", "demo-train"]
+    assert run(["train"], "resources.workers=2") == {"train": "done"}
+    assert server.created("MPIJob") == ["demo-train"] * 3
+
+
+def test_a_drained_pod_whose_successor_a_quota_refuses_is_not_submitted_again(server: FakeApiServer, run: Run) -> None:
+    server.warn("demo-plan", 'Error creating: pods "demo-plan-2" is forbidden: exceeded quota: team', "2099-01-01T00:00:00Z")
+    server.script("demo-plan", active(running("p")), *[active(DRAINED)] * 3, active(running("q")), complete(succeeded("q")))
+    assert run(["plan"]) == {"plan": "done"}
+    assert server.created("Job") == ["demo-plan"]
+
+
+# Nodes that the cluster has lost contact with.
+
+
+def test_status_names_a_node_that_is_not_ready(server: FakeApiServer, cluster: Cluster) -> None:
+    """From the pod and its events: an account of one namespace may look at no node."""
+    silent = pod("p-1", "Running", conditions=[{"type": "Ready", "status": "False"}])
+    silent["spec"]["nodeName"] = "worker-7"
+    server.put("Job", {"metadata": {"name": "demo-plan"}, "status": {"active": 1}})
+    server.script("demo-plan", active(silent))
+    settings = load_pipeline(None)
+    assert manage.status(settings, cluster)["plan"].problem is None, "it may still be starting"
+    event = {"type": "Warning", "reason": "NodeNotReady", "message": "Node is not ready"}
+    server.put("Event", {"metadata": {"name": "p-1.1"}, **event, "involvedObject": {"name": "p-1"}})
+    found = manage.status(settings, cluster)["plan"]
+    assert found.problem == (
+        "node worker-7 is NotReady, and pod p-1 is on it; wait until it is back, or remove it: "
+        "`kubectl describe node worker-7`"
+    )
