@@ -139,7 +139,7 @@ def _first_problem(error: ValidationError) -> str:
     message = plain_message(problem)
     if key == "format_version" and problem["type"] != "missing":
         stored, read = problem["input"], message.removeprefix("must be ")
-        if isinstance(stored, int) and stored < int(read):
+        if type(stored) is int and problem["type"] == "literal_error" and 0 < stored < int(read):
             return f"written by an earlier edition (format_version {stored})"
         return f"format_version {shown(stored)}, this version reads {read}"
     if problem["type"] == "value_error":

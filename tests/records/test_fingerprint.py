@@ -86,6 +86,7 @@ def test_packed_and_unpacked_hash_alike(tmp_path: Path) -> None:
     pieces = [piece for _, piece in packed_pieces(tmp_path / "packed", schema, scan_buffer())]
     assert np.concatenate([piece.hashes for piece in pieces]).tolist() == hashes
     sums = sum_pieces(packed_pieces(tmp_path / "packed", schema, scan_buffer()))
+    assert sums.record_sizes.size == len(packs)
     assert sums.sequences == 60
     assert sums.tokens == sum(sum(sequence["input_mask"]) for sequence in sequences)
 
