@@ -5,13 +5,16 @@ sequence by itself? Does a later token change earlier outputs, which positions d
 take? Then packs are fed in every form that fits (one mask, or one for each kind of layer; windows that count the token
 itself, or not), and the form whose outputs are those of the sequences alone is right. Where none is, the model is refused.
 
-Of a model, its own class is copied, and the model itself must agree: whether it is causal is decided on it.
+Of a model, its own class is copied, and the model itself must agree: whether it is causal is decided on it. Then it is
+tried as it will be used (`try_model`): with its head, its weights, its software and the batches that it will be given.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,27 +23,33 @@ import torch
 import transformers
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.feeding import Feeding, additive_masks
+from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row
 from gaudi_bert.pytorch.small_copy import small_copy
 from gaudi_bert.pytorch.trial import (
     ALONE_BOUND,
     MODEL_ERRORS,
     alone_outputs,
+    full_pack,
     largest_difference,
+    moved_neighbours,
     one_line,
     outputs_of,
     random_packs,
     scale_of,
     sequences_of,
+    token_outputs,
     tokens_of_packs,
     trial_conditions,
     trial_of,
     usual_tokens,
 )
+from gaudi_bert.records.schema import NOT_PREDICTED
 
 _SEED = 12345
-_MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a whole model's outputs: rounding in many layers; and in 16 bits
+_MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits
+_EXACT = (torch.float32, torch.float64)
+_USUAL_ROWS, _MOST_POSITIONS = (512, 1024), 1 << 22
 ONE_FOR_A_ROW = (
     "its head gives one output for a row, and a row of packs holds several sequences; "
     "use PackedBertForSequenceClassification and PackCollator(sequence_labels=COLUMN)"
@@ -48,56 +57,128 @@ ONE_FOR_A_ROW = (
 _STATEFUL = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 
 
-def feeding_of(model: Any) -> Feeding:
-    """How to feed a model: the model, its config, or a `model_type` of `transformers` (then with its usual settings).
-
-    A `Feeding` is returned as it is: for a model that is not one of `transformers`.
-    """
+def feeding_of(model: Any, target: str = "transformers-5") -> Feeding:
+    """How to feed a model for a target: the model, or its config. A `Feeding` is returned as it is."""
     if isinstance(model, Feeding):
         return model
     if isinstance(model, torch.nn.Module):
-        return _feeding_of_module(model)
-    if isinstance(model, transformers.PretrainedConfig):
-        return _ask(model, None)
+        return _feeding_of_module(model, target)
+    tags = any(name.endswith("ForTokenClassification") for name in model.architectures or ())
+    return replace(_ask(model, None, target), labels_own_token=tags)
+
+
+def known_model(model: Any) -> Any:
+    """A model, its config or a `Feeding` as it is; of a `model_type` of `transformers` the config with its usual settings.
+
+    A `Feeding` is for a model that is not one of `transformers`.
+    """
+    if isinstance(model, Feeding | torch.nn.Module | transformers.PretrainedConfig):
+        return model
     if not isinstance(model, str):
         raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
     try:
-        config = transformers.AutoConfig.for_model(model)
+        return transformers.AutoConfig.for_model(model)
     except MODEL_ERRORS as error:
         raise InputError(f"model type {model!r}: transformers does not know it; give the model or its config") from error
-    return _ask(config, None)
 
 
-def _feeding_of_module(model: Any) -> Feeding:
+def _feeding_of_module(model: Any, target: str) -> Feeding:
     """Of the model's class, and held to the model itself."""
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
         raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
-    feeding = _ask(model.config, type(model))
+    feeding = _ask(model.config, type(model), target)
     check_head(model)
-    inner = model.base_model
-    takes_masks = model.config._attn_implementation in ("eager", "sdpa")  # noqa: SLF001 - said nowhere else
     with trial_of(model):
-        causal = _is_causal(inner)
-        difference = _difference(inner, feeding) if takes_masks and causal == feeding.causal else None
+        causal = _is_causal(model.base_model)
+        own = causal and _labels_own_token(model)
     if causal != feeding.causal:
         said = "causal" if feeding.causal else "bidirectional"
         raise InputError(
             f"{type(model).__name__}: its config makes a {said} model, and it is not; give it rows of one sequence"
         )
-    if difference is not None and not difference <= _bound(inner):
-        raise InputError(
-            f"{type(model).__name__}: a copy of its config is right with packs, and the model is not (packed and alone "
-            f"differ by {difference:.1e} of the largest output); give it rows of one sequence"
+    return replace(feeding, labels_own_token=own)
+
+
+def _labels_own_token(model: Any) -> bool:
+    """Whether the label of the first token changes the loss, as it does not where labels are those of the next tokens."""
+    if getattr(model, "gathers", False):
+        return False
+    weights = next(model.parameters())
+    ids = torch.tensor(usual_tokens(model.config)[np.newaxis, :3], device=weights.device)
+    labels = torch.zeros_like(ids)
+    try:
+        with_first, without = (
+            model(input_ids=ids, labels=labels.index_fill(1, torch.tensor([0], device=weights.device), first)).loss
+            for first in (0, NOT_PREDICTED)
         )
-    return feeding
+    except MODEL_ERRORS:  # it takes no labels
+        return False
+    return with_first is not None and not torch.equal(with_first, without)
 
 
-def _difference(model: Any, feeding: Feeding) -> float:
-    """How far packed and alone differ, as a part of the largest output (or of 1)."""
-    rows, _ = random_packs(model.config, tokens_of_packs(model.config, feeding.position_offset), _SEED)
-    packed = sequences_of(outputs_of(model, _batch(rows, feeding)), rows)
-    alone = alone_outputs(model, feeding, rows)
-    return largest_difference(packed, alone) / scale_of(alone)
+# --- the model as it will be used
+
+
+def try_model(
+    model: Any,
+    feeding: Feeding,
+    batch_of: Callable[[list[Row]], dict[str, Any]],
+    row_tokens: int | None = None,
+    *,
+    training: bool,
+) -> int:
+    """Refuse a model whose packed sequences are not what each is alone, or which change with their neighbours in training.
+
+    Args:
+        model: it may be a small copy; with its head, unless that gathers.
+        feeding: that of the model.
+        batch_of: what it is given for rows.
+        row_tokens: of the longest rows; as many as the model has positions when None, but 512 to 1,024.
+        training: try it in training mode too, with its dropout; an error there is not one of packs.
+
+    Returns:
+        The tokens of the longest row that was tried.
+
+    It computes 576 tokens and two rows of `row_tokens`, and two more in training mode.
+    """
+    tried = model.base_model if getattr(model, "gathers", False) else model
+    positions = tokens_of_packs(model.config, feeding.position_offset, _MOST_POSITIONS)
+    longest = min(positions, feeding.longest_sequence or positions)
+    row_tokens = row_tokens or int(np.clip(positions, *_USUAL_ROWS))
+    short, _ = random_packs(model.config, min(longest, 144), _SEED, longest)
+    full, changed = full_pack(model.config, row_tokens, _SEED, longest)
+    for rows in (short[:2], full):
+        with trial_of(model):
+            packed = sequences_of(outputs_of(tried, batch_of(rows)), rows)
+            alone = alone_outputs(tried, feeding, rows)
+        difference = largest_difference(packed, alone) / scale_of(alone)
+        _check_trial(model, rows, "packed and alone differ", difference, _MODEL_BOUND)
+    if training:
+        moved = 0.0
+        with trial_of(model), suppress(*MODEL_ERRORS):
+            model.train()
+            moved = _moved(tried, batch_of, full, changed)
+        _check_trial(model, full, "in training, sequences change their neighbours", moved, ALONE_BOUND)
+    return row_tokens
+
+
+def _check_trial(model: Any, rows: list[Row], what: str, difference: float, bound: float) -> None:
+    if not difference <= (bound if next(model.parameters()).dtype in _EXACT else _HALF_BOUND):
+        raise InputError(
+            f"{type(model).__name__}: is not right with packs of {len(rows[0]['input_ids'])} tokens ({what} by "
+            f"{difference:.1e} of the largest output); give it rows of one sequence"
+        )
+
+
+def _moved(model: Any, batch_of: Callable[[list[Row]], dict[str, Any]], rows: list[Row], changed: list[Row]) -> float:
+    """How far a changed sequence moves the others of its pack, as a part of the largest output; dropout is the same."""
+    device, outputs = next(model.parameters()).device, []
+    for each in (rows, changed):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(_SEED)
+            outputs.append(sequences_of(outputs_of(model, batch_of(each)), each))
+    before, after = outputs
+    return moved_neighbours(before, after, rows) / scale_of(before)
 
 
 def check_head(model: Any) -> None:
@@ -106,7 +187,7 @@ def check_head(model: Any) -> None:
         return
     ids = torch.tensor(usual_tokens(model.config)[np.newaxis, :3])
     with trial_of(model):
-        output = model(input_ids=ids.to(next(model.parameters()).device))[0]
+        output = token_outputs(model(input_ids=ids.to(next(model.parameters()).device)))
     if output.ndim != 3 or output.shape[:2] != ids.shape:
         raise InputError(f"{type(model).__name__}: {ONE_FOR_A_ROW}")
 
@@ -123,7 +204,7 @@ class _Form:
     counts_itself: bool
 
 
-def _ask(config: Any, kind: Any) -> Feeding:
+def _ask(config: Any, kind: Any, target: str) -> Feeding:
     """The feeding under which a small copy treats packed sequences as if they stood alone."""
     stateful = sorted(kind for kind in _kinds(config) if kind.startswith(_STATEFUL))
     if stateful:
@@ -134,14 +215,18 @@ def _ask(config: Any, kind: Any) -> Feeding:
         with trial_conditions():
             feeding = replace(_inputs(model), causal=_is_causal(model))
             feeding = replace(feeding, position_offset=_offset(model) if feeding.positions else 0)
-            counted_from_padding = feeding.position_offset > 0  # RoBERTa's family, whose tokenizers make no types
-            feeding = replace(feeding, token_types=feeding.token_types and not (feeding.causal or counted_from_padding))
-            form, difference = _right_form(model, feeding)
+            feeding = replace(feeding, longest_sequence=_longest_sequence(model, feeding))
+            form, difference = _right_form(model, feeding, target)
     except MODEL_ERRORS as error:
         said = str(error) if isinstance(error, InputError) else one_line(error)
         raise InputError(_refusal(config, said)) from error
     if form is None:
         lacks = "" if feeding.positions else "it takes no position_ids, and "
+        if target in ("transformers-4", "optimum-habana"):
+            raise InputError(
+                f"target = {target!r}: its mask is not right for model type {config.model_type!r} with transformers "
+                f"{transformers.__version__} ({difference}); use target transformers-5"
+            )
         raise InputError(_refusal(config, f"{lacks}no mask is right for it ({difference})"))
     return _formed(config, feeding, form)
 
@@ -156,10 +241,6 @@ def _inputs(model: Any) -> Feeding:
     taken = inspect.signature(model.forward).parameters
     types = getattr(model.config, "type_vocab_size", None) or 0
     return Feeding(positions="position_ids" in taken, token_types="token_type_ids" in taken and types > 1)
-
-
-def _bound(model: Any) -> float:
-    return _MODEL_BOUND if next(model.parameters()).dtype in (torch.float32, torch.float64) else _HALF_BOUND
 
 
 def _is_causal(model: Any) -> bool:
@@ -201,7 +282,37 @@ def _offset(model: Any) -> int:
     raise InputError("the positions that it gives a sequence by itself cannot be found")
 
 
-def _right_form(model: Any, feeding: Feeding) -> tuple[_Form | None, str]:
+def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
+    """Most tokens of a sequence that leaves others of its batch as they are; None where any number does.
+
+    Positions that are far on stand for the sequence, so it need not be computed. No sequence here is short: some models
+    change for good when they meet one.
+    """
+    length = tokens_of_packs(model.config, feeding.position_offset)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    most = min(4 * positions, _MOST_POSITIONS) if type(positions) is int else _MOST_POSITIONS
+    tokens = usual_tokens(model.config)
+    ids = torch.tensor(np.stack([tokens[np.arange(first, first + length) % len(tokens)] for first in (0, 3)]))
+
+    def beside(last: int) -> torch.Tensor:
+        counted = torch.stack([torch.arange(length), torch.arange(last - length, last)])
+        return outputs_of(model, {"input_ids": ids, "position_ids": counted + feeding.position_offset})[:1]
+
+    def moves(last: int) -> bool:
+        usual = beside(length)  # each time: longer sequences change RoPE until the next short one
+        return largest_difference([beside(last)], [usual]) > ALONE_BOUND * scale_of([usual])
+
+    try:
+        if not feeding.positions or not moves(most):
+            return None
+    except MODEL_ERRORS:  # a table of positions, which is its limit
+        return None
+    longest = bisect_left(range(most), True, length, key=moves) - 1
+    beside(length)
+    return longest
+
+
+def _right_form(model: Any, feeding: Feeding, target: str) -> tuple[_Form | None, str]:
     """The first form that is right, and what the last one did.
 
     Packs go first: some models change for good when they meet a short sequence.
@@ -209,11 +320,12 @@ def _right_form(model: Any, feeding: Feeding) -> tuple[_Form | None, str]:
     length = tokens_of_packs(model.config, feeding.position_offset)
     if (_window(model.config) or 0) >= length:
         raise InputError(f"its window of {_window(model.config)} tokens cannot be seen in a copy of {length} positions")
-    rows, _ = random_packs(model.config, length, _SEED)
+    rows, _ = random_packs(model.config, length, _SEED, feeding.longest_sequence)
     packed, last = {}, ""
     for form in _forms(model.config, feeding.causal):
         try:
-            packed[form] = sequences_of(outputs_of(model, _batch(rows, _formed(model.config, feeding, form))), rows)
+            batch = packed_batch(rows, _formed(model.config, feeding, form), target)
+            packed[form] = sequences_of(outputs_of(model, batch), rows)
         except MODEL_ERRORS as error:
             last = one_line(error)
     alone = alone_outputs(model, feeding, rows)
@@ -258,17 +370,19 @@ def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
     return replace(feeding, layers={kind: reach if "sliding" in kind else None for kind in kinds})
 
 
-def _batch(rows: list[Row], feeding: Feeding) -> dict[str, Any]:
+def packed_batch(rows: list[Row], feeding: Feeding, target: str = "transformers-5") -> dict[str, Any]:
+    """Rows as the model takes them; targets that need their own software (flash, flex) are asked with other masks."""
+    target = "transformers-5" if target in ("flash", "flex") else target
     columns = {
         name: torch.tensor(np.stack([row[name] for row in rows]))
         for name in ("input_ids", "token_type_ids", "position_ids", "sequence_ids")
     }
     batch: dict[str, Any] = {
         "input_ids": columns["input_ids"],
-        "attention_mask": additive_masks(columns["sequence_ids"], feeding),
+        "attention_mask": target_mask(columns["sequence_ids"], feeding, target),
     }
     if feeding.positions:
-        batch["position_ids"] = columns["position_ids"] + feeding.position_offset
+        batch["position_ids"] = fed_positions(columns["position_ids"], feeding)
     if feeding.token_types:
         batch["token_type_ids"] = columns["token_type_ids"]
     return batch

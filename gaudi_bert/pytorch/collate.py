@@ -21,12 +21,15 @@ import torch
 
 from gaudi_bert.common.arrays import AnyArray, IntArray
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch.asking import feeding_of
-from gaudi_bert.pytorch.feeding import additive_masks, allowed_BLL, block_mask
+from gaudi_bert.pytorch.asking import feeding_of, known_model, try_model
+from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
+from gaudi_bert.pytorch.small_copy import small_copy
 from gaudi_bert.records.schema import NOT_PREDICTED
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
+_UNLIMITED = 1 << 62
+_OWN_SOFTWARE = {"flash": "flash_attention_2", "flex": "flex_attention"}
 _TOKEN_COLUMNS = ("input_ids", "token_type_ids", "position_ids", "sequence_ids", "labels")
 _OF_SEQUENCES = ("seq_lens", "next_sentence_labels")
 _FOR_MODELS = {
@@ -52,16 +55,21 @@ class PackCollator:
     Args:
         target: one of `TARGETS`.
         model: a model of `transformers`, its config, or its `model_type` (with the usual settings of that type). How it has
-            to be fed is tried on a small copy (`asking.py`); of a model, its own class is copied, and it is tried itself.
+            to be fed is tried on a small copy (`asking.py`); of a model, its own class is copied, and it is tried itself,
+            with its head and this target, in evaluation and in training mode. A config says nothing of weights, heads and
+            what labels mean: with it, labels of a causal model are the next tokens unless its `architectures` say tags.
         gather_heads: add `masked_lm_positions`, `masked_lm_labels` [B, Q], `sequence_positions` and `next_sentence_label`
             [B, S] for `PackedBertForPreTraining`, instead of `labels`.
         sequence_labels: a column with a value for each sequence: add `sequence_labels` and `sequence_positions` [B, S] for
             `PackedBertForSequenceClassification`, instead of `labels`.
+        row_tokens: tokens of the longest rows: the model is tried with such rows, and longer ones are refused. Default: as
+            many as it has positions, but 512 to 1,024.
         masked_slots, depth: Q and S, so that every batch has one static shape; else the largest of the batch.
         dtype: of an additive mask: that in which the model computes.
 
     Raises:
-        InputError: an unknown target or model type, or a model that no packs can be fed to.
+        InputError: an unknown target or model type, or a model that no packs can be fed to, or not for this target with the
+            software that is installed.
     """
 
     def __init__(
@@ -71,13 +79,18 @@ class PackCollator:
         *,
         gather_heads: bool = False,
         sequence_labels: str | None = None,
+        row_tokens: int | None = None,
         masked_slots: int | None = None,
         depth: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if target not in TARGETS:
             raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
-        self.feeding = feeding_of(model)
+        if row_tokens is not None and (type(row_tokens) is not int or row_tokens < 2):
+            raise InputError(f"row_tokens = {row_tokens!r}: a whole number from 2 on is allowed")
+        model = known_model(model)
+        _check_software(target, model)
+        self.feeding = feeding_of(model, target)
         if gather_heads and sequence_labels is not None:
             raise InputError(
                 f"sequence_labels = {sequence_labels!r}: gather_heads is for pretraining; leave one of both out"
@@ -90,6 +103,21 @@ class PackCollator:
             )
         self.target, self.gather_heads, self.masked_slots, self.depth = target, gather_heads, masked_slots, depth
         self.sequence_labels, self.dtype = sequence_labels, dtype
+        self.row_tokens = row_tokens
+        is_config = not isinstance(model, Feeding | torch.nn.Module)
+        if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # of which no copy can be made
+            tried = small_copy(model, window=_UNLIMITED) if is_config else model
+            self.row_tokens = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True)
+
+    def _model_batch(self, rows: Sequence[Row]) -> Batch:
+        """What any model, or the encoder below a head that gathers, is given for rows without labels."""
+        arrays = self._joined(rows)
+        return model_inputs(self._flattened(arrays, rows)) if self.target == "flash" else self._token_inputs(arrays)
+
+    def _token_inputs(self, arrays: dict[str, IntArray]) -> Batch:
+        batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
+        sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
+        return {**batch, "attention_mask": target_mask(sequence_ids_BL, self.feeding, self.target, self.dtype)}
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
         """A batch of rows, whole numbers int64.
@@ -105,11 +133,10 @@ class PackCollator:
                 f"sequence_labels = {self.sequence_labels!r}: the packs have no such column, but {', '.join(rows[0])}"
             )
         arrays = self._joined(rows)
+        self._check_lengths(rows, arrays["sequence_ids"].shape[1])
         if self.target == "flash":
             return self._flattened(arrays, rows)
-        batch: Batch = {name: torch.from_numpy(values) for name, values in arrays.items() if name != "sequence_ids"}
-        sequence_ids_BL = torch.from_numpy(arrays["sequence_ids"])
-        batch["attention_mask"] = self._mask(sequence_ids_BL)
+        batch = self._token_inputs(arrays)
         if self.gather_heads:
             del batch["labels"]
             batch |= self._gathered(arrays["labels"], rows)
@@ -117,7 +144,8 @@ class PackCollator:
             batch.pop("labels", None)
             batch["sequence_positions"] = self._first_positions(rows)
             batch["sequence_labels"] = self._labels_of_sequences(rows, self.sequence_labels)
-        batch |= {"sequence_ids": sequence_ids_BL, "seq_lens": self._per_sequence(rows, "seq_lens", 0)}
+        batch["sequence_ids"] = torch.from_numpy(arrays["sequence_ids"])
+        batch["seq_lens"] = self._per_sequence(rows, "seq_lens", 0)
         return batch | {name: self._handed_on(rows, name) for name in self._own_columns(rows)}
 
     def _own_columns(self, rows: Sequence[Row]) -> list[str]:
@@ -136,24 +164,30 @@ class PackCollator:
         """The columns with a value per token, int64 [B, L], as this model takes them."""
         names = [name for name in _TOKEN_COLUMNS if name in rows[0] and name != self.sequence_labels]
         arrays = {name: token_matrix(rows, name).astype(np.int64) for name in names}
-        arrays["position_ids"] += self.feeding.position_offset
+        arrays["position_ids"] = fed_positions(arrays["position_ids"], self.feeding)
         if not self.feeding.positions:
             del arrays["position_ids"]
         if not self.feeding.token_types:
             arrays.pop("token_type_ids", None)
-        if self.feeding.causal and "labels" in arrays:  # the first token of a sequence follows from nothing
+        predicts_next = self.feeding.causal and not self.feeding.labels_own_token
+        if predicts_next and "labels" in arrays:  # the first token of a sequence follows from nothing
             first_BL = np.diff(arrays["sequence_ids"], axis=1, prepend=-1) != 0
             arrays["labels"][first_BL] = NOT_PREDICTED
         return arrays
 
-    def _mask(self, sequence_ids_BL: torch.Tensor) -> Any:
-        if self.target == "transformers-5":
-            return additive_masks(sequence_ids_BL, self.feeding, self.dtype)
-        causal, window = self.feeding.causal, self.feeding.window
-        if self.target != "flex":
-            return allowed_BLL(sequence_ids_BL, causal).long()
-        layers = {kind: block_mask(sequence_ids_BL, causal, reach) for kind, reach in self.feeding.layers.items()}
-        return layers or block_mask(sequence_ids_BL, causal, window)
+    def _check_lengths(self, rows: Sequence[Row], length: int) -> None:
+        """Refuse rows that the model was not tried with, and sequences that change others."""
+        if self.row_tokens is not None and length > self.row_tokens:
+            raise InputError(
+                f"a row of {length} tokens: the model was tried with rows of {self.row_tokens}; "
+                f"give PackCollator row_tokens={length}"
+            )
+        most, longest = self.feeding.longest_sequence, max(int(max(row["seq_lens"], default=0)) for row in rows)
+        if most is not None and longest > most:
+            raise InputError(
+                f"a sequence of {longest} tokens: with more than {most}, this model changes the positions (RoPE) of all "
+                f"sequences of a batch; pack sequences of at most {most} tokens"
+            )
 
     def _gathered(self, labels_BL: IntArray, rows: Sequence[Row]) -> Batch:
         rows_M, positions_M = np.nonzero(labels_BL != NOT_PREDICTED)
@@ -219,3 +253,17 @@ class PackCollator:
             "seq_lens": torch.tensor(lengths)[None],
             **{name: self._handed_on(joined, name) for name in self._own_columns(rows)},
         }
+
+
+def _check_software(target: str, model: Any) -> None:
+    """Refuse a target whose boundaries the attention of a model does not read."""
+    if isinstance(model, Feeding):
+        return
+    used = getattr(getattr(model, "config", model), "_attn_implementation", None)
+    reads = {"flash": "flash" in str(used), "flex": used in (None, "flex_attention")}
+    if not reads.get(target, "flash" not in str(used)):
+        actual = "and a config or a type names none" if used is None else f"not {used}"
+        raise InputError(
+            f"target = {target!r}: needs a model with attn_implementation={_OWN_SOFTWARE.get(target, 'sdpa')!r}, {actual}: "
+            "it would ignore where sequences begin; open the model so, or use another target"
+        )

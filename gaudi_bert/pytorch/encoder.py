@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,9 +22,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from gaudi_bert.common.arrays import AnyArray, Float32Array
 from gaudi_bert.common.errors import InputError, shown
 from gaudi_bert.config.sections import TaskName, TaskSettings
-from gaudi_bert.pytorch.asking import check_head, feeding_of
+from gaudi_bert.pytorch.asking import check_head, feeding_of, packed_batch, try_model
 from gaudi_bert.pytorch.feeding import additive_masks
-from gaudi_bert.pytorch.trial import ALONE_BOUND, scale_of, trial_of, usual_tokens
+from gaudi_bert.pytorch.trial import ALONE_BOUND, scale_of, token_outputs, trial_of, usual_tokens
 from gaudi_bert.tasks.answers import class_answers, multi_label_answers, number_answers, tag_answers
 from gaudi_bert.tasks.packs import BatchShape, Placement, place_packs
 from gaudi_bert.tasks.rows.fields import words_of_text
@@ -40,6 +41,7 @@ _WINDOW_TEXTS = 8192
 _TOKENS_OF_A_BATCH = 2048
 _MOST_POSITIONS = 1 << 20
 _MOST_SEGMENTS = 1 << 20  # a model that has fewer than a pair needs is not given any (`asking.py`)
+_TRIED_TOKENS = 512  # of rows, before it is known how long they are
 _HALF_BOUND = 0.05  # of outputs in 16 bits
 _PROBLEMS: dict[str | None, TaskName] = {
     "single_label_classification": "classification",
@@ -71,18 +73,32 @@ class PackedEncoder:
         if software not in ("eager", "sdpa"):
             raise InputError(f"{type(model).__name__}: its attention is {software}; open it with attn_implementation='sdpa'")
         self._feeding = feeding_of(self._base)
+        if self._feeding.position_offset:  # RoBERTa's family, whose tokenizers make no types
+            self._feeding = replace(self._feeding, token_types=False)
         self._tokenizer = tokenizer_of(tokenizer)
         config = model.config.get_text_config()
         self._tokenizer.check_fits(config.vocab_size, _MOST_SEGMENTS)
         most = getattr(config, "max_position_embeddings", None)
-        self.positions: int = (most if type(most) is int else _MOST_POSITIONS) - self._feeding.position_offset
+        positions = (most if type(most) is int else _MOST_POSITIONS) - self._feeding.position_offset
+        self.positions: int = min(positions, self._feeding.longest_sequence or positions)
         self.max_sequence_length = self._length(max_sequence_length, getattr(tokenizer, "model_max_length", self.positions))
         self.hidden_size: int = config.hidden_size
         self.task, self.labels = _task_of(model)
         if self.task == "token-classification":
             check_head(model)
-        elif self.task is not None:
+        self._tried_tokens = 0
+        self._try_rows(min(self.positions, _TRIED_TOKENS))
+        if self.task not in (None, "token-classification"):
             self._try_head()
+
+    def _try_rows(self, tokens: int) -> None:
+        """Try what computes packs in rows of so many tokens, or of the next power of 2, if they are longer than before."""
+        if tokens > self._tried_tokens:
+            module = self.model if self.task == "token-classification" else self._base
+            tokens = min(self.positions, 1 << (tokens - 1).bit_length())
+            self._tried_tokens = try_model(
+                module, self._feeding, lambda rows: packed_batch(rows, self._feeding), tokens, training=False
+            )
 
     def _length(self, requested: int | None, of_tokenizer: int) -> int:
         if requested is not None and not 3 <= requested <= self.positions:
@@ -188,11 +204,12 @@ class PackedEncoder:
         width: int,
     ) -> Float32Array:
         """`finish` of a module's outputs for the tokens of each batch, put in the order of the sequences or tokens."""
+        self._try_rows(max((part.length for part in plan.parts), default=0))
         out: Float32Array = np.zeros((len(sequences.input_ids) if per_token else len(sequences), width), np.float32)
         with torch.inference_mode(), _evaluating(self.model):
             for part, chosen, shape in self._batches(plan):
                 placed = place_packs(sequences, part.packs, chosen, shape)
-                output_BLC = module(**self._inputs(placed, sequences))[0].float()
+                output_BLC = token_outputs(module(**self._inputs(placed, sequences))).float()
                 slots = torch.from_numpy(placed.slots).to(output_BLC.device)
                 values = finish(output_BLC.flatten(0, 1)[slots], placed).cpu().numpy()
                 out[placed.sources if per_token else placed.sequences] = values

@@ -30,6 +30,9 @@ class Feeding:
         causal: whether a token may attend only to what is not later.
         window: how far all layers see (1: the next token); None without a limit.
         layers: the same for each kind of layer, by the name that the model's masks have; empty where one mask serves all.
+        longest_sequence: most tokens of a sequence that leaves the others of its batch as they are. RoPE of the kinds
+            `dynamic` and `longrope` changes the frequencies of a complete batch for a longer one. None without a limit.
+        labels_own_token: in a causal model, whether a label is that of its own token (tags), not of the next one.
     """
 
     position_offset: int = 0
@@ -38,6 +41,8 @@ class Feeding:
     causal: bool = False
     window: int | None = None
     layers: Mapping[str, int | None] = field(default_factory=dict)
+    longest_sequence: int | None = None
+    labels_own_token: bool = False
 
     @property
     def has_window(self) -> bool:
@@ -67,6 +72,22 @@ def additive_masks(sequence_ids_BL: torch.Tensor, feeding: Feeding, dtype: torch
         return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max).unsqueeze(1)
 
     return {kind: mask(window) for kind, window in feeding.layers.items()} or mask(feeding.window)
+
+
+def target_mask(sequence_ids_BL: torch.Tensor, feeding: Feeding, target: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The mask of a target of `PackCollator`, for all layers or for each kind of them."""
+    if target == "transformers-5":
+        return additive_masks(sequence_ids_BL, feeding, dtype)
+    if target != "flex":
+        return allowed_BLL(sequence_ids_BL, feeding.causal).long()
+    layers = {kind: block_mask(sequence_ids_BL, feeding.causal, reach) for kind, reach in feeding.layers.items()}
+    return layers or block_mask(sequence_ids_BL, feeding.causal, feeding.window)
+
+
+def fed_positions(position_ids: Any, feeding: Feeding) -> Any:
+    """Positions that begin at 0, as the model counts them; those of padding do not pass the longest sequence."""
+    longest = feeding.longest_sequence
+    return (position_ids if longest is None else position_ids.clip(max=longest - 1)) + feeding.position_offset
 
 
 def block_mask(sequence_ids_BL: torch.Tensor, causal: bool = False, window: int | None = None) -> Any:

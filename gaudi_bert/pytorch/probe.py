@@ -20,7 +20,7 @@ import transformers
 
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import check_model
-from gaudi_bert.pytorch.asking import feeding_of
+from gaudi_bert.pytorch.asking import feeding_of, try_model
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
 from gaudi_bert.pytorch.model_folder import architecture_of, read_model
@@ -32,6 +32,7 @@ from gaudi_bert.pytorch.trial import (
     NEIGHBOUR_BOUND,
     alone_outputs,
     largest_difference,
+    moved_neighbours,
     one_line,
     outputs_of,
     random_packs,
@@ -153,9 +154,17 @@ def probe_model(model: Any, ways: Iterable[str] | None = None, seed: int = 12345
     model = model.eval()
     with trial_conditions(), _short_windows(model):
         feeding = feeding_of(model)
-        rows, changed = random_packs(model.config, tokens_of_packs(model.config, feeding.position_offset, LENGTH), seed)
+        length = tokens_of_packs(model.config, feeding.position_offset, LENGTH)
+        rows, changed = random_packs(model.config, length, seed, feeding.longest_sequence)
         alone = alone_outputs(model, feeding, rows)
-        return [_probe(model, feeding, name, rows, changed, alone) for name in names]
+        findings = [_probe(model, feeding, name, rows, changed, alone) for name in names]
+        feed = next((WAYS[each.way] for each in findings if each.is_right), None)
+        try:
+            if feed is not None:  # what longer rows and training change does not depend on the way
+                try_model(model, feeding, lambda rows: model_inputs(feed(feeding, rows)), training=True)
+        except InputError as error:
+            return [Finding(each.way, refusal=str(error)) if each.is_right else each for each in findings]
+        return findings
 
 
 @contextmanager
@@ -187,8 +196,5 @@ def _probe(
         )
     except MODEL_ERRORS as error:
         return Finding(way, refusal=one_line(error))
-    others = [number > 0 for row in rows for number in range(len(row["seq_lens"]))]  # the first of each pack was changed
-    moved = largest_difference(
-        *([each for each, other in zip(all_of, others, strict=True) if other] for all_of in (before, after))
-    )
+    moved = moved_neighbours(before, after, rows)
     return Finding(way, largest_difference(before, alone), moved, scale_of(alone))

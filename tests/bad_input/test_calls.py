@@ -89,7 +89,15 @@ DATASETS = [
     "'records', plan='histogram.json'", "'records', plan='absent.json'", "'records', plan='pipe'", "'index'",
     "'damaged'",
 ]  # fmt: skip
-TORCH = [*(f"PackCollator()([{rows}])" for rows in COLLATED), *(f"list(PackedDataset({each}))" for each in DATASETS)]
+COLLATORS = [
+    "'flush'", "'flash'", "'flash', 'gpt2'", "'transformers-4'", "'optimum-habana', 'gpt2'", "model='bort'", "model=7",
+    "row_tokens=0", "row_tokens=1.5", "row_tokens=True",
+]  # fmt: skip
+TORCH = [
+    *(f"PackCollator()([{rows}])" for rows in COLLATED),
+    *(f"PackCollator({each})" for each in COLLATORS),
+    *(f"list(PackedDataset({each}))" for each in DATASETS),
+]
 SAMPLE = [*PACKING[:: tries(3, 1)], *TORCH[:: tries(3, 1)]]
 
 

@@ -9,7 +9,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.pytorch import probe_model
+from gaudi_bert.pytorch import PackCollator, probe_model
 from gaudi_bert.pytorch.small_copy import small_copy, spread_weights
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
 
@@ -75,6 +75,7 @@ def verdict_on(model: Any) -> str:
         finding = probe_model(model, ["transformers-5"])[0]
         if finding.is_right:
             return "right"
+        PackCollator("transformers-5", model)
         exact = probe_model(model.double(), ["transformers-5"])[0]
     except InputError as error:
         return f"refused: {error}"

@@ -135,7 +135,7 @@ def test_a_model_that_its_copy_does_not_speak_for_is_refused() -> None:
         return inputs, {name: value + 1 if name == "position_ids" else value for name, value in named.items()}
 
     model.register_forward_pre_hook(later, with_kwargs=True)
-    with pytest.raises(InputError, match="BertModel: a copy of its config is right with packs, and the model is not"):
+    with pytest.raises(InputError, match="BertModel: is not right with packs of 144 tokens"):
         PackCollator("transformers-5", model)
 
 

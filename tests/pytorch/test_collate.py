@@ -10,6 +10,7 @@ from gaudi_bert.common.errors import InputError
 torch = pytest.importorskip("torch", reason="PYTORCH MISSING: install the extra dev to test packs for PyTorch")
 
 from gaudi_bert.pytorch import PackCollator, model_inputs  # noqa: E402
+from gaudi_bert.pytorch.feeding import Feeding  # noqa: E402
 
 IDS = [11, 12, 13, 21, 22, 31, 0]
 ROWS = [
@@ -60,13 +61,13 @@ def test_the_mask_of_transformers_5_is_added_to_scores() -> None:
 
 @pytest.mark.parametrize("target", ["transformers-4", "optimum-habana"])
 def test_the_mask_of_transformers_4_has_three_axes(target: str) -> None:
-    mask = PackCollator(target)(ROWS)["attention_mask"]
+    mask = PackCollator(target, Feeding())(ROWS)["attention_mask"]
     assert mask.dtype == torch.int64
     assert mask.bool().tolist() == naive_mask()
 
 
 def test_flash_has_one_row_without_padding() -> None:
-    batch = PackCollator("flash")(ROWS)
+    batch = PackCollator("flash", Feeding())(ROWS)
     assert "attention_mask" not in batch
     assert batch["input_ids"].tolist() == [[11, 12, 13, 21, 22, 31, 41, 42, 43, 44, 45, 46, 47]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 0, 1, 2, 3, 4, 5, 6]]
@@ -102,7 +103,7 @@ def test_layers_with_a_window_have_a_mask_of_their_own() -> None:
 def test_positions_begin_where_the_type_of_model_has_them(model: str, offset: int) -> None:
     batch = PackCollator("transformers-5", model)(ROWS)
     assert batch["position_ids"][0].tolist() == [offset + place for place in (0, 1, 2, 0, 1, 0, 0)]
-    assert ("token_type_ids" in batch) == (model == "bert")
+    assert ("token_type_ids" in batch) == (model in ("bert", "roberta", "xlm-roberta"))  # those with two types
 
 
 def test_the_padding_of_a_config_moves_positions() -> None:
@@ -135,8 +136,8 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
         "gather_heads: the packs have no labels, but input_ids": lambda: PackCollator(gather_heads=True)(unlabelled),
         "target = 'flush': one of transformers-5": lambda: PackCollator("flush"),
         "model type 'bort': transformers does not know it": lambda: PackCollator(model="bort"),
-        "one 3-D mask cannot serve layers with a window": lambda: PackCollator("optimum-habana", "modernbert"),
-        "target flash has none": lambda: PackCollator("flash", gather_heads=True),
+        "one 3-D mask cannot serve layers with a window": lambda: PackCollator("optimum-habana", Feeding(window=3)),
+        "target flash has none": lambda: PackCollator("flash", Feeding(), gather_heads=True),
         "masked_slots = 2: a pack of this batch needs 3": lambda: PackCollator(gather_heads=True, masked_slots=2)(ROWS),
         "depth = 2: a pack of this batch needs 3": lambda: PackCollator(depth=2)(ROWS),
         "rows of unequal lengths": lambda: PackCollator()([ROWS[0], short]),

@@ -18,6 +18,7 @@ from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
 from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedDataset, model_inputs  # noqa: E402
+from gaudi_bert.pytorch.feeding import Feeding  # noqa: E402
 from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
 from tests.builders.agree import identical  # noqa: E402
 from tests.builders.reporters import QUIET  # noqa: E402
@@ -103,7 +104,7 @@ def test_columns_of_sequences_are_handed_on(folders, target: str) -> None:
     packs = PackedDataset(packed).as_map()
     rows = sorted((packs[number] for number in range(len(packs))), key=lambda row: len(row["seq_lens"]))
     rows = [rows[0], rows[-1]]
-    batch = PackCollator(target)(rows)
+    batch = PackCollator(target, Feeding())(rows)
     given = [row["score"].tolist() for row in rows]
     names = [list(row["name"]) for row in rows]
     if target == "flash":
