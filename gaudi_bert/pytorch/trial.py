@@ -168,8 +168,9 @@ def _trial_tokens(config: Any) -> AnyArray:
     Padding is not among them, and no other token that a config names: it stands for an image, for one.
     """
     text, usual = config.get_text_config(), usual_tokens(config)
-    given = {getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS} - {getattr(text, "pad_token_id", None)}
-    special = sorted(each for each in given if type(each) is int and 0 <= each < text.vocab_size)
+    given = [getattr(text, f"{name}_token_id", None) for name in _SPECIAL_TOKENS]
+    ids = {one for each in given for one in (each if isinstance(each, list) else [each]) if type(one) is int}
+    special = sorted(each for each in ids - {getattr(text, "pad_token_id", None)} if 0 <= each < text.vocab_size)
     low = np.setdiff1d(np.arange(min(_LOW_IDS, text.vocab_size)), [*_named_tokens(config)])
     return np.concatenate([np.tile(np.array(special, int), 8), low, usual[usual >= _LOW_IDS][: len(low)]])
 

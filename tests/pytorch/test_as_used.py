@@ -121,6 +121,7 @@ def test_a_config_tells_tags_from_next_tokens_by_its_architecture() -> None:
         config.architectures = [name]
         assert PackCollator("transformers-5", config)(ROWS)["labels"][0, 0] == first
     model = made("GPT2LMHeadModel", "GPT2", **GPT2)
+    model.config.eos_token_id = [7, 299]  # GLM has several
     assert PackCollator("transformers-5", model)(ROWS)["labels"][0, [0, 40, 63]].tolist() == [-100] * 3
 
 

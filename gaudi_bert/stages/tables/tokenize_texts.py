@@ -368,7 +368,6 @@ def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
             f"row; allowed is {least} and more"
         )
     segments = _segments(library, special)
-    pair_segments = with_pairs and any(library.encode("a", "a", add_special_tokens=special).type_ids)
     uncut = type(library).from_str(library.to_str()) if with_pairs else library
     library.enable_truncation(settings.max_sequence_length)
 
@@ -377,7 +376,9 @@ def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
         batch = getattr(one, "encode_batch_fast", one.encode_batch)
         return lambda texts: batch(texts, add_special_tokens=special)
 
-    return _Encoder(encode_with(library), encode_with(uncut), settings, (added[0], added[1]), segments, pair_segments)
+    encode_uncut = encode_with(uncut)
+    pair_segments = with_pairs and any(encode_uncut([("a", "a")])[0].type_ids)
+    return _Encoder(encode_with(library), encode_uncut, settings, (added[0], added[1]), segments, pair_segments)
 
 
 def _segments(library: Tokenizer, special: bool) -> _Segments | None:

@@ -49,7 +49,7 @@ def tokenized_file(
     tokenizer: RowTokenizer,
     labels: tuple[str, ...],
     max_sequence_length: int,
-    say: Callable[[str], None],
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Sequences, tuple[Row, ...]]:
     """All sequences of a file of labelled rows, and the rows themselves; `say` gets a line on what is read."""
     labelled = not task.endswith("-language-modelling")

@@ -119,8 +119,8 @@ def test_pairs_are_what_the_tokenizer_makes_of_two_texts(tmp_path: Path, kind: s
     rows = [short for short, long in zip(cut, complete, strict=True) if policy == "truncate" or len(short) == len(long)]
     table = parquet.read_table(sorted((tmp_path / "out").glob("*.parquet"))[0]).to_pydict()
     assert table["input_ids"] == [row.ids for row in rows]
-    assert ("token_type_ids" in table) == (kind != "roberta")
-    if kind != "roberta":  # whose template has 0 everywhere
+    assert ("token_type_ids" in table) == (kind == "segments")
+    if kind == "segments":
         assert table["token_type_ids"] == [row.type_ids for row in rows]
     special = sum(complete[0].special_tokens_mask)
     too_long = [(short, long) for short, long in zip(cut, complete, strict=True) if len(short) < len(long)]
