@@ -300,13 +300,16 @@ def _evaluating(model: Any) -> Iterator[None]:
 def _task_of(model: Any) -> tuple[TaskName | None, tuple[str, ...]]:
     """What the model's head answers, and the names of its labels; None for a bare encoder."""
     config, name = model.config, type(model).__name__
+    if not name.endswith(("ForTokenClassification", "ForSequenceClassification")):
+        return None, ()
+    missing = [number for number in range(config.num_labels) if number not in config.id2label]
+    if missing:
+        raise InputError(f"{name}: id2label has no label {missing[0]}, and there are {config.num_labels}; name all of them")
     labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     if name.endswith("ForTokenClassification"):
         return "token-classification", labels
-    if name.endswith("ForSequenceClassification"):
-        usual = "regression" if len(labels) == 1 else "single_label_classification"
-        return _PROBLEMS[config.problem_type or usual], labels
-    return None, ()
+    usual = "regression" if len(labels) == 1 else "single_label_classification"
+    return _PROBLEMS[config.problem_type or usual], labels
 
 
 def _row(number: int, text: Text, task: TaskName | None) -> Row:

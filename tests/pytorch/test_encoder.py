@@ -123,6 +123,12 @@ def test_a_tokenizer_of_transformers_and_texts_that_are_cut() -> None:
         (lambda: PackedEncoder(model_of("roberta", vocab_size=200), TOKENIZER), "tokens, the model has 200; give"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER, max_sequence_length=65), "the model has 64 positions"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a"], pooling="last"), "pooling = 'last': one of cls"),
+        (
+            lambda: PackedEncoder(
+                model_of("roberta", "AutoModelForSequenceClassification", id2label={0: "a", 2: "c"}), TOKENIZER
+            ),
+            "id2label has no label 1, and there are 2; name all of them",
+        ),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).predict(["a"]), "has no head that is known here"),
         (lambda: PackedEncoder(model_of("roberta"), TOKENIZER).embed(["a", 3]), r"texts\[1\]: is int; give a text"),
         (
