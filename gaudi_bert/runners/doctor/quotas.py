@@ -22,7 +22,7 @@ Amounts = dict[str, float]
 # What a quota on one of them requires every container to name.
 _REQUIRED = ("requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
 # Quotas that count other pods than ours, or only those of one priority.
-_OTHER_SCOPES = ("BestEffort", "Terminating", "PriorityClass")
+_OTHER_SCOPES = {"BestEffort", "Terminating", "PriorityClass"}
 _ASK = "or ask who runs the namespace for more"
 
 
@@ -44,10 +44,11 @@ def check_limits(answers: ClusterAnswers, settings: PipelineSettings) -> list[Ch
     ]
 
 
-def _claims(manifests: Manifests) -> list[Amounts]:
-    """The storage that a run asks for by itself."""
-    claims = (item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim")
-    return [{"storage": quantity_value(item["spec"]["resources"]["requests"]["storage"])} for item in claims]
+def _new_claims(answers: ClusterAnswers, manifests: Manifests) -> list[Amounts]:
+    """The storage of the claim that a run creates; nothing if it exists."""
+    claims = [item for item in manifests.shared if item["kind"] == "PersistentVolumeClaim"]
+    new = [item for item in claims if item["metadata"]["name"] not in answers.claims]
+    return [_values({"storage": item["spec"]["resources"]["requests"]["storage"]}) for item in new]
 
 
 # --- LimitRanges: the least and the most of a container, a pod or a claim, and what a container gets that names nothing
@@ -63,19 +64,20 @@ class _Container:
 
 def _refused_by_ranges(answers: ClusterAnswers, manifests: Manifests) -> Iterator[CheckResult]:
     """One line for each LimitRange that refuses something."""
+    claims = _new_claims(answers, manifests)
     for limit_range in answers.limit_ranges or ():
         name = limit_range["metadata"]["name"]
         for limit in limit_range["spec"].get("limits") or ():
-            reason = next(_broken(limit, manifests), None)
+            reason = next(_broken(limit, manifests, claims), None)
             if reason is not None:
                 yield failed("limits", f"LimitRange {name} refuses {reason[0]}", f"{reason[1]}, {_ASK}")
 
 
-def _broken(limit: Json, manifests: Manifests) -> Iterator[tuple[str, str]]:
+def _broken(limit: Json, manifests: Manifests, claims: list[Amounts]) -> Iterator[tuple[str, str]]:
     """What breaks one limit of a LimitRange, each with its remedy."""
     kind = limit.get("type")
     if kind == "PersistentVolumeClaim":
-        for claim in _claims(manifests):
+        for claim in claims:
             yield from _outside(limit, _Container(claim, {}), "the volume claim", "change kubernetes.storage")
     for step, item in manifests.steps.items():
         part = "training" if STEPS[step].trains else "data"
@@ -141,21 +143,20 @@ def _sum(parts: list[Amounts]) -> Amounts:
 def _refused_by_quotas(answers: ClusterAnswers, manifests: Manifests) -> Iterator[CheckResult]:
     """One line for each amount of a quota that the pods of a step exceed, or that a container does not name."""
     limits = [limit for each in answers.limit_ranges or () for limit in each["spec"].get("limits") or ()]
+    claims = _new_claims(answers, manifests)
     for quota in answers.quotas or ():
-        scopes = [
-            *(quota["spec"].get("scopes") or ()),
-            *("PriorityClass" for _ in [quota["spec"].get("scopeSelector")] if _),
-        ]
-        if not any(scope in _OTHER_SCOPES for scope in scopes):
-            for key, hard in (quota["spec"].get("hard") or {}).items():
+        spec = quota["spec"]
+        if not spec.get("scopeSelector") and not _OTHER_SCOPES & set(spec.get("scopes") or ()):
+            for key, hard in (spec.get("hard") or {}).items():
+                if key == "requests.storage" and any(claim["storage"] > quantity_value(str(hard)) for claim in claims):
+                    finding = f"quota {quota['metadata']['name']} allows {hard} {key}"
+                    yield failed("limits", finding, f"lower kubernetes.storage, {_ASK}")
                 used = (quota.get("status", {}).get("used") or {}).get(key, "0")
                 yield from _exceeded(quota["metadata"]["name"], key, str(hard), str(used), manifests, limits)
 
 
 def _exceeded(quota: str, key: str, hard: str, used: str, manifests: Manifests, limits: list[Json]) -> Iterator[CheckResult]:
     """The first step that a quota does not admit: never, or not at present."""
-    if key == "requests.storage" and any(claim["storage"] > quantity_value(hard) for claim in _claims(manifests)):
-        yield failed("limits", f"quota {quota} allows {hard} {key}", f"lower kubernetes.storage, {_ASK}")
     found: CheckResult | None = None
     for step, item in manifests.steps.items():
         part = "training" if STEPS[step].trains else "data"

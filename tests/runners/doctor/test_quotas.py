@@ -104,6 +104,14 @@ def test_limits_that_admit_all_are_no_problem(ranges: list[Json], quotas: list[J
     assert found([DATA]) == [("ok", "ok       limits: no LimitRange and no quota")]
 
 
+def test_a_claim_that_exists_is_not_created_again() -> None:
+    limits = limit_range("PersistentVolumeClaim", max={"storage": "5Gi"})
+    answers = ClusterAnswers(
+        (1, 31), None, claims={"demo-work": {}}, limit_ranges=[limits], quotas=[quota(requests_storage="5Gi")]
+    )
+    assert [check.verdict for check in check_limits(answers, load_pipeline(None))] == ["ok"]
+
+
 def test_pods_that_no_cluster_can_run_are_one_line() -> None:
     ((verdict, text),) = found(["prepare.text=../corpus"], quotas=[quota(pods="9")])
     assert verdict == "mend"
