@@ -100,7 +100,7 @@ GOOD = {"input_ids": [1, 2]}
             (),
             "is a table: say how many slots a pack has, for example --max-sequence-length",
         ),
-        ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--too-long", "cut"), "--too-long cut: error, truncate, split or drop"),
+        ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--too-long", "cut"), "--too-long cut: must be error, truncate, "),
         ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--columns", "label"), "has no column label; it has input_ids"),
         ("t.parquet", {"input_ids": [[1]]}, (*PACK, "--shard", "0/2", "--verify"), "--shard excludes --finish and --verify"),
         ("t.jsonl", b'{"input_ids": [1]}\n{"input_ids": ["a"]}\n', PACK, "t.jsonl: row 1: "),

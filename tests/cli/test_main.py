@@ -314,6 +314,19 @@ def test_signals_end_a_command_with_75_and_the_same_command_goes_on(
     assert json.loads(done.stdout)["files"] == 1500
 
 
+@pytest.mark.slow
+def test_a_second_ctrl_c_interrupts_a_training_that_saves_with_75(case: PackingCase, tmp_path: Path) -> None:
+    settings = ("training.updates=100000", "training.warmup_updates=1", "training.log_every_updates=1")
+    process = start(tmp_path, "train", "--data", case.packed, "--out", "run", *(f"--set={each}" for each in settings))
+    assert process.stderr is not None
+    next(line for line in process.stderr if "update 2/" in line)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.02)  # two at once would be one
+    process.send_signal(signal.SIGINT)
+    assert "the same command goes on" in process.stderr.read().splitlines()[-1]
+    assert process.wait() == 75
+
+
 def test_a_full_standard_output_is_one_line(case: PackingCase, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -54,7 +54,7 @@ def test_data_in_a_bucket_needs_no_claim() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["kubernetes.store=s3://bucket", "kubernetes.work_claim=ours"], "store and work_claim exclude each other"),
+        (["kubernetes.store=s3://bucket", "kubernetes.work_claim=ours"], "kubernetes.work_claim exclude each other"),
         (["kubernetes.store_secret=mine"], "store_secret needs a store"),
         (["kubernetes.store=bucket/prefix"], "kubernetes.store"),
         (["kubernetes.store=s3://key:secret@bucket/prefix"], "kubernetes.store"),

@@ -144,7 +144,7 @@ def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str
         (["resources.workers=2", "kubernetes.training=job"], "kubernetes.training is `job`, which is one worker"),
         (["kubernetes.efa=4"], "kubernetes.efa is for an MPIJob on cards"),
         (["resources.cards=3"], "resources.cards"),
-        (["resources.training.memory=lots"], "'lots' is not a quantity; write for example 500m, 2 or 16Gi"),
+        (["resources.training.memory=lots"], "must be a quantity as Kubernetes writes it, for example 500m, 2 or 16Gi"),
         (["kubernetes.namespace=My Space"], "kubernetes.namespace"),
         (["resources.environment={BAD-NAME: x}"], "resources.environment"),
         (["name=" + "x" * 60], "name"),

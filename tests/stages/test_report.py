@@ -31,7 +31,7 @@ NARROW_METADATA = json.dumps({**contents()["packed/train/metadata.json"], "max_s
     [
         ("plan.json", "{", r"plan\.json: not a JSON file"),
         ("train/metrics.jsonl", '{"a": 1\n{"b": 2}\n', r"metrics\.jsonl: line 1: not a JSON file"),
-        ("train/settings.yaml", "a: [", r"settings\.yaml: not a YAML file"),
+        ("train/settings.yaml", "a: [", r"settings\.yaml: line 1, column 5: not valid YAML"),
         ("plan.json", '{"groups": 5}', r"plan\.json: is not as this version writes it"),
         ("packed/train/metadata.json", "[]", r"metadata\.json: is not as this version writes it"),
         ("train/metrics.jsonl", '{"kind": "train"}\n', r"metrics\.jsonl: line 1: is not as this version writes it"),
