@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -33,10 +33,9 @@ def has_tensorflow(python: tuple[int, int] = sys.version_info[:2]) -> bool:
 
 def _package(extra: str) -> str:
     """The package and its extra, as pip takes them: from the clone that it was installed from, while that is there."""
-    try:
-        origin = json.loads(distribution("gaudi-bert").read_text("direct_url.json") or "{}")
-    except PackageNotFoundError:
-        origin = {}
+    # In a clone there are two: what setuptools leaves beside the sources does not know where it was installed from.
+    origins = (each.read_text("direct_url.json") for each in distributions(name="gaudi-bert"))
+    origin = json.loads(next(filter(None, origins), "{}"))
     clone = Path(unquote(urlsplit(origin.get("url", "")).path))
     if not (clone / "pyproject.toml").is_file():
         return shlex.quote(f"./gaudi-bert[{extra}]")

@@ -263,6 +263,6 @@ def _run_processes(settings: PipelineSettings, stage: str, files: Mapping[str, P
     options = [text for option, path in files.items() if path is not None for text in (option, str(path))]
     with tempfile.TemporaryDirectory(prefix="gaudi-bert-") as folder:
         pipeline = Path(folder) / f"{settings.name}.yaml"
-        write_text(pipeline, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+        write_text(pipeline, yaml.safe_dump(settings.model_dump(mode="json", exclude_unset=True), sort_keys=False))
         command = [sys.executable, "-m", "gaudi_bert", stage, "--pipeline", str(pipeline), *options, *flags]
         run_training_processes(settings, stage, command)

@@ -19,7 +19,7 @@ from tests.builders.watched_worker import WatchedWorker, command_and_libraries
 
 COUNT, AT_ONCE = tries(100, 2000), 50
 ANSWERED = tries(4, 400)
-PROGRESS = re.compile(r"packing: |[\d,]+ (of [\d,]+ )?rows")
+PROGRESS = re.compile(r"packing: |[\d,]+ (of [\d,]+ )?rows|texts.txt: reads plain text; row 1 begins ")
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,9 @@ def read_packs(seed: int, packed: Path, folder: Path) -> str | None:
     from gaudi_bert.pytorch import PackCollator, PackedDataset
 
     rng = random.Random(f"packed {seed}")
-    for source in packed.iterdir():
-        data = source.read_bytes()
-        (folder / source.name).write_bytes(mutated(data, rng) if source.suffix == ".parquet" else data)
+    shutil.copytree(packed, folder)
+    for shard in sorted(folder.glob("*.parquet")):
+        shard.write_bytes(mutated(shard.read_bytes(), rng))
     try:
         rows = list(PackedDataset(folder))
         for row in rows:
@@ -82,7 +82,6 @@ def test_damaged_packs_for_pytorch(worker: WatchedWorker, good: Path, tmp_path: 
     assert worker.run(command_in_process, command.split(), tmp_path).value[0] == 0
     for seed in range(first, first + AT_ONCE):
         folder = tmp_path / str(seed)
-        folder.mkdir()
         outcome = worker.run(read_packs, seed, tmp_path / "packed", folder)
         assert outcome == ("ended", None), f"{seed}: {outcome}"
         shutil.rmtree(folder)

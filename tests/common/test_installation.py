@@ -33,7 +33,7 @@ def test_where_tensorflow_does_not_run_another_python_is_named(monkeypatch: pyte
 
 
 def test_without_its_clone_the_package_is_named_as_the_readme_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "distribution", lambda name: Wheel())
+    monkeypatch.setattr(installation, "distributions", lambda name: [Wheel()])
     assert install_command("parquet").endswith(" -m pip install './gaudi-bert[parquet]'")
 
 

@@ -148,7 +148,7 @@ def test_a_path_that_means_nothing_in_a_container_is_refused(overrides: list[str
         (["kubernetes.namespace=My Space"], "kubernetes.namespace"),
         (["resources.environment={BAD-NAME: x}"], "resources.environment"),
         (["name=" + "x" * 60], "name"),
-        (["kubernetes={version: 1.30}"], "`kubernetes.version` = 1.3: .*put it in quotes"),
+        (["kubernetes={version: 1.30}"], "`kubernetes.version`: must be text; put it in quotes"),
         (["kubernetes.version=1.23"], "kubernetes.version"),
     ],
 )

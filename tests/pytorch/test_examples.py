@@ -86,7 +86,7 @@ def test_trainer_goes_on_where_it_was_stopped(packed, tmp_path, run_alone) -> No
 
 @pytest.mark.parametrize("script", ["pretrain_torchrun.py", "pretrain_trainer.py"])
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "missing, so the folder is not"), ("[]", "Input should be an object")]
+    ("content", "message"), [(None, "missing, so the folder is not"), ("[]", "must hold `key: value` pairs")]
 )
 def test_a_wrong_folder_is_one_line(tmp_path: Path, run_alone, script: str, content: str | None, message: str) -> None:
     if content is not None:
