@@ -32,7 +32,7 @@ SHARES = (  # of a pack, with their counts
     {0.006: 9007, 0.13: 900, 0.27: 7001, 0.55: 5003},
 )
 FEWEST = ((1500, 1500, 1500), (100_100, 42_958, 103), (4252, 4252, 4252), (4836, 4836, 4836), (7304, 5669, 5669))
-"""Packs at each of `DEPTHS`; those of `SHARES` with fractions of a pack as packs of 65,536 tokens have always had them."""
+"""Packs at each of `DEPTHS`, each proven to be the fewest."""
 DEPTHS = (3, 7, "max")
 
 
