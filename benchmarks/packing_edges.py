@@ -130,8 +130,10 @@ def _row(name: str, algorithm: str) -> list[str]:
 
 
 def main() -> None:
+    """All cases that were named, or the one of this process."""
     if sys.argv[1:2] == ["--one"]:
-        return run_case(*sys.argv[2:])
+        run_case(*sys.argv[2:])
+        return
     algorithm = next((word.split("=")[1] for word in sys.argv[1:] if word.startswith("--algorithm=")), "optimal")
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     names = [name for name in CASES if not words or any(word in name for word in words)]

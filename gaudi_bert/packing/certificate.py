@@ -108,11 +108,15 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     depth = min(depth, size)
     if size and (int(prices.min()) < 0 or int(prices.max()) * max(depth, 1) >= LARGEST_WORTH):
         raise InputError(f"prices must lie in 0 .. {LARGEST_WORTH // max(depth, 1)}")
+    best = np.maximum.accumulate(np.concatenate(([0], prices)))  # the best single sequence of at most t tokens
+    rises = np.flatnonzero(np.diff(best) > 0) + 1
+    listed = worth_of_listed(best[rises], rises, size, depth) if len(rises) else 0
+    if listed is not None:
+        return listed
     if size > LONGEST_EXACT:
-        return _limit_of_worth(prices, depth)
+        return _limit_of_worth(prices, best, rises, depth)
     nothing = np.zeros(size + 1, dtype=np.int64)
-    power = np.maximum.accumulate(np.concatenate(([0], prices)))  # the best single sequence of at most t tokens
-    best = nothing
+    power, best = best, nothing
     while depth:
         if depth % 2:
             best = _combine(best, power)
@@ -121,17 +125,10 @@ def _best_pack_worth(prices: IntArray, depth: int) -> int:
     return int(best[-1])
 
 
-def _limit_of_worth(prices: IntArray, depth: int) -> int:
-    """No pack of at most `depth` sequences is worth more than this, and where there are few different prices one is."""
+def _limit_of_worth(prices: IntArray, best: IntArray, rises: IntArray, depth: int) -> int:
+    """No pack of at most `depth` sequences is worth more than this."""
     size = len(prices)
-    best = np.maximum.accumulate(np.concatenate(([0], prices)))
-    rises = np.flatnonzero(np.diff(best) > 0) + 1
-    if len(rises) == 0:
-        return 0
-    listed = worth_of_listed(best[rises], rises, size, depth)
-    if listed is not None:
-        return listed
-    limit = limit_by_longest(best, depth)
+    limit = limit_by_longest(best[rises], rises, size, depth)
     if len(rises) * size <= MOST_STEPS and int(best[-1]) * (size // int(rises[0])) < LARGEST_WORTH:
         limit = min(limit, _worth_at_any_depth(prices, best, rises))
     return limit
@@ -152,23 +149,16 @@ def worth_of_listed(prices: IntArray, lengths: IntArray, size: int, depth: int) 
     return int(np.max(worth + np.minimum(room // int(lengths[0]), slots) * prices[0]))
 
 
-def limit_by_longest(best: IntArray, depth: int) -> int:
-    """The longest sequence of a pack, and the limit of all others: none is longer, they take the room that it leaves, and
-    there are at most depth - 1. Floating point numbers are rounded up at each step.
-
-    Args:
-        best: int64 [L + 1], what the best sequence of at most t tokens is worth.
+def limit_by_longest(prices: IntArray, lengths: IntArray, size: int, depth: int) -> int:
+    """No pack of sequences of these lengths (ascending, as are their prices) is worth more: the longest of them, and a limit
+    of what at most depth - 1 that are no longer can be worth in the room that remains. Fractions are rounded up.
     """
-    size = len(best) - 1
-    longest = np.arange(1, size + 1)
-    others = np.minimum(longest, size - longest)
-    per_token = np.zeros(size + 1)
-    np.nextafter(best[1:], np.inf, out=per_token[1:])
-    per_token[1:] = np.nextafter(per_token[1:] / longest, np.inf)
-    np.maximum.accumulate(per_token, out=per_token)
-    by_tokens = np.floor(np.nextafter(per_token[others] * (size - longest), np.inf))
+    per_token = np.nextafter(np.nextafter(prices.astype(np.float64), np.inf) / lengths, np.inf)
+    per_token = np.concatenate(([0.0], np.maximum.accumulate(per_token)))
+    others = np.searchsorted(lengths, np.minimum(lengths, size - lengths), side="right")
+    by_tokens = np.floor(np.nextafter(per_token[others] * (size - lengths), np.inf))
     by_tokens = np.minimum(by_tokens, float(LARGEST_WORTH)).astype(np.int64)
-    return int(np.max(best[1:] + np.minimum(by_tokens, (depth - 1) * best[others])))
+    return int(np.max(prices + np.minimum(by_tokens, (depth - 1) * np.concatenate(([0], prices))[others])))
 
 
 def _worth_at_any_depth(prices: IntArray, best: IntArray, rises: IntArray) -> int:

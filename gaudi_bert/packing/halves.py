@@ -25,8 +25,8 @@ STALLED_SEQUENCES, LEAST_STALLED = 10_000_000, 25
 FEWEST_SEQUENCES = 1000
 """A round over fewer takes as long."""
 
-OPERATIONS_PER_SEQUENCE = 100
-"""Of a round."""
+OPERATIONS_PER_SEQUENCE, OPERATIONS_PER_TOKEN = 100, 5
+"""Of a round, for each sequence and for each token of a pack, by which parts are sorted."""
 
 
 def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, work: Work) -> Mixture:
@@ -51,7 +51,7 @@ def rematch_halves(mixture: Mixture, max_length: int, depth: int, enough: int, w
         before = len(starts)
         words = (random_words(len(lengths), 0, "halves", rounds) >> np.uint64(1)).astype(np.int64)
         lengths, starts = _rematch(lengths, starts, words, max_length, half)
-        work.spend(OPERATIONS_PER_SEQUENCE * len(lengths))
+        work.spend(OPERATIONS_PER_SEQUENCE * len(lengths) + OPERATIONS_PER_TOKEN * max_length)
         stalled = 0 if len(starts) < before else stalled + 1
         rounds += 1
     return mixture_of_packs(lengths, starts)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gaudi_bert.packing import certificate
+from gaudi_bert.packing import certificate, nnls
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.certificate import check_certificate
-from gaudi_bert.packing.exact import bounds, linear_program
+from gaudi_bert.packing.exact import bounds, linear_program, optimal
 from gaudi_bert.packing.exact.optimal import pack_optimally
 from gaudi_bert.packing.halves import rematch_halves
 from gaudi_bert.packing.heuristics import pack_longest_first
@@ -132,6 +132,17 @@ def test_very_many_sequences_are_packed_as_well_as_few() -> None:
     check_mixture(optimum.mixture, Histogram(len(counts), counts), 8)
     assert check_certificate(optimum.certificate, counts) == optimum.certificate.bound
     assert optimum.gap <= 2e-4 * optimum.certificate.bound
+
+
+@pytest.mark.parametrize("algorithm", ["nnls", "optimal"])
+@pytest.mark.parametrize("depth", [3, "max"])
+def test_of_very_many_lengths_a_part_is_planned(algorithm: str, depth: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (nnls, optimal):
+        monkeypatch.setattr(module, "MOST_LENGTHS", 200)
+    for counts in (np.ones(5003, dtype=np.int64), np.full(5003, 3)):
+        packing = pack_histogram(Histogram(5003, counts), algorithm, depth)
+        assert check_certificate(packing.certificate, counts) == packing.lower_bound
+        assert packing.gap <= 0.02 * packing.lower_bound
 
 
 # --- bounds of packs too long for an exact proof

@@ -127,14 +127,14 @@ def _most_of_long_packs(prices: IntArray, depth: int, deepest: int) -> int:
     """As `certificate.limit_of_worth`: what the best pack is worth, or a limit of it where that takes too long."""
     length, best = len(prices), np.concatenate(([0], prices))
     rises = np.flatnonzero(np.diff(best) > 0) + 1
-    listed = worth_of_listed(prices[rises - 1], rises, length, depth)
+    listed = worth_of_listed(best[rises], rises, length, depth)
     if listed is not None:
         return listed
     if length <= LONGEST_EXACT and depth < deepest:
         return int(best_worth(prices, depth))
     at_any_depth = np.empty_like(best)
     close_over(best, rises, at_any_depth)
-    return min(int(at_any_depth[-1]), limit_by_longest(best, min(depth, length)))
+    return min(int(at_any_depth[-1]), limit_by_longest(best[rises], rises, length, min(depth, length)))
 
 
 def _common_denominator(relaxation: Relaxation) -> IntArray | None:

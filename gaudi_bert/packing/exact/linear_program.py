@@ -194,8 +194,8 @@ class TablePricer:
         self.depth = depth
         deepest = max_length // int(lengths[0])
         self._closes = depth >= deepest  # without a limit of depth only the lengths that occur have to be tried
-        # Without a limit of depth the smallest part of a split is found first, so that a pack is looked at once or twice. (Up to
-        # LONGEST_TABLE tokens that is counted as with a limit, so that plans stay as they are.)
+        # Without a limit of depth the smallest part of a split is found first, so that a pack is looked at once or twice.
+        # (Up to LONGEST_TABLE tokens that is counted as with a limit, so that plans stay as they are.)
         self._is_short_work = self._closes and max_length > LONGEST_TABLE
         self._unwinding = (2 if self._is_short_work else min(depth, deepest)) * max_length
         self.chain = power_chain(max_length if self._closes else depth - 1, max_length)
