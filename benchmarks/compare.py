@@ -25,7 +25,7 @@ from gaudi_bert.common.progress import Reporter, measured
 from gaudi_bert.packing.algorithms import depth_of, pack_histogram
 from gaudi_bert.packing.heuristics import shuffled_lengths
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.stages.estimate import histogram_of_source, parse_depth, shipped_histograms
+from gaudi_bert.reporting.estimate import histogram_of_source, parse_depth, shipped_histograms
 
 OURS = ("optimal", "nnls", "lpfhp")
 SEED = 12345

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gaudi_bert.training.input.task_data import TaskData
+    from gaudi_bert.tasks.task_data import TaskData
 
 __all__ = [
     "QUALITY_LABELS",
@@ -89,10 +89,10 @@ def write_entities(data: Path, part: str, most: int, path: Path) -> Path:
 def planned(data: Path, model: Path, most: int | None, depth: int | str, length: int = 128) -> TaskData:
     """GoEmotions tokenized and packed by the parts of `gaudi-bert finetune`."""
     from gaudi_bert.config.sections import TaskSettings
-    from gaudi_bert.tasks.rows.reading import read_rows
-    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
-    from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
-    from gaudi_bert.training.input.task_data import TaskData
+    from gaudi_bert.rows.reading import read_rows
+    from gaudi_bert.rows.tokenizer import open_tokenizer
+    from gaudi_bert.rows.tokenizing import tokenize_rows
+    from gaudi_bert.tasks.task_data import TaskData
 
     file = data / "goemotions" / "train.tsv"
     settings = TaskSettings(
@@ -139,13 +139,13 @@ class Tuner:
     def __post_init__(self) -> None:
         from gaudi_bert.config.sections import TaskSettings, TrainingSettings
         from gaudi_bert.model.config import BertConfig
-        from gaudi_bert.tasks.task import BertForTask, task_named
+        from gaudi_bert.tasks.kinds.task import BertForTask, task_named
+        from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.distributed.communicator import Communicator
         from gaudi_bert.training.input.batches import TrainingOrder
-        from gaudi_bert.training.input.task_data import task_batches
         from gaudi_bert.training.objective import TaskObjective
-        from gaudi_bert.training.optimizers import Optimizer
-        from gaudi_bert.training.step import TrainingStep
+        from gaudi_bert.training.tensorflow.optimizers import Optimizer
+        from gaudi_bert.training.tensorflow.step import TrainingStep
 
         names = tuple(f"label {number}" for number in range(self.labels))
         task = task_named("multi-label")(TaskSettings(name="multi-label"), names)

@@ -97,8 +97,8 @@ VARIANTS = {
 
 def make_data(work: Path) -> None:
     """Examples of at most 40 tokens; the same in rows of 128, packed."""
-    from gaudi_bert.stages.data.pack import pack
-    from gaudi_bert.stages.data.prepare import prepare
+    from gaudi_bert.corpus.prepare import prepare
+    from gaudi_bert.tfrecords.pack import pack
 
     prepare(PREPARE, work / "short", pipeline_folder=work, reporter=QUIET)
     if not (work / "long").exists():
@@ -108,8 +108,8 @@ def make_data(work: Path) -> None:
 
 def lengthen(short: Path, out: Path) -> None:
     """Write every record again with room for 128 tokens and 20 masked positions: the same sequences, more padding."""
-    from gaudi_bert.records.wire.example import decode_example, encode_example
-    from gaudi_bert.records.wire.framing import read_records, write_record
+    from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
+    from gaudi_bert.tfrecords.wire.framing import read_records, write_record
 
     partial = out.with_name(f".{out.name}")
     partial.mkdir(exist_ok=True)
@@ -146,11 +146,11 @@ def points_of_run(work: Path, variant: Variant, settings: TrainingSettings) -> I
     from gaudi_bert.model.bert import BertForPretraining
     from gaudi_bert.model.config import BertConfig
     from gaudi_bert.training.distributed.communicator import Communicator
-    from gaudi_bert.training.evaluate import PretrainingEvaluator
+    from gaudi_bert.training.evaluator import PretrainingEvaluator
     from gaudi_bert.training.input.batches import TrainingOrder, training_batches, value_limits
     from gaudi_bert.training.input.source import open_source
-    from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
-    from gaudi_bert.training.step import TrainingStep
+    from gaudi_bert.training.tensorflow.optimizers import Optimizer, learning_rate_at
+    from gaudi_bert.training.tensorflow.step import TrainingStep
 
     source = open_source(work / "packed" if variant.packed else work / "short" / "train")
     rows = round(settings.global_batch_sequences / source.packing_factor)

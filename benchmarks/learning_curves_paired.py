@@ -72,10 +72,10 @@ class Runner:
         from gaudi_bert.model.bert import BertForPretraining
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.training.distributed.communicator import Communicator
-        from gaudi_bert.training.evaluate import PretrainingEvaluator
+        from gaudi_bert.training.evaluator import PretrainingEvaluator
         from gaudi_bert.training.input.source import open_source
-        from gaudi_bert.training.optimizers import Optimizer
-        from gaudi_bert.training.step import TrainingStep
+        from gaudi_bert.training.tensorflow.optimizers import Optimizer
+        from gaudi_bert.training.tensorflow.step import TrainingStep
 
         self._kind, self._updates = kind, updates
         self._source = open_source(work / "short" / "train" if kind == "unpacked" else work / "packed")
@@ -98,7 +98,7 @@ class Runner:
 
     def run(self, seed: int) -> Run:
         """The training loss of some early updates, and the held-out loss after each quarter."""
-        from gaudi_bert.training.optimizers import learning_rate_at
+        from gaudi_bert.training.tensorflow.optimizers import learning_rate_at
 
         self._start_from(seed)
         shape = {"learning_rate": LEARNING_RATE, "warmup_updates": WARMUP_UPDATES, "decay_power": 1.0}

@@ -26,7 +26,7 @@ from gaudi_bert.packing.algorithms import depth_of, pack_histogram, solve
 from gaudi_bert.packing.estimate import Estimate, estimate_packing
 from gaudi_bert.packing.histogram import Histogram
 from gaudi_bert.packing.mixture import packs_of
-from gaudi_bert.stages.estimate import shipped_histograms
+from gaudi_bert.reporting.estimate import shipped_histograms
 
 EXPECTED = Path(__file__).resolve().parent.parent / "tests" / "data" / "expected_packing.json"
 NAMES = tuple(shipped_histograms())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.stages.estimate import shipped_histograms
+from gaudi_bert.reporting.estimate import shipped_histograms
 
 
 def load(name: str) -> Histogram:

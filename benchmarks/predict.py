@@ -73,11 +73,11 @@ def ours(model: Path, precision: Literal["float32", "bfloat16"] = "float32") -> 
 
     prepare_tensorflow()
     from gaudi_bert.config.sections import TaskSettings
-    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
-    from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
-    from gaudi_bert.tasks.rows.types import TextRow
-    from gaudi_bert.tasks.window_plan import plan_window
-    from gaudi_bert.training.prediction import Embedder, PackRunner
+    from gaudi_bert.rows.tokenizer import open_tokenizer
+    from gaudi_bert.rows.tokenizing import tokenize_rows
+    from gaudi_bert.rows.types import TextRow
+    from gaudi_bert.rows.window_plan import plan_window
+    from gaudi_bert.tasks.prediction import Embedder, PackRunner
     from gaudi_bert.training.weights.sources import read_weights
 
     tokenizer, weights = open_tokenizer(model), read_weights(model)
@@ -219,10 +219,10 @@ def compare_mixes(rounds: int, layers: int) -> None:
 
     prepare_tensorflow()
     from gaudi_bert.model.config import BertConfig, parameter_specs
-    from gaudi_bert.tasks.packs import Packs
-    from gaudi_bert.tasks.rows.types import Sequences
-    from gaudi_bert.tasks.window_plan import Part, WindowPlan, plan_window
-    from gaudi_bert.training.prediction import Embedder, PackRunner
+    from gaudi_bert.rows.packs import Packs
+    from gaudi_bert.rows.types import Sequences
+    from gaudi_bert.rows.window_plan import Part, WindowPlan, plan_window
+    from gaudi_bert.tasks.prediction import Embedder, PackRunner
 
     config = BertConfig(
         vocab_size=1000, hidden_size=256, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=1024

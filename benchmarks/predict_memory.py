@@ -34,9 +34,9 @@ def write_model(folder: Path) -> Path:
     prepare_tensorflow()
     from gaudi_bert.config.sections import TaskSettings
     from gaudi_bert.model.config import BertConfig
-    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
-    from gaudi_bert.tasks.task import BertForTask, task_named
-    from gaudi_bert.training.weights.task_models import write_task_folder
+    from gaudi_bert.rows.tokenizer import open_tokenizer
+    from gaudi_bert.tasks.kinds.task import BertForTask, task_named
+    from gaudi_bert.tasks.models.task_models import write_task_folder
 
     words = folder.with_name("words")
     words.mkdir()

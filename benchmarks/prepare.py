@@ -28,7 +28,7 @@ from measuring import show
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PrepareSettings
-from gaudi_bert.stages.data.prepare import prepare
+from gaudi_bert.corpus.prepare import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 SEQUENCE_LENGTH, PREDICTIONS, VOCABULARY = 128, 20, 8192

@@ -37,13 +37,13 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
 from gaudi_bert.pytorch import PackCollator, PackedBertForPreTraining, PackedDataset
 from gaudi_bert.pytorch.rows import Row
-from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.read.arrays import decode_columns
-from gaudi_bert.records.schema import PackedSchema
-from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
-from gaudi_bert.records.wire.example import encode_example
-from gaudi_bert.records.wire.framing import read_records, write_record
-from gaudi_bert.stages.data.pack import pack
+from gaudi_bert.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.tfrecords.arrays import decode_columns
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.wire.example import encode_example
+from gaudi_bert.tfrecords.wire.framing import read_records, write_record
+from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
 QUIET = Reporter(quiet=True)
 LENGTH, PREDICTIONS, VOCABULARY = 512, 80, 30522

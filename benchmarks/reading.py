@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from measuring import show, show_processor
 
+from gaudi_bert.artefacts.shard_index import index_path, write_index
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.records.wire.framing import frame, read_records
-from gaudi_bert.records.wire.shard_index import index_path, write_index
-from gaudi_bert.stages.data.pack import pack
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample" / "tfrecord-512"

@@ -25,11 +25,11 @@ from measuring import show
 from gaudi_bert.common.arrays import IntArray, permutation, random_words
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.records.packed_folder import open_shards, read_metadata
-from gaudi_bert.records.read.global_order import WINDOW_PACKS, GlobalOrder, streams_of
-from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.framing import frame, read_records
-from gaudi_bert.stages.data.pack import pack
+from gaudi_bert.reading.global_order import WINDOW_PACKS, GlobalOrder, streams_of
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = Path(os.environ.get("GAUDI_BERT_SHARED", ROOT.parent / "shared")) / "data" / "wiki-sample"

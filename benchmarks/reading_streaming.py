@@ -72,7 +72,7 @@ OURS_STORE = f"""{MEASURE_STORE}
 
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.stages.training.inputs import open_data
+from gaudi_bert.training.stored_inputs import open_data
 from gaudi_bert.training.input.batches import TrainingOrder, value_limits, training_batches
 def batches():
     with open_data(url, StoreSettings(endpoint_url=endpoint)) as source:
@@ -105,7 +105,7 @@ def make_packs(folder: Path, sequences: int) -> Path:
 
     from gaudi_bert.common.progress import Reporter
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.stages.data.pack import pack
+    from gaudi_bert.tfrecords.pack import pack
 
     make_records(folder / "records", sequences)
     pack(folder / "records", folder / "packed", PackingSettings(), reporter=Reporter(quiet=True))

@@ -83,11 +83,11 @@ class Engine:
     def __init__(self, records: Path, planned: Path) -> None:
         from gaudi_bert.artefacts.plan import WritablePlan
         from gaudi_bert.common.dealing import deal_sequences
-        from gaudi_bert.records.files import list_record_files
-        from gaudi_bert.records.packed_shards import PackEncoder, output_buffer
-        from gaudi_bert.records.read.group import buffer_bytes, match_files, planned_files, read_group
-        from gaudi_bert.records.read.unpacked_index import IndexedSequences, empty_index
-        from gaudi_bert.records.schema import PackedSchema
+        from gaudi_bert.tfrecords.files import list_record_files
+        from gaudi_bert.tfrecords.packed_shards import PackEncoder, output_buffer
+        from gaudi_bert.tfrecords.scanning.group import buffer_bytes, match_files, planned_files, read_group
+        from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, empty_index
+        from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
         self.plan = WritablePlan.read(planned)
         self.schema, self.unpacked_schema = PackedSchema.of(self.plan), PackedSchema.of(self.plan).unpacked
@@ -110,7 +110,7 @@ class Engine:
 
     def read_and_scan(self) -> None:
         """The histogram pass: every file in 1 MiB pieces, both CRCs and every value checked, lengths counted."""
-        from gaudi_bert.records.read.scan import RecordScan, UnpackedFormat, scan_buffer
+        from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, scan_buffer
 
         buffer = scan_buffer()
         for path in self.files:
@@ -121,7 +121,7 @@ class Engine:
 
     def scan_in_memory(self) -> None:
         """The same without reading: the bytes are in memory already."""
-        from gaudi_bert.records.read.scan import UnpackedFormat
+        from gaudi_bert.tfrecords.scanning.scan import UnpackedFormat
 
         for index in self.indexes:
             UnpackedFormat(self.unpacked_schema, index).take(0, index.buffer.size)
@@ -195,7 +195,7 @@ def job(folder: Path, rounds: int) -> None:
     `write` flushes every shard to the disk before it is given its name. `cp` does not, so the copy is timed with and without
     a flush, and `write` as well.
     """
-    from gaudi_bert.stages.data.write import write
+    from gaudi_bert.tfrecords.write import write
 
     records, planned = prepared(folder)
     predecessor = Predecessor(records, folder, Engine(records, planned).some_packs(PREDECESSOR_PACKS))

@@ -9,8 +9,8 @@ import numpy as np
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.records.wire.example import encode_example
-from gaudi_bert.records.wire.framing import write_record
+from gaudi_bert.tfrecords.wire.example import encode_example
+from gaudi_bert.tfrecords.wire.framing import write_record
 
 FILES, SEQUENCES_PER_FILE, SEED = 8, 20_000, 7
 LENGTH, DEPTH = 512, 3
@@ -68,8 +68,8 @@ def make_files(folder: Path, files: int, sequences_per_file: int, seed: int, max
 
 def prepared(folder: Path, group_sequences: int = 500_000) -> tuple[Path, Path]:
     """The unpacked records and a plan for them."""
-    from gaudi_bert.stages.data.histogram import histogram
-    from gaudi_bert.stages.data.plan import plan
+    from gaudi_bert.tfrecords.histogram import histogram
+    from gaudi_bert.tfrecords.plan import plan
 
     records = folder / "unpacked"
     make_files(records, FILES, SEQUENCES_PER_FILE, SEED)

@@ -19,20 +19,20 @@ def run_stage(stage: str, folder: Path, group_sequences: int) -> None:
     """Run `stage` on FOLDER/unpacked."""
     records, counts, planned, packed = (folder / name for name in ("unpacked", "histogram.json", "plan.json", "out"))
     if stage == "histogram":
-        from gaudi_bert.stages.data.histogram import histogram
+        from gaudi_bert.tfrecords.histogram import histogram
 
         histogram(records, counts, reporter=QUIET)
     elif stage == "plan":
         from gaudi_bert.config.sections import PackingSettings
-        from gaudi_bert.stages.data.plan import plan
+        from gaudi_bert.tfrecords.plan import plan
 
         plan([counts], planned, PackingSettings(group_sequences=group_sequences, algorithm="spfhp"), reporter=QUIET)
     elif stage == "write":
-        from gaudi_bert.stages.data.write import write
+        from gaudi_bert.tfrecords.write import write
 
         write(records, planned, packed, reporter=QUIET)
     else:
-        from gaudi_bert.stages.data.verify import verify
+        from gaudi_bert.tfrecords.verify import verify
 
         verify(records, packed, reporter=QUIET)
 
@@ -42,8 +42,8 @@ def write_share(records: Path, planned: Path, packed: Path, shard: str, workers:
     from records_data import make_files
 
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.stages.data.pack import pack
-    from gaudi_bert.stages.data.write import write_shard
+    from gaudi_bert.tfrecords.pack import pack
+    from gaudi_bert.tfrecords.write import write_shard
 
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder) / "unpacked", 1, 64, seed=1)

@@ -32,8 +32,8 @@ from measuring import processor  # noqa: E402
 from records_data import MASKED_SHARE, MAX_PREDICTIONS, VOCABULARY, draw_lengths  # noqa: E402
 from watched import Watched, watch  # noqa: E402
 
-from gaudi_bert.records.schema import UnpackedSchema  # noqa: E402
-from gaudi_bert.records.unpacked_encoder import SequenceArrays, UnpackedEncoder  # noqa: E402
+from gaudi_bert.tfrecords.wire.schema import UnpackedSchema  # noqa: E402
+from gaudi_bert.tfrecords.wire.unpacked_encoder import SequenceArrays, UnpackedEncoder  # noqa: E402
 
 LENGTH, FILE_SEQUENCES, SEED = 512, 50_000, 22
 OPEN_FILES = 1024

@@ -33,7 +33,7 @@ FILE_BYTES = 1_000_000_000
 def make_histograms(folder: Path, *sizes: str) -> dict[str, Any]:
     """Histograms as K of N machines write them, and the files that they count."""
     from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
-    from gaudi_bert.stages.estimate import shipped_histograms
+    from gaudi_bert.reporting.estimate import shipped_histograms
 
     groups, histograms = map(int, sizes)
     base = np.array(json.loads(shipped_histograms()["wikipedia-512"].read_text())["counts"], np.float64)
@@ -74,8 +74,8 @@ def make_groups(folder: Path) -> dict[str, Any]:
     from gaudi_bert.artefacts.packed import GroupManifest, of_counts
     from gaudi_bert.artefacts.plan import WritablePlan
     from gaudi_bert.artefacts.references import InputFile, manifest_path
+    from gaudi_bert.artefacts.shard_index import index_bytes, index_path
     from gaudi_bert.artefacts.shards import Shard, shard_bounds
-    from gaudi_bert.records.wire.shard_index import index_bytes, index_path
 
     plan, out = WritablePlan.read(folder / "plan.json"), folder / "packed"
     out.mkdir(exist_ok=True)
@@ -123,7 +123,7 @@ def histograms_of(folder: Path) -> list[Path]:
 def planned_by(folder: Path, **options: Any) -> Any:
     """What the stage returns."""
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.stages.data import plan
+    from gaudi_bert.tfrecords import plan
 
     remember_packings(folder)
     files = histograms_of(folder), folder / "plan.json", PackingSettings(algorithm="nnls")
@@ -135,7 +135,7 @@ def planned_by(folder: Path, **options: Any) -> Any:
 def remember_packings(folder: Path) -> None:
     """Let the stage pack each of the 64 different groups once, and keep what came of it for the next process."""
     from gaudi_bert.packing import masked_budget
-    from gaudi_bert.stages.data import plan
+    from gaudi_bert.tfrecords import plan
 
     path, pack, fit = folder.parent / "packings.pickle", plan.pack_histogram, masked_budget.fit_to_budget
     kept: dict[Any, Any] = pickle.loads(path.read_bytes()) if path.exists() else {}
@@ -161,7 +161,7 @@ def remember_packings(folder: Path) -> None:
 
 def read_counts(folder: Path) -> dict[str, Any]:
     """Both passes but for the counts of groups: all is read once, and once more for the digest."""
-    from gaudi_bert.stages.data.histogram import read_histograms
+    from gaudi_bert.tfrecords.histogram import read_histograms
 
     records = read_histograms(histograms_of(folder))
     return {"files": len(records.files or ()), "sha256": records.sha256[:8]}
@@ -189,7 +189,7 @@ def other_parts(folder: Path) -> dict[str, Any]:
     from gaudi_bert.artefacts.plan import GROUPS_OF_A_PART, part_path
     from gaudi_bert.config.sections import PackingSettings
     from gaudi_bert.packing.groups import form_groups
-    from gaudi_bert.stages.data.histogram import read_histograms
+    from gaudi_bert.tfrecords.histogram import read_histograms
 
     chosen, plan = PackingSettings(), folder / "plan.json"
     kept = pickle.loads((folder.parent / "packings.pickle").read_bytes())
@@ -246,7 +246,7 @@ def solve(folder: Path) -> dict[str, Any]:
     from gaudi_bert.packing.algorithms import pack_histogram
     from gaudi_bert.packing.groups import group_histogram
     from gaudi_bert.packing.masked_budget import budget_costs, smaller_budgets
-    from gaudi_bert.stages.data.histogram import read_histograms
+    from gaudi_bert.tfrecords.histogram import read_histograms
 
     files = read_histograms(histograms_of(folder)).files[:4]
     started = time.process_time()
@@ -264,7 +264,7 @@ def solve(folder: Path) -> dict[str, Any]:
 def writer(folder: Path) -> dict[str, Any]:
     """`write --shard 0/8` up to the first record: the files hold none, which ends it there."""
     from gaudi_bert.common.errors import InputError
-    from gaudi_bert.stages.data.write import write_shard
+    from gaudi_bert.tfrecords.write import write_shard
 
     started = time.process_time()
     try:
@@ -280,7 +280,7 @@ def write_finish(folder: Path) -> dict[str, Any]:
     from gaudi_bert.artefacts.packed import Metadata
     from gaudi_bert.artefacts.plan import Plan
     from gaudi_bert.common.files import write_json
-    from gaudi_bert.stages.data.write import write
+    from gaudi_bert.tfrecords.write import write
 
     out, plan = folder / "packed", folder / "plan.json"
     planned = Plan.read(plan)

@@ -27,9 +27,9 @@ from gaudi_bert.artefacts.store.objects import Objects  # noqa: E402
 from gaudi_bert.common.progress import Reporter  # noqa: E402
 from gaudi_bert.config.places import StoreSettings  # noqa: E402
 from gaudi_bert.config.sections import PackingSettings  # noqa: E402
-from gaudi_bert.stages.data.histogram import histogram  # noqa: E402
-from gaudi_bert.stages.data.plan import plan  # noqa: E402
-from gaudi_bert.stages.data.write import write  # noqa: E402
+from gaudi_bert.tfrecords.histogram import histogram  # noqa: E402
+from gaudi_bert.tfrecords.plan import plan  # noqa: E402
+from gaudi_bert.tfrecords.write import write  # noqa: E402
 from tests.builders.s3_server import ENVIRONMENT, s3_server, upload  # noqa: E402
 
 QUIET = Reporter(quiet=True)
@@ -41,7 +41,7 @@ import sys
 from pathlib import Path
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
-from gaudi_bert.stages.data.write import write
+from gaudi_bert.tfrecords.write import write
 import s3fs
 records, plan, out, endpoint = sys.argv[1:]
 write(records, Path(plan), Path(out), reporter=Reporter(quiet=True), store=StoreSettings(endpoint_url=endpoint))

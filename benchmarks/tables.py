@@ -26,7 +26,7 @@ from pyarrow import compute, parquet
 
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.stages.tables.pack_table import pack_table
+from gaudi_bert.tables.pack import pack_table
 
 QUIET = Reporter(quiet=True)
 SLOTS = 2048
@@ -193,7 +193,7 @@ import sys, time
 from pathlib import Path
 from gaudi_bert.common.progress import Reporter
 try:
-    from gaudi_bert.stages.tables.import_tables import import_tables
+    from gaudi_bert.tables.import_tables import import_tables
 except ModuleNotFoundError:  # where it was before it had a folder
     from gaudi_bert.stages.import_tables import import_tables
 folder = Path(sys.argv[1])

@@ -55,7 +55,7 @@ def write_texts(folder: Path, megabytes: float) -> None:
 def ours(folder: Path) -> tuple[float, float]:
     """CPU and wall seconds of `tokenize`, without start-up."""
     from gaudi_bert.config.sections import TokenizeSettings
-    from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
+    from gaudi_bert.tables.tokenize import tokenize_texts
 
     shutil.rmtree(folder / "tokens", ignore_errors=True)
     settings = TokenizeSettings(max_sequence_length=LENGTH)

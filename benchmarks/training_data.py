@@ -15,12 +15,12 @@ from gaudi_bert.artefacts.packed import Metadata
 from gaudi_bert.config.sections import PackingSettings, TrainingSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.records.packed_folder import read_metadata
+from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder, training_batches, value_limits
 from gaudi_bert.training.input.source import DataSource, open_source
-from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.tensorflow.optimizers import Optimizer
+from gaudi_bert.training.tensorflow.step import TrainingStep
 
 FILES, SEQUENCES_A_FILE, SEED = 4, 1500, 11
 
@@ -52,7 +52,7 @@ class Records:
 
 def make_records(folder: Path) -> Records:
     """Write the unpacked records, pack them, open both."""
-    from gaudi_bert.stages.data.pack import pack
+    from gaudi_bert.tfrecords.pack import pack
 
     unpacked, packed = folder / "unpacked", folder / "packed"
     make_files(unpacked, FILES, SEQUENCES_A_FILE, SEED, LENGTH)

@@ -12,7 +12,7 @@ versions=("$@")
 tests=(
   test_python_page.py test_start.py common/test_dealing.py common/test_arrays.py cli/test_main.py
   packing/test_histogram.py packing/test_pack_lengths.py packing/test_mixture.py packing/test_heuristics.py
-  records/wire/test_framing.py records/wire/test_values.py records/test_unpacked_encoder.py stages/data/test_plan.py
+  tfrecords/wire/test_framing.py tfrecords/wire/test_values.py tfrecords/wire/test_unpacked_encoder.py tfrecords/test_plan.py
 )
 environments=$PWD/.venv-pythons
 mkdir -p "$environments"

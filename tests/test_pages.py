@@ -65,7 +65,7 @@ INSTEAD = {
 PYTHON_ELSEWHERE = {
     "README.md": "tests/test_python_page.py",
     "docs/python.md": "tests/test_python_page.py",
-    "docs/finetuning.md": "tests/stages/tasks/test_finetune.py",
+    "docs/finetuning.md": "tests/tasks/test_finetune.py",
     "docs/pytorch.md": "tests/pytorch/test_examples.py",
 }
 PRINTS = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)

@@ -13,15 +13,15 @@ import pytest
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
 from gaudi_bert.packing.algorithms import pack_histogram
 from gaudi_bert.packing.histogram import Histogram
-from gaudi_bert.records.wire.example import encode_example
-from gaudi_bert.records.wire.framing import write_record
 from gaudi_bert.runners.stage_table import stages_of
-from gaudi_bert.stages.data.pack import pack
-from gaudi_bert.stages.tasks.finetune import finetune
-from gaudi_bert.stages.training.model_results import DryRun, FineTuneInput
-from gaudi_bert.stages.training.train import train
-from gaudi_bert.training.optimizers import learning_rate_at
+from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.wire.example import encode_example
+from gaudi_bert.tfrecords.wire.framing import write_record
+from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.tensorflow.optimizers import learning_rate_at
+from gaudi_bert.training.train import train
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
 

@@ -22,12 +22,12 @@ OPTIONAL = ["tensorflow", "torch", "transformers", "horovod", "pyarrow", "docker
         ("gaudi_bert.runners.local", DATA_MODULES),
         ("gaudi_bert.runners.kubernetes.run", ["kubernetes", "numpy", "tensorflow", "docker"]),
         pytest.param(
-            "gaudi_bert.stages.training.train",
+            "gaudi_bert.training.train",
             ["scipy.optimize", "highspy", "docker", "kubernetes"],
             marks=pytest.mark.skipif(find_spec("tensorflow") is None, reason="TENSORFLOW IS NOT INSTALLED"),
         ),
-        ("gaudi_bert.stages.data.write", ["tensorflow", "matplotlib", "tokenizers"]),
-        ("gaudi_bert.stages.data.prepare", ["tensorflow", "matplotlib"]),
+        ("gaudi_bert.tfrecords.write", ["tensorflow", "matplotlib", "tokenizers"]),
+        ("gaudi_bert.corpus.prepare", ["tensorflow", "matplotlib"]),
     ],
 )
 def test_importing_does_not_load(module: str, absent: list[str]) -> None:

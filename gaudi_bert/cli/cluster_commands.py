@@ -155,7 +155,7 @@ def doctor(
 
 def _check_graph(pipeline: Path, work: Path, overrides: list[str] | None, json: bool) -> None:
     from gaudi_bert.artefacts.work_folder import WorkFolder
-    from gaudi_bert.stages.training.check_graph import check_graph, describe_graph
+    from gaudi_bert.training.check_graph import check_graph, describe_graph
 
     settings = arguments.pipeline_settings(pipeline, overrides)
     result = check_graph(settings, WorkFolder.of(settings, work, pipeline.parent))

@@ -37,7 +37,7 @@ def prepare(
     """Make pretraining examples (unpacked TFRecords) from text."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PrepareSettings
-    from gaudi_bert.stages.data.prepare import prepare as run
+    from gaudi_bert.corpus.prepare import prepare as run
 
     if vocab is not None and train_vocab is not None:
         raise InputError("--vocab and --train-vocab exclude each other; give the one you mean")
@@ -96,7 +96,7 @@ def tokenize(
     """Make tables of tokens from text, with any tokenizer of the library `tokenizers`; `pack` packs them."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TokenizeSettings
-    from gaudi_bert.stages.tables.tokenize_texts import tokenize_texts
+    from gaudi_bert.tables.tokenize import tokenize_texts
 
     settings = section_from_options(
         TokenizeSettings,
@@ -149,7 +149,7 @@ def import_tables(
     json: arguments.Json = False,
 ) -> None:
     """Make unpacked TFRecords from tables with `input_ids` (Parquet, Arrow, JSON lines, Hugging Face datasets)."""
-    from gaudi_bert.stages.tables.import_tables import import_tables as run
+    from gaudi_bert.tables.import_tables import import_tables as run
 
     result = run(
         source,
@@ -173,8 +173,8 @@ def histogram(
     json: arguments.Json = False,
 ) -> None:
     """Count the sequences of each length, file by file."""
-    from gaudi_bert.stages.data.histogram import histogram as run
-    from gaudi_bert.stages.data.histogram import histogram_shard
+    from gaudi_bert.tfrecords.histogram import histogram as run
+    from gaudi_bert.tfrecords.histogram import histogram_shard
 
     part = arguments.parse_shard(shard)
     counted = part and histogram_shard(records, part)
@@ -202,8 +202,8 @@ def plan(
     """Decide which lengths share a row, and prove how near the optimum that is."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.stages.data.plan import plan as run
-    from gaudi_bert.stages.data.plan import plan_shard
+    from gaudi_bert.tfrecords.plan import plan as run
+    from gaudi_bert.tfrecords.plan import plan_shard
 
     part = arguments.parse_shard(shard, finish)
     settings = section_from_options(
@@ -236,9 +236,9 @@ def write(
 ) -> None:
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.cli.results import to_json
-    from gaudi_bert.stages.data.copies import packed_copies
-    from gaudi_bert.stages.data.write import write as run
-    from gaudi_bert.stages.data.write import write_shard
+    from gaudi_bert.tables.copies import packed_copies
+    from gaudi_bert.tfrecords.write import write as run
+    from gaudi_bert.tfrecords.write import write_shard
 
     part = arguments.parse_shard(shard, finish)
     if part is not None and (parquet or predecessor_metadata):
@@ -283,7 +283,7 @@ def pack(
     json: arguments.Json = False,
 ) -> None:
     """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
-    from gaudi_bert.stages.tables.table_groups import is_table
+    from gaudi_bert.tables.groups import is_table
 
     both = {"algorithm": algorithm, "depth": depth, "seed": seed}
     of_tables = {
@@ -303,8 +303,8 @@ def pack(
     _refuse_options_of_tables(records, {**of_tables, "shard": shard, "finish": finish})
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import PackingSettings
-    from gaudi_bert.stages.data.pack import pack as run
-    from gaudi_bert.stages.data.verify import verify as prove
+    from gaudi_bert.tfrecords.pack import pack as run
+    from gaudi_bert.tfrecords.verify import verify as prove
 
     settings = section_from_options(PackingSettings, **both)
     packed = run(records, out, settings, reporter=Reporter(), overwrite=overwrite, workers=workers)
@@ -329,9 +329,9 @@ def verify(
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
-    from gaudi_bert.stages.data.verify import verify as run
-    from gaudi_bert.stages.tables.table_groups import is_table
-    from gaudi_bert.stages.tables.verify_table import verify_table
+    from gaudi_bert.tables.groups import is_table
+    from gaudi_bert.tables.verify import verify_table
+    from gaudi_bert.tfrecords.verify import verify as run
 
     if is_table(records):
         proof = verify_table(records, packed, reporter=Reporter(), overwrite=overwrite, workers=workers)
@@ -365,7 +365,7 @@ def _pack_table(
     """Pack a table, or a part of it; `options` are keys of `TableSettings`, None for the default."""
     from gaudi_bert.config.pipeline import section_from_options
     from gaudi_bert.config.sections import TableSettings
-    from gaudi_bert.stages.tables.pack_table import pack_table, pack_table_shard
+    from gaudi_bert.tables.pack import pack_table, pack_table_shard
 
     if options["max_sequence_length"] is None:
         raise InputError(f"{source}: is a table: say how many slots a pack has, for example --max-sequence-length 2048")
@@ -419,7 +419,7 @@ def inspect(
     json: arguments.Json = False,
 ) -> None:
     """Show one record in readable form."""
-    from gaudi_bert.stages.data.inspect import inspect as run
+    from gaudi_bert.tfrecords.inspect import inspect as run
 
     result = run(file, record=record, vocabulary=vocab)
     if json:

@@ -44,7 +44,7 @@ def estimate(
     json: arguments.Json = False,
 ) -> None:
     """Show what packing would give at each depth and with each algorithm; nothing is written."""
-    from gaudi_bert.stages.estimate import estimate as run
+    from gaudi_bert.reporting.estimate import estimate as run
 
     if task is not None:
         _estimate_task(source, task, model, row_lengths, depths or "3,6,12,max", columns, set_, json)
@@ -72,7 +72,7 @@ def _estimate_task(
     set_: list[str] | None,
     json: bool,
 ) -> None:
-    from gaudi_bert.stages.estimate import estimate_task, parse_depth
+    from gaudi_bert.reporting.estimate import estimate_task, parse_depth
 
     if model is None:
         raise InputError("--task needs --model DIR, a folder with the tokenizer")

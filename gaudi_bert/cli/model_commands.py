@@ -33,7 +33,7 @@ def train(
 ) -> None:
     """Train BERT on packed (or unpacked) records."""
     from gaudi_bert.config.models import model_overrides
-    from gaudi_bert.stages.training.train import train as run
+    from gaudi_bert.training.train import train as run
 
     overrides = [*(model_overrides(model) if model is not None else ()), *(set_ or ())]
     result = run(
@@ -57,7 +57,7 @@ def evaluate(
     json: arguments.Json = False,
 ) -> None:
     """Measure a checkpoint on held-out data."""
-    from gaudi_bert.stages.training.evaluate import evaluate as run
+    from gaudi_bert.training.evaluate import evaluate as run
 
     result = run(data=data, checkpoint=checkpoint, unpacked=unpacked, out=out, reporter=Reporter())
     output.print_shared_result(result, json, output.describe_evaluation)
@@ -75,14 +75,14 @@ def verify_model(
     if huggingface is not None:
         if checkpoint is not None or data is not None:
             raise InputError("--huggingface is checked with generated packs: leave --checkpoint and --data out")
-        from gaudi_bert.stages.training.verify_huggingface import verify_huggingface
+        from gaudi_bert.pytorch.verify_huggingface import verify_huggingface
 
         ways = verify_huggingface(huggingface, target=target, attention=attention, reporter=Reporter())
         output.print_result(ways, json, _describe_ways)
         return
     if target is not None or attention is not None:
         raise InputError("--target and --attention are for a transformers model: give its folder with --huggingface")
-    from gaudi_bert.stages.training.verify_model import verify_model as run
+    from gaudi_bert.training.verify_model import verify_model as run
 
     result = run(checkpoint=checkpoint, data=data, reporter=Reporter())
     output.print_result(result, json, output.describe_proof)
@@ -103,7 +103,7 @@ def export(
     json: arguments.Json = False,
 ) -> None:
     """Write a model for transformers, for TF1 BERT, or for serving."""
-    from gaudi_bert.stages.training.export import export as run
+    from gaudi_bert.tasks.models.export import export as run
 
     result = run(checkpoint, out, kind=format_, vocabulary=vocab, rows=rows, reporter=Reporter(), overwrite=overwrite)
     output.print_result(result, json, output.describe_export)
@@ -147,8 +147,8 @@ def finetune(
     json: arguments.Json = False,
 ) -> None:
     """Train a pretrained BERT for a task, on packed rows."""
-    from gaudi_bert.stages.tasks.finetune import finetune as run
-    from gaudi_bert.stages.training.model_results import FineTuneInput
+    from gaudi_bert.tasks.finetune import finetune as run
+    from gaudi_bert.training.results import FineTuneInput
 
     options: dict[str, tuple[str, object]] = {
         "task.name": ("--task", task),
@@ -189,8 +189,8 @@ def predict(
     json: arguments.Json = False,
 ) -> None:
     """The answers of a fine-tuned model, one JSON line per row, in the order of the rows."""
-    from gaudi_bert.stages.tasks.predict import PredictOptions
-    from gaudi_bert.stages.tasks.predict import predict as run
+    from gaudi_bert.tasks.predict import PredictOptions
+    from gaudi_bert.tasks.predict import predict as run
 
     options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row)  # type: ignore[arg-type]
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
@@ -229,8 +229,8 @@ def embed(
     json: arguments.Json = False,
 ) -> None:
     """A vector for each text, in the order of the texts."""
-    from gaudi_bert.stages.tasks.embed import EmbedOptions
-    from gaudi_bert.stages.tasks.embed import embed as run
+    from gaudi_bert.tasks.embed import EmbedOptions
+    from gaudi_bert.tasks.embed import embed as run
 
     options = EmbedOptions(
         pooling,  # type: ignore[arg-type]

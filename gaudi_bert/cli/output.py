@@ -14,7 +14,7 @@ from gaudi_bert.common.progress import count_of, human_bytes
 if TYPE_CHECKING:  # `--help` needs neither
     from rich.text import Text
 
-    from gaudi_bert.stages.data.inspect import RecordView, SequenceView
+    from gaudi_bert.tfrecords.inspect import RecordView, SequenceView
 
 _Describe = Callable[[Mapping[str, Any]], list[str]]
 

@@ -214,7 +214,7 @@ def report(
     json: arguments.Json = False,
 ) -> None:
     """Write report.html: one page with the charts and figures of a work folder."""
-    from gaudi_bert.stages.report import report as make
+    from gaudi_bert.reporting.report import report as make
 
     output.print_result(make(workdir), json, output.describe_report)
 

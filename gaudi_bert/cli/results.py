@@ -13,8 +13,8 @@ from typing import Any
 
 from gaudi_bert.artefacts.base import Artefact
 from gaudi_bert.artefacts.examples import ImportedSoFar, PreparedExamples
-from gaudi_bert.stages.results import Made, PackResult, PreparedShard, ReportResult
-from gaudi_bert.stages.training.model_results import DryRun, GraphResult
+from gaudi_bert.artefacts.results import Made, PackResult, PreparedShard, ReportResult
+from gaudi_bert.training.results import DryRun, GraphResult
 
 
 @singledispatch

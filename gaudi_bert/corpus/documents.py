@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
+from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.features import BUILT_IN_TEXTS
 from gaudi_bert.common.files import explained_os_errors, open_file
 from gaudi_bert.corpus.python_texts import documentation_documents, python_texts
 from gaudi_bert.corpus.sentences import Layout, detect_layout, sentences_of_lines
-from gaudi_bert.records.tables.arrow import require_pyarrow
 
 Compression = Literal["gzip", "zstd"]
 FormatName = Literal["plain text", "WikiExtractor", "JSON lines", "Python documentation"]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from gaudi_bert.common.arrays import BoolArray, Int32Array, IntArray, philox
 from gaudi_bert.corpus.pairs import SPECIAL_TOKENS_IN_PAIR, RandomStream, SegmentPairs, choose_pairs
 from gaudi_bert.corpus.vocabulary import TokenBlock, Vocabulary, tokenize_documents
-from gaudi_bert.records.unpacked_encoder import encode_rows
+from gaudi_bert.tfrecords.wire.unpacked_encoder import encode_rows
 
 Keys: TypeAlias = NDArray[np.uint64]
 

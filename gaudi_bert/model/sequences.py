@@ -1,6 +1,6 @@
 """Packs taken apart into their sequences, and sequences joined to packs, one at a time. numpy, no TensorFlow.
 
-This is for proofs and small batches, plain rather than fast; `gaudi_bert.records` packs data sets.
+This is for proofs and small batches, plain rather than fast; `gaudi_bert.tfrecords` packs data sets.
 Letters: B packs, L positions, Q masked slots, S depth.
 """
 

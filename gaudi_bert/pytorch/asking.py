@@ -44,7 +44,7 @@ from gaudi_bert.pytorch.trial import (
     trial_of,
     usual_tokens,
 )
-from gaudi_bert.records.schema import NOT_PREDICTED
+from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 _SEED = 12345
 _MODEL_BOUND, _HALF_BOUND = 1e-3, 0.05  # of a complete model's outputs: rounding in many layers; and in 16 bits

@@ -25,7 +25,7 @@ from gaudi_bert.pytorch.asking import feeding_of, known_model, try_model
 from gaudi_bert.pytorch.feeding import Feeding, fed_positions, target_mask
 from gaudi_bert.pytorch.rows import Row, sequence_counts, sequence_matrix, token_matrix
 from gaudi_bert.pytorch.small_copy import small_copy
-from gaudi_bert.records.schema import NOT_PREDICTED
+from gaudi_bert.tfrecords.wire.schema import NOT_PREDICTED
 
 TARGETS = ("transformers-5", "transformers-4", "optimum-habana", "flash", "flex")
 _UNLIMITED = 1 << 62

@@ -8,7 +8,7 @@ Workers of a `DataLoader` cannot tell how much was used of what they have read a
 (`PackedLoader`), and worker w of K makes the batches w, w + K, ... of its process, which is the order without workers.
 
 A source (packed TFRecords or packed tables) knows how many packs an epoch has, and gives
-the packs of an epoch by their numbers in the one global order (`records/read/global_order.py`).
+the packs of an epoch by their numbers in the one global order (`reading/global_order.py`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,10 @@ from gaudi_bert.common.removed import refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
 from gaudi_bert.pytorch.mapped import MappedPacks
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
-from gaudi_bert.records.packed_folder import (
-    check_shards,
-    is_packed,
-    open_shards,
-    read_metadata,
-)
-from gaudi_bert.records.read.global_order import (
-    ORDER,
-    WINDOW_PACKS,
-    GlobalOrder,
-    check_rank,
-    first_of_rank,
-    streams_of,
-)
-from gaudi_bert.records.read.streams import StreamReader
-from gaudi_bert.records.tables.packed_parquet import open_tables
+from gaudi_bert.reading.global_order import ORDER, WINDOW_PACKS, GlobalOrder, check_rank, first_of_rank, streams_of
+from gaudi_bert.reading.streams import StreamReader
+from gaudi_bert.tables.packed_parquet import open_tables
+from gaudi_bert.tfrecords.packed_folder import check_shards, is_packed, open_shards, read_metadata
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
 _IDENTITY_DIGITS = 16

@@ -25,13 +25,13 @@ from gaudi_bert.config.sections import TaskName, TaskSettings
 from gaudi_bert.pytorch.asking import check_head, feeding_of, packed_batch, try_model
 from gaudi_bert.pytorch.feeding import additive_masks
 from gaudi_bert.pytorch.trial import ALONE_BOUND, scale_of, token_outputs, trial_of, usual_tokens
-from gaudi_bert.tasks.answers import class_answers, multi_label_answers, number_answers, tag_answers
-from gaudi_bert.tasks.packs import BatchShape, Placement, place_packs
-from gaudi_bert.tasks.rows.fields import words_of_text
-from gaudi_bert.tasks.rows.tokenizer import tokenizer_of
-from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
-from gaudi_bert.tasks.rows.types import Row, Sequences, TaggedRow, TextRow
-from gaudi_bert.tasks.window_plan import Part, WindowPlan, plan_window
+from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers
+from gaudi_bert.rows.fields import words_of_text
+from gaudi_bert.rows.packs import BatchShape, Placement, place_packs
+from gaudi_bert.rows.tokenizer import tokenizer_of
+from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.types import Row, Sequences, TaggedRow, TextRow
+from gaudi_bert.rows.window_plan import Part, WindowPlan, plan_window
 
 Pooling = Literal["cls", "mean", "max"]
 Text = str | tuple[str, str] | list[str]

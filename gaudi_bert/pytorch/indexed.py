@@ -17,11 +17,11 @@ from gaudi_bert.common.arrays import AnyArray, Int32Array, IntArray
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import section_from_mapping
 from gaudi_bert.config.sections import TableSettings
-from gaudi_bert.records.read.streams import ShardFiles
-from gaudi_bert.records.tables.parts import list_parts, read_parts
-from gaudi_bert.records.tables.rows import ListValues, list_values, read_lists
-from gaudi_bert.records.tables.sources import check_same_columns, columns_of, input_file, table_files
-from gaudi_bert.records.tables.write_packs import pad_value
+from gaudi_bert.reading.streams import ShardFiles
+from gaudi_bert.tables.parts import list_parts, read_parts
+from gaudi_bert.tables.rows import ListValues, list_values, read_lists
+from gaudi_bert.tables.sources import check_same_columns, columns_of, input_file, table_files
+from gaudi_bert.tables.write_packs import pad_value
 
 Pack = dict[str, AnyArray]
 

@@ -20,7 +20,7 @@ _MOST_OPEN = 256
 class MappedPacks(Dataset[Row]):
     """The packs of a folder by their numbers.
 
-    `shards` are `ShardFiles` (`records/read/streams.py`) with their `sizes`; `rows_of` makes rows of what they `read`.
+    `shards` are `ShardFiles` (`reading/streams.py`) with their `sizes`; `rows_of` makes rows of what they `read`.
     """
 
     def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:

@@ -21,7 +21,7 @@ from gaudi_bert.common.errors import InputError, shortened, shown
 from gaudi_bert.common.files import read_json
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.trial import MODEL_ERRORS, one_line
-from gaudi_bert.tasks.rows.tokenizer import RowTokenizer
+from gaudi_bert.rows.tokenizer import RowTokenizer
 
 _AUTO = {
     "ForSequenceClassification": transformers.AutoModelForSequenceClassification,

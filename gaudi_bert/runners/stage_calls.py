@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from gaudi_bert.artefacts.references import histogram_part
+from gaudi_bert.artefacts.results import Made
 from gaudi_bert.artefacts.store.copies import found_histograms, local_copy
 from gaudi_bert.artefacts.store.location import in_store, place_below
 from gaudi_bert.artefacts.training import FineTuning, TrainingResult
@@ -27,7 +28,6 @@ from gaudi_bert.common.launch import find_launch
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import PipelineSettings
 from gaudi_bert.runners.launch import run_training_processes
-from gaudi_bert.stages.results import Made
 
 # What a stage returns: its typed result, or one for each split (`train`, `evaluation`).
 StageResult = object
@@ -76,7 +76,7 @@ class LocalRun:
 
     def prepare(self) -> StageResult:
         """Text to examples; nothing where the pipeline names its own records."""
-        from gaudi_bert.stages.data.prepare import prepare
+        from gaudi_bert.corpus.prepare import prepare
 
         if self.folder.records is not None:
             return {"records": str(self.settings.prepare.records)}
@@ -91,7 +91,7 @@ class LocalRun:
 
     def histogram(self) -> StageResult:
         """Examples to counts."""
-        from gaudi_bert.stages.data.histogram import histogram, histogram_shard
+        from gaudi_bert.tfrecords.histogram import histogram, histogram_shard
 
         def make(paths: SplitPaths) -> object:
             shard, out = self.shard, paths.histogram
@@ -106,7 +106,7 @@ class LocalRun:
 
     def plan(self) -> StageResult:
         """Counts to a plan."""
-        from gaudi_bert.stages.data.plan import plan, plan_shard
+        from gaudi_bert.tfrecords.plan import plan, plan_shard
 
         def make(paths: SplitPaths) -> object:
             files = found_histograms(paths.histogram, self.settings.store), paths.plan, self.settings.packing
@@ -118,7 +118,7 @@ class LocalRun:
 
     def write(self) -> StageResult:
         """Examples to packs."""
-        from gaudi_bert.stages.data.write import write, write_shard
+        from gaudi_bert.tfrecords.write import write, write_shard
 
         def make(paths: SplitPaths) -> object:
             files = (paths.records, paths.plan, paths.packed)
@@ -130,7 +130,7 @@ class LocalRun:
 
     def verify(self) -> StageResult:
         """Proof that every example is in the packs once."""
-        from gaudi_bert.stages.data.verify import verify
+        from gaudi_bert.tfrecords.verify import verify
 
         return self._each_split(lambda paths: verify(paths.records, paths.packed, workers=self.workers, **self._common()))
 
@@ -148,7 +148,7 @@ class LocalRun:
                 return Made(TrainingResult.read(path))
 
         # TensorFlow, which a process that only starts others does not load.
-        from gaudi_bert.stages.training.train import train
+        from gaudi_bert.training.train import train
 
         return train(
             self.settings,
@@ -162,7 +162,7 @@ class LocalRun:
 
     def evaluate(self) -> StageResult:
         """Checkpoints to metrics, packed and unpacked."""
-        from gaudi_bert.stages.training.evaluate import evaluate
+        from gaudi_bert.training.evaluate import evaluate
 
         folder = self.folder
         if not folder.has_evaluation:
@@ -188,8 +188,8 @@ class LocalRun:
             _run_processes(settings, "finetune", files, ["--overwrite"] if self.overwrite else [])
             return Made(FineTuning.read(folder.finetuning_result))
 
-        from gaudi_bert.stages.tasks.finetune import finetune
-        from gaudi_bert.stages.training.model_results import FineTuneInput
+        from gaudi_bert.tasks.finetune import finetune
+        from gaudi_bert.training.results import FineTuneInput
 
         inputs = FineTuneInput(data, evaluation_data, model, vocabulary)
         return finetune(settings, inputs, folder.finetune, reporter=self.reporter, overwrite=self.overwrite)
@@ -198,7 +198,7 @@ class LocalRun:
         """Write the rows that Python carries, where the pipeline names any of them."""
         names = (self.settings.finetune.data, self.settings.finetune.evaluation_data, self.settings.predict.data)
         if any(name in BUILT_IN_ROWS for name in names):
-            from gaudi_bert.stages.tasks.task_rows import make_built_in_rows
+            from gaudi_bert.tasks.task_rows import make_built_in_rows
 
             train, evaluation = self.folder.rows("train"), self.folder.rows("evaluation")
             make_built_in_rows(train, evaluation, reporter=self.reporter, overwrite=self.overwrite)
@@ -231,7 +231,7 @@ class LocalRun:
 
     def predict(self) -> StageResult:
         """Rows and a model of the task to answers."""
-        from gaudi_bert.stages.tasks.predict import PredictOptions, predict
+        from gaudi_bert.tasks.predict import PredictOptions, predict
 
         settings = self.settings.predict
         return predict(
@@ -245,7 +245,7 @@ class LocalRun:
 
     def report(self) -> StageResult:
         """A page about what the work folder holds."""
-        from gaudi_bert.stages.report import report
+        from gaudi_bert.reporting.report import report
 
         return report(self.folder.root, store=self.settings.store)
 

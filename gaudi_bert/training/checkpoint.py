@@ -29,9 +29,9 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file, explained_os_errors, open_file
 from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.model.config import misfit
-from gaudi_bert.records.read.global_order import ORDER
+from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.distributed.communicator import Communicator
-from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.tensorflow.optimizers import Optimizer
 
 _FORMAT_VERSION = 2
 CHECKPOINT_NAMES = "update-*.safetensors"

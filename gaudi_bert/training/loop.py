@@ -23,16 +23,16 @@ from gaudi_bert.common.errors import StoppedError
 from gaudi_bert.common.launch import handled_signals
 from gaudi_bert.common.progress import Reporter, Task
 from gaudi_bert.model.bert import PackedBert
-from gaudi_bert.records.read.global_order import ORDER
+from gaudi_bert.reading.global_order import ORDER
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, remove_old_checkpoints, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.metrics import Interval, IntervalReport, MetricsServer, MetricsWriter, progress_line
 from gaudi_bert.training.mlperf import RunEvents
 from gaudi_bert.training.objective import GLOBAL, LossDenominators, Objective, ReportFigures
-from gaudi_bert.training.optimizers import Optimizer, learning_rate_at
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.tensorflow.optimizers import Optimizer, learning_rate_at
+from gaudi_bert.training.tensorflow.step import TrainingStep
 
 
 class Evaluation(ReportFigures, Protocol):

@@ -20,8 +20,8 @@ from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import BatchArrays, FloatArray
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.losses import Loss, pretraining_sums
-from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.tasks.task import Task
+from gaudi_bert.tasks.kinds.task import Task
+from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.source import DataSource
 

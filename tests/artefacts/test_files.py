@@ -15,7 +15,7 @@ from gaudi_bert.artefacts.references import manifest_path
 from gaudi_bert.artefacts.training import EvaluationResult, TrainingResult
 from gaudi_bert.artefacts.verification import Verification
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.stages.data.verify import verify
+from gaudi_bert.tfrecords.verify import verify
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.prose import foreign_prose
 from tests.builders.reporters import QUIET

@@ -27,7 +27,7 @@ def worker() -> Iterator[WatchedWorker]:
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """records/, histogram.json, plan.json, packed/, rows.*, packed-table/, lengths.*, vocab.txt; a model/, task rows."""
     pytest.importorskip("pyarrow", exc_type=ImportError)
-    from gaudi_bert.stages.tables.pack_table import pack_table
+    from gaudi_bert.tables.pack import pack_table
 
     folder = tmp_path_factory.mktemp("good")
     make_case(folder, files=3, sequences_per_file=5)

@@ -31,12 +31,12 @@ def read_damaged(good: Path, name: str, seed: int, folder: Path) -> str | None:
     """What is wrong with how one damaged folder was read; None where nothing is."""
     from gaudi_bert.common.errors import InputError
     from gaudi_bert.config.sections import TaskSettings
-    from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
-    from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
-    from gaudi_bert.tasks.rows.types import TextRow
+    from gaudi_bert.rows.tokenizer import open_tokenizer
+    from gaudi_bert.rows.tokenizing import tokenize_rows
+    from gaudi_bert.rows.types import TextRow
+    from gaudi_bert.tasks.models.task_models import read_task_folder
     from gaudi_bert.training.weights.model_files import read_sentence_folder
     from gaudi_bert.training.weights.sources import read_weights
-    from gaudi_bert.training.weights.task_models import read_task_folder
 
     shutil.copytree(good, folder)
     (folder / name).write_bytes(mutated_file(good / name, random.Random(f"{name} {seed}")))

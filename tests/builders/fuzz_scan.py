@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.read.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
-from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.tfrecords.scanning.scan import FRONT_BYTES, RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.guarded_memory import GuardedBuffer
 from tests.builders.record_mutations import Mutant, mutants
 from tests.oracles import protobuf_example

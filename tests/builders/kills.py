@@ -27,13 +27,13 @@ import numpy as np
 from gaudi_bert.artefacts.histogram import CountedFile, HistogramFile
 from gaudi_bert.config.sections import PackingSettings, PrepareSettings, TableSettings
 from gaudi_bert.corpus import blocks
-from gaudi_bert.stages.data.histogram import histogram, histogram_shard
-from gaudi_bert.stages.data.pack import pack
-from gaudi_bert.stages.data.plan import plan, plan_shard
-from gaudi_bert.stages.data.prepare import prepare
-from gaudi_bert.stages.data.verify import verify
-from gaudi_bert.stages.data.write import write, write_shard
-from gaudi_bert.stages.tables.pack_table import pack_table
+from gaudi_bert.corpus.prepare import prepare
+from gaudi_bert.tables.pack import pack_table
+from gaudi_bert.tfrecords.histogram import histogram, histogram_shard
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.plan import plan, plan_shard
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.write import write, write_shard
 from tests.builders.folders import contents
 from tests.builders.reporters import QUIET
 from tests.builders.tables import random_rows, write_parquet

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gaudi_bert.records.wire.framing import frame, read_records
-from gaudi_bert.records.wire.shard_index import index_path, write_index
+from gaudi_bert.artefacts.shard_index import index_path, write_index
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
 
 
 def write_many_shards(folder: Path, packed: Path, shards: int, group_shards: int = 32, index: bool = True) -> Path:

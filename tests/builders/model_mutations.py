@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
+from gaudi_bert.rows.tokenizer import open_tokenizer
 from tests.builders.bert_folder import write_bert
 
 FILES = ("config.json", "tokenizer.json", "model.safetensors", "modules.json", "sentence_bert_config.json")

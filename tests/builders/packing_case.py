@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gaudi_bert.config.sections import PackingSettings
-from gaudi_bert.stages.data.histogram import histogram
-from gaudi_bert.stages.data.plan import plan
-from gaudi_bert.stages.data.write import write
+from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.plan import plan
+from gaudi_bert.tfrecords.write import write
 from tests.builders.reporters import QUIET
 from tests.oracles.wire import UNPACKED_KEYS, example, frame, packed_list, random_sequence
 

@@ -10,8 +10,8 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.sequences import join_sequences
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.objective import LossDenominators
-from gaudi_bert.training.optimizers import Optimizer
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.tensorflow.optimizers import Optimizer
+from gaudi_bert.training.tensorflow.step import TrainingStep
 from tests.builders import training_data as data
 
 UPDATES = 5

@@ -9,16 +9,16 @@ from typing import Any
 
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import TaskSettings, TrainingSettings
-from gaudi_bert.stages.tasks.finetune import finetune
-from gaudi_bert.stages.tasks.task_rows import tokenized_file
-from gaudi_bert.stages.training.model_results import FineTuneInput
-from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
-from gaudi_bert.tasks.rows.types import Row, Sequences
+from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.rows.types import Row, Sequences
+from gaudi_bert.tasks.finetune import finetune
+from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder
+from gaudi_bert.tasks.task_data import TaskData
+from gaudi_bert.tasks.task_rows import tokenized_file
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.evaluate import TaskEvaluator
-from gaudi_bert.training.input.task_data import TaskData
-from gaudi_bert.training.weights.task_models import open_task_model, read_task_folder
+from gaudi_bert.training.evaluator import TaskEvaluator
+from gaudi_bert.training.results import FineTuneInput
 from tests.builders.bert_folder import write_bert
 from tests.builders.effort import LONG
 from tests.builders.reporters import QUIET

@@ -21,12 +21,12 @@ from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.errors import GaudiBertError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.stages.training.evaluate import evaluate
-from gaudi_bert.stages.training.train import train
 from gaudi_bert.training import objective
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.step import TrainingStep
+from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.tensorflow.step import TrainingStep
+from gaudi_bert.training.train import train
 from tests.builders import training_data, two_finetunes
 from tests.builders import training_updates as work
 from tests.builders.effort import LONG

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from gaudi_bert.cli.estimate_commands import describe_details, describe_estimate
-from gaudi_bert.stages.estimate import estimate
+from gaudi_bert.reporting.estimate import estimate
 from tests.builders.reporters import QUIET
 
 

@@ -145,7 +145,7 @@ OTHERWISE = {
     "runners/doctor/host.py",
     "runners/stop_ranks.py",
     "runners/kubernetes/kustomize.py",
-    "stages/compile_kernels.py",
+    "runners/compile_kernels.py",
     "artefacts/store/objects.py",
     "training/metrics.py",
 }

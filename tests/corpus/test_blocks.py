@@ -27,7 +27,7 @@ from gaudi_bert.corpus.blocks import (
 )
 from gaudi_bert.corpus.documents import Source
 from gaudi_bert.corpus.examples import BlockExamples, ExampleCounts
-from gaudi_bert.records.wire.framing import frame, read_records
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
 from tests.builders.properties import examples
 
 

@@ -21,7 +21,7 @@ from gaudi_bert.corpus.examples import (
     prediction_counts,
 )
 from gaudi_bert.corpus.vocabulary import SPECIAL_TOKENS, Vocabulary, read_vocabulary, tokenize_documents
-from gaudi_bert.records.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.example import decode_example
 from tests.builders.properties import examples
 
 WORDS = [f"w{number}" for number in range(40)]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.records.read.global_order import WINDOW_PACKS
-from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.framing import read_records
+from gaudi_bert.reading.global_order import WINDOW_PACKS
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import read_records
 from tests.builders.effort import tries
 from tests.builders.packing_case import PackingCase, make_case
 from tests.builders.shards import shards_of

@@ -19,7 +19,7 @@ from gaudi_bert.common.errors import InputError  # noqa: E402
 from gaudi_bert.config.sections import TableSettings  # noqa: E402
 from gaudi_bert.pytorch import PackCollator, PackedDataset, model_inputs  # noqa: E402
 from gaudi_bert.pytorch.feeding import Feeding  # noqa: E402
-from gaudi_bert.stages.tables.pack_table import pack_table  # noqa: E402
+from gaudi_bert.tables.pack import pack_table  # noqa: E402
 from tests.builders.agree import identical  # noqa: E402
 from tests.builders.reporters import QUIET  # noqa: E402
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.tables.packed_parquet import write_packed_parquet
+from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders.effort import tries
 from tests.builders.many_shards import write_many_shards
 from tests.builders.packing_case import make_case

@@ -19,8 +19,7 @@ import pytest
 from gaudi_bert.common.errors import FailedError, InputError, StoppedError
 from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline, pipeline_from_mapping
 from gaudi_bert.config.sections import TrainingSettings
-from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.records.read.global_order import GlobalOrder
+from gaudi_bert.reading.global_order import GlobalOrder
 from gaudi_bert.runners import launch
 from gaudi_bert.runners.launch import (
     LARGEST_VALUE_BYTES,
@@ -30,6 +29,7 @@ from gaudi_bert.runners.launch import (
     training_command,
 )
 from gaudi_bert.runners.stop_ranks import named_variables
+from gaudi_bert.tfrecords.packed_folder import read_metadata
 from tests.builders import training_data as data
 from tests.builders.recorded_answers import MPIRUN_FOOTER_ONLY, MPIRUN_OUTPUT
 

@@ -14,7 +14,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.pipeline import PipelineSettings, pipeline_from_mapping
 from gaudi_bert.runners.local import run_stages
 from gaudi_bert.runners.stage_calls import LocalRun
-from gaudi_bert.stages.tasks.task_rows import make_built_in_rows
+from gaudi_bert.tasks.task_rows import make_built_in_rows
 from tests.builders.bert_folder import write_bert
 from tests.builders.reporters import QUIET
 from tests.builders.task_files import write_rows

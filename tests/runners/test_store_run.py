@@ -95,10 +95,10 @@ def test_training_goes_on_from_the_bucket(s3: S3Server, on_disk: dict[str, bytes
 
 @pytest.mark.slow
 def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gaudi_bert.stages.data.inspect import inspect
-    from gaudi_bert.stages.training.export import export
-    from gaudi_bert.stages.training.train import train
-    from gaudi_bert.stages.training.verify_model import verify_model
+    from gaudi_bert.tasks.models.export import export
+    from gaudi_bert.tfrecords.inspect import inspect
+    from gaudi_bert.training.train import train
+    from gaudi_bert.training.verify_model import verify_model
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     work, store = Path("s3://bucket/work/small"), quick(s3.endpoint)
@@ -117,7 +117,7 @@ def test_weights_and_data_in_a_bucket(s3: S3Server, tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_a_run_folder_that_is_not_ours_is_refused(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.stages.training.train import train
+    from gaudi_bert.training.train import train
 
     objects = Objects(quick(s3.endpoint))
     objects.write("s3://bucket/elses/thesis.txt", b"mine")
@@ -131,7 +131,7 @@ def test_a_run_folder_that_is_not_ours_is_refused(s3: S3Server, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_shards_that_have_no_room_are_refused(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.stages.training.train import train
+    from gaudi_bert.training.train import train
 
     settings = pipeline("s3://bucket/text", quick(s3.endpoint, cache_bytes=999).model_dump())
     data = Path("s3://bucket/work/small/packed/train")
@@ -141,7 +141,7 @@ def test_shards_that_have_no_room_are_refused(s3: S3Server, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_shard_that_vanished_is_named(s3: S3Server, tmp_path: Path) -> None:
-    from gaudi_bert.stages.training.train import train
+    from gaudi_bert.training.train import train
 
     objects = Objects(quick(s3.endpoint))
     for name, content in contents("s3://bucket/work/small/packed/train", objects).items():
@@ -154,7 +154,7 @@ def test_a_shard_that_vanished_is_named(s3: S3Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_in_the_bucket_is_raised_and_started_anew(s3: S3Server) -> None:
-    from gaudi_bert.stages.training.train import train
+    from gaudi_bert.training.train import train
 
     store = quick(s3.endpoint)
     data, out = Path("s3://bucket/work/small/packed/train"), Path("s3://bucket/raised")

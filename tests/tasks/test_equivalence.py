@@ -18,10 +18,10 @@ import tensorflow as tf
 from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
-from gaudi_bert.tasks.rows.types import IGNORED, NO_WORD, Sequences
-from gaudi_bert.tasks.task import BertForTask, Draw, Task, Vocabulary, task_named
-from gaudi_bert.training.weights.task_models import start_weights
+from gaudi_bert.rows.packs import BatchShape, Packs, place_packs
+from gaudi_bert.rows.types import IGNORED, NO_WORD, Sequences
+from gaudi_bert.tasks.kinds.task import BertForTask, Draw, Task, Vocabulary, task_named
+from gaudi_bert.tasks.models.task_models import start_weights
 from tests.builders.agree import agree
 from tests.builders.effort import LONG
 

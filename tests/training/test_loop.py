@@ -16,7 +16,7 @@ from gaudi_bert.model.config import BertConfig
 from gaudi_bert.training.checkpoint import Checkpoint, Progress, resume_run, share_state, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.loop import stop_requests
-from gaudi_bert.training.optimizers import Optimizer
+from gaudi_bert.training.tensorflow.optimizers import Optimizer
 from gaudi_bert.training.weights.sources import load_weights
 
 

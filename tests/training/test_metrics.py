@@ -25,7 +25,6 @@ from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.pipeline import pipeline_from_mapping
 from gaudi_bert.config.sections import FineTuneSettings, MlperfSettings, TrainingSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.metrics import (
     Interval,
@@ -36,6 +35,7 @@ from gaudi_bert.training.metrics import (
 from gaudi_bert.training.mlperf import MlperfLog, RunEvents, open_events
 from gaudi_bert.training.objective import PretrainingObjective
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, TRAINING_KEYS, RunPlan
+from gaudi_bert.training.train import train
 from tests.builders import training_data as data
 from tests.builders.agree import agree, identical
 from tests.builders.effort import LONG

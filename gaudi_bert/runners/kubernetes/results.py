@@ -171,7 +171,7 @@ def _archive(folder: Path, files: Iterable[Path]) -> bytes:
 
 def _send(folder: Path) -> int:
     """Write the page anew, as far as the run has come, and send it."""
-    from gaudi_bert.stages.report import report
+    from gaudi_bert.reporting.report import report
 
     try:
         report(folder)

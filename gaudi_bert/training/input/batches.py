@@ -1,6 +1,6 @@
 """Records to batches: a seeded, deterministic order that can be taken up again anywhere, by any number of processes.
 
-The order of an epoch is that of `records/read/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
+The order of an epoch is that of `reading/global_order.py`. Packs are counted on from epoch to epoch: pack number g is
 pack g mod N of epoch g div N, where N is the packs of an epoch, and process r of W reads those whose number mod W is r. So a
 batch may hold the last packs of one epoch and the first of the next, nothing is dropped where they join, and what a run has
 read is one number of packs, whoever read them: a run continues there with any number of processes.
@@ -24,9 +24,9 @@ from gaudi_bert.common.arrays import AnyArray, BatchArrays, Float32Array, Int32A
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.inputs import as_packed
-from gaudi_bert.records.read.global_order import GlobalOrder, check_rank, numbers_of_rank
-from gaudi_bert.records.read.random_access import RecordFiles
-from gaudi_bert.records.read.streams import StreamReader
+from gaudi_bert.reading.global_order import GlobalOrder, check_rank, numbers_of_rank
+from gaudi_bert.reading.streams import StreamReader
+from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.training.input.source import DataSource
 
 Batch = dict[str, Int32Array | Float32Array]

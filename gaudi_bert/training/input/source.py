@@ -26,13 +26,13 @@ from gaudi_bert.artefacts.store.mirrored_folder import fetch, release, shown
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import open_file
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.records.files import find_vocabulary, list_record_files
-from gaudi_bert.records.packed_folder import ShardPaths, check_shards, is_packed, open_shards, read_metadata
-from gaudi_bert.records.read.global_order import streams_of
-from gaudi_bert.records.read.random_access import RecordFiles
-from gaudi_bert.records.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
-from gaudi_bert.records.wire.example import decode_example
-from gaudi_bert.records.wire.framing import read_records
+from gaudi_bert.reading.global_order import streams_of
+from gaudi_bert.tfrecords.files import find_vocabulary, list_record_files
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, is_packed, open_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, UnpackedSchema, check_features, unpacked_schema_of
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def check_fits(source: DataSource, config: BertConfig) -> None:
 
 # --- Packed shards of an object store on the local disk: fetched before they are read, several at once, within a bound
 #
-# A reader has at most a shard of each stream open, and has the next ones prepared (`records/read/streams.py`). So what it
+# A reader has at most a shard of each stream open, and has the next ones prepared (`reading/streams.py`). So what it
 # needs follows from the largest shards, whatever the size of the data. Shards that were read stay until their room is
 # needed, and the one that was left first goes first: data that fits is fetched once. The state of a run is a number of
 # packs, so nothing of this is stored: a run that is resumed fetches what it needs.

@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 from gaudi_bert.artefacts.training import FineTuning
 from gaudi_bert.cli.results import to_json
 from gaudi_bert.common.progress import Reporter
-from gaudi_bert.stages.training.evaluate import evaluate
-from gaudi_bert.stages.training.train import train
 from gaudi_bert.training.checkpoint import checkpoint_files, read_checkpoint, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.train import train
 from tests.builders import training_data as data
 from tests.builders import training_updates as work
 from tests.builders import two_finetunes as finetunes

@@ -18,12 +18,12 @@ from gaudi_bert.artefacts.store.objects import Objects
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.config import BertConfig
-from gaudi_bert.records.packed_folder import read_metadata
-from gaudi_bert.tasks.rows.types import Sequences
-from gaudi_bert.tasks.task import task_named
+from gaudi_bert.rows.types import Sequences
+from gaudi_bert.tasks.kinds.task import task_named
+from gaudi_bert.tasks.task_data import TaskData, task_batches
+from gaudi_bert.tfrecords.packed_folder import read_metadata
 from gaudi_bert.training.input.batches import TrainingOrder, evaluation_batches, training_batches, value_limits
 from gaudi_bert.training.input.source import ShardCache, check_fits, open_source, open_stored_source
-from gaudi_bert.training.input.task_data import TaskData, task_batches
 from tests.builders import training_data as data
 from tests.builders.effort import tries
 from tests.builders.many_shards import write_many_shards

@@ -16,17 +16,17 @@ from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.model.bert import BertForPretraining
 from gaudi_bert.model.config import BertConfig
 from gaudi_bert.model.huggingface import to_hugging_face
-from gaudi_bert.stages.training.export import export
-from gaudi_bert.tasks.packs import BatchShape, Packs, place_packs
-from gaudi_bert.tasks.rows.tokenizer import open_tokenizer
-from gaudi_bert.tasks.rows.tokenizing import tokenize_rows
-from gaudi_bert.tasks.rows.types import TextRow
+from gaudi_bert.rows.packs import BatchShape, Packs, place_packs
+from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.rows.types import TextRow
+from gaudi_bert.tasks.models.export import export
 from gaudi_bert.training.checkpoint import Checkpoint, is_checkpoint, write_checkpoint
 from gaudi_bert.training.weights.model_files import SentenceFolder, read_sentence_folder
 from gaudi_bert.training.weights.sources import load_weights, read_weights, write_google_checkpoint
 from tests.builders.agree import agree
 from tests.builders.reporters import QUIET
-from tests.stages.tasks.test_predict import TEXTS, logits_alone, write_model
+from tests.tasks.test_predict import TEXTS, logits_alone, write_model
 
 SIZES = {
     "vocab_size": 11,

@@ -1,0 +1,180 @@
+"""A folder that is made in groups: begin, skip what is whole, write groups, finish.
+
+A group is a pure function of its inputs and the settings: whoever makes it writes the same bytes. Its files come first and
+its summary (a manifest) last, all of them whole or absent; the folder's final file comes after all groups. So a killed run
+is continued by running it again: groups with a summary are skipped. A kernel lock keeps two writers of one group apart; in
+an object store there is no lock, and they put equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Generic, TypeVar
+
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, is_finished, remove_artefact, settings_path
+from gaudi_bert.artefacts.packed import GroupManifest, PackedSums, TableGroupManifest
+from gaudi_bert.artefacts.results import GroupsResult
+from gaudi_bert.artefacts.shard_index import index_bytes, index_path
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, is_mirrored, names_in, release, remove, shown
+from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import exclusive_lock, read_file
+from gaudi_bert.common.progress import Reporter
+
+_FETCHED_TOGETHER = 256
+"""Summaries that are on scratch at once."""
+
+Group = TypeVar("Group")
+Summary = TypeVar("Summary", bound=Artefact)
+Manifest = TypeVar("Manifest", GroupManifest, TableGroupManifest)
+
+
+@dataclass(frozen=True)
+class GroupedOutput(Generic[Group, Summary]):
+    """One such folder.
+
+    Args:
+        final: the file that is written last.
+        summary_path: where the summary of a group lies.
+    """
+
+    folder: Path
+    final: Path
+    signature: Signature
+    summary: type[Summary]
+    summary_path: Callable[[Group], Path]
+    reporter: Reporter
+
+    unit: ClassVar[str] = "group"
+    """What messages call a group."""
+
+    @property
+    def artefact(self) -> Path:
+        """What is begun and finished: the folder."""
+        return self.folder
+
+    def begin(self, overwrite: bool) -> bool:
+        """Make the folder ready; say whether it is finished already, which a read-only folder may be."""
+        finished = is_finished(self.artefact, self.final, self.signature)
+        if not finished:
+            with exclusive_lock(settings_path(self.artefact, self.final), str(self.artefact), wait=True):
+                finished = begin_artefact(self.artefact, self.final, self.signature, overwrite)
+        if finished:
+            self.reporter.say(f"{shown(self.artefact)}: already there, nothing to do")
+        return finished
+
+    @contextmanager
+    def removed_on_bad_input(self) -> Iterator[None]:
+        """Inside the block, bad input leaves nothing half-written: a corrected input has no use for it."""
+        try:
+            yield
+        except InputError:
+            self.remove_all()
+            raise
+
+    def remove_all(self) -> None:
+        """Remove what there is of the folder."""
+        if is_mirrored(self.folder):
+            remove(*(self.folder / name for name in names_in(self.folder)))
+            return
+        remove_artefact(self.folder, self.final)
+        for folder in dict.fromkeys((self.final.parent, self.folder)):
+            for path in folder.glob(".*.lock"):
+                path.unlink(missing_ok=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+    def whole(self, groups: Sequence[Group]) -> dict[Group, Summary]:
+        """The summaries of those of `groups` that are whole."""
+        return dict(self.each_whole(groups))
+
+    def each_whole(self, groups: Sequence[Group]) -> Iterator[tuple[Group, Summary]]:
+        """The same one at a time, for groups without number; a store's are fetched some at a time."""
+        for start in range(0, len(groups), _FETCHED_TOGETHER):
+            some = groups[start : start + _FETCHED_TOGETHER]
+            fetch(*map(self.summary_path, some))
+            summaries = ((group, self._read(group)) for group in some)
+            yield from ((group, summary) for group, summary in summaries if summary is not None)
+            release(*map(self.summary_path, some))
+
+    def missing(self, groups: Sequence[Group]) -> list[Group]:
+        """Those of `groups` that are still to be made."""
+        whole = {group for group, _ in self.each_whole(groups)}
+        if whole:
+            self.reporter.say(f"{shown(self.artefact)}: {len(whole)} of {len(groups)} {self.unit}s are there already")
+        return [group for group in groups if group not in whole]
+
+    def all_whole(self, groups: Sequence[Group], command: str) -> Iterator[tuple[Group, Summary]]:
+        """The summaries of all groups, one at a time; those that are missing are an error, and `command` makes them."""
+        missing = set(groups)
+        for group, summary in self.each_whole(groups):
+            missing.discard(group)
+            yield group, summary
+        if missing:
+            first = next(group for group in groups if group in missing)
+            raise FailedError(
+                f"{self.artefact}: {len(missing)} of {len(groups)} {self.unit}s are not written, the first is"
+                f" {self.unit} {first}; run `{command}` for them (without --finish) and then finish again"
+            )
+
+    @contextmanager
+    def writing(self, group: Group, name: str) -> Iterator[bool]:
+        """Hold the lock of a group; whether it is still to be made: another writer may have ended meanwhile."""
+        with exclusive_lock(self.summary_path(group), name):
+            yield is_mirrored(self.folder) or self._read(group) is None
+
+    def _read(self, group: Group) -> Summary | None:
+        path = self.summary_path(group)
+        if not path.exists():
+            return None
+        summary = self.summary.read(path)
+        return summary if self.is_whole(summary) else None
+
+    def is_whole(self, summary: Summary) -> bool:
+        """Whether a summary is of this output, and what it names is there."""
+        return True
+
+    def write_final(self, content: Artefact) -> None:
+        """Write the final file, under a lock: several may finish at once."""
+        with exclusive_lock(self.final, str(self.artefact), wait=True):
+            content.write(self.final)
+
+
+@dataclass(frozen=True)
+class PackedOutput(GroupedOutput[int, Manifest]):
+    """A packed folder: groups of shards.
+
+    Args:
+        source_sha256: what its manifests were made from.
+        command: that writes groups, for errors.
+    """
+
+    source_sha256: str
+    command: str
+
+    def is_whole(self, summary: Manifest) -> bool:
+        """The manifest is of this source, and its shards have their sizes; in a store the manifest was put after them."""
+        if summary.source_sha256 != self.source_sha256:
+            return False
+        if is_mirrored(self.folder):
+            return True
+        paths = [(self.folder / shard.name, shard.bytes) for shard in summary.shards]
+        if isinstance(summary, GroupManifest):
+            paths.append((index_path(self.folder, summary.group), index_bytes(summary.packs)))
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+    def manifests(self, groups: Sequence[int]) -> Iterator[tuple[Manifest, int]]:
+        """The manifests of all groups, which must be there, one at a time; and the CRC-32C of each."""
+        for group, manifest in self.all_whole(groups, self.command):
+            yield manifest, crc32c(read_file(self.summary_path(group)))
+
+    def groups_result(self, groups: Sequence[int], written: int) -> GroupsResult:
+        """The totals of some groups, `written` of them by this run."""
+        sums = PackedSums()
+        for _, manifest in self.each_whole(groups):
+            sums.add(manifest, 0)
+        return GroupsResult(len(groups), written, sums.sequences, sums.packs, sums.tokens)

@@ -1,0 +1,236 @@
+"""CRC-32C (Castagnoli), as TFRecord uses it: by the processor's instructions where it has them, by tables elsewhere.
+
+The CRC instruction has a latency of three cycles and can start every cycle, so three thirds of a run are
+computed side by side and joined. The CRC is linear: appending n zero bytes multiplies the register by x**(8n)
+modulo the polynomial, which is one carry-less multiplication (PCLMULQDQ) by a constant and one CRC
+instruction that reduces the product (V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+Instruction", Intel 2011). Bits are reflected: bit 31 of a register is x**0, and the product of two registers,
+taken as eight bytes of data, is reduced with a further factor of x**33; so the constant for n bytes is x**(8n
+- 33). Without these instructions: slicing by eight (M. Kounavis and F. Berry, 2005).
+
+A TFRecord stores a *masked* CRC: rotated right by 15 bits, plus 0xA282EAD8.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import config, types
+from numba.core import cgutils
+
+from gaudi_bert.common.arrays import ByteArray, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.memory import address_of, as_word, intrinsic, load_u8, load_word, word_at
+
+_POLYNOMIAL_REVERSED = 0x82F63B78
+_ALL_ONES = 0xFFFFFFFF
+_MOST_WORDS = 512  # of a third that is joined at once
+
+
+def _has_instructions() -> bool:
+    """Whether compiled code may use the CRC-32C and carry-less multiplication instructions of x86."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:  # numba is told to compile for another processor
+        return {"+sse4.2", "+pclmul"} <= set((config.CPU_FEATURES or "").split(","))
+    features = binding.get_host_cpu_features()
+    return bool(features.get("sse4.2")) and bool(features.get("pclmul"))
+
+
+HAS_INSTRUCTIONS = _has_instructions()
+"""Whether CRC instructions are used."""
+
+
+class _CrcKernels(NamedTuple):
+    """One way to compute CRC-32C.
+
+    Attributes:
+        run: of `count` bytes at an address, continuing from a CRC (0 to begin).
+        append: of two runs of bytes, from that of the first, the number of bytes of the second, and that of the second.
+        of_word: of the eight bytes of one word: a record's length.
+    """
+
+    run: Callable[[int, int, int], int]
+    append: Callable[[int, int, int], int]
+    of_word: Callable[[int], int]
+
+
+def _call(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _define_word_step(typing_context: Any, crc: Any, word: Any) -> Any:
+    """The register after eight more bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call(builder, "llvm.x86.sse42.crc32.64.64", ir.IntType(64), list(arguments))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _define_byte_step(typing_context: Any, crc: Any, byte: Any) -> Any:
+    """The register after one more byte."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        narrow = [builder.trunc(arguments[0], ir.IntType(32)), builder.trunc(arguments[1], ir.IntType(8))]
+        return builder.zext(_call(builder, "llvm.x86.sse42.crc32.32.8", ir.IntType(32), narrow), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _define_carryless_product(typing_context: Any, left: Any, right: Any) -> Any:
+    """The carry-less product of two registers of 32 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pair, zero = ir.VectorType(ir.IntType(64), 2), ir.IntType(32)(0)
+        vectors = [builder.insert_element(ir.Constant(pair, [0, 0]), argument, zero) for argument in arguments]
+        product = _call(builder, "llvm.x86.pclmulqdq", pair, [*vectors, ir.IntType(8)(0)])
+        return builder.extract_element(product, zero)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+_word_step: Callable[[int, int], int] = intrinsic(_define_word_step)
+_byte_step: Callable[[int, int], int] = intrinsic(_define_byte_step)
+_carryless_product: Callable[[int, int], int] = intrinsic(_define_carryless_product)
+
+
+def _byte_tables() -> IntArray:
+    """[8, 256] int64: entry [k, b] is the CRC register after byte b and k zero bytes (slicing by eight)."""
+    first = np.arange(256, dtype=np.int64)
+    for _ in range(8):
+        first = (first >> 1) ^ np.where(first & 1, _POLYNOMIAL_REVERSED, 0)
+    tables = [first]
+    for _ in range(7):
+        tables.append((tables[-1] >> 8) ^ first[tables[-1] & 255])
+    return np.stack(tables)
+
+
+def _powers(count: int, step_bytes: int) -> IntArray:
+    """int64 [count]: x**(8 * step_bytes * n - 33) for n = 0, 1, ..., reflected."""
+    register = 0x80000000
+    for _ in range(33):  # divide by x
+        register = ((register ^ _POLYNOMIAL_REVERSED) << 1 | 1) if register >> 31 else register << 1
+    powers = []
+    for _ in range(count):
+        powers.append(register)
+        for _ in range(step_bytes):
+            register = (register >> 8) ^ int(_BYTES[0, register & 255])
+    return np.array(powers, dtype=np.int64)
+
+
+_BYTES = _byte_tables()
+_AFTER_BYTES = _powers(8, 1)
+_AFTER_WORDS = _powers(2 * _MOST_WORDS + 1, 8)
+
+
+@borrowing_kernel
+def _table_run(address: int, count: int, crc: int) -> int:
+    """CRC-32C of `count` bytes at `address`, continuing from `crc` (0 to begin), by tables."""
+    crc ^= _ALL_ONES
+    while count >= 8:
+        word = load_word(address)
+        low = (word & _ALL_ONES) ^ crc
+        crc = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
+        crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
+        crc ^= _BYTES[1, (word >> 48) & 255] ^ _BYTES[0, (word >> 56) & 255]
+        address += 8
+        count -= 8
+    while count > 0:
+        crc = (crc >> 8) ^ _BYTES[0, (crc ^ load_u8(address)) & 255]
+        address += 1
+        count -= 1
+    return crc ^ _ALL_ONES
+
+
+@inlined_kernel
+def _times(register: int, power: int) -> int:
+    return _word_step(0, _carryless_product(register, power))
+
+
+@borrowing_kernel
+def _hardware_run(address: int, count: int, crc: int) -> int:
+    crc ^= _ALL_ONES
+    while count >= 48:
+        words = min(count // 24, _MOST_WORDS)
+        first, second, third = as_word(0), as_word(0), as_word(0)
+        first ^= crc
+        for number in range(words):
+            first = _word_step(first, word_at(address, number))
+            second = _word_step(second, word_at(address + 8 * words, number))
+            third = _word_step(third, word_at(address + 16 * words, number))
+        crc = _times(first, _AFTER_WORDS[2 * words]) ^ _times(second, _AFTER_WORDS[words]) ^ third
+        address += 24 * words
+        count -= 24 * words
+    while count >= 8:
+        crc = _word_step(crc, load_word(address))
+        address += 8
+        count -= 8
+    while count > 0:
+        crc = _byte_step(crc, load_u8(address))
+        address += 1
+        count -= 1
+    return crc ^ _ALL_ONES
+
+
+@borrowing_kernel
+def _hardware_append(crc: int, count: int, appended: int) -> int:
+    while count >= 8 * _MOST_WORDS:
+        crc = _times(crc, _AFTER_WORDS[_MOST_WORDS])
+        count -= 8 * _MOST_WORDS
+    return _times(_times(crc, _AFTER_WORDS[count >> 3]), _AFTER_BYTES[count & 7]) ^ appended
+
+
+@borrowing_kernel
+def _table_append(crc: int, count: int, appended: int) -> int:
+    for _ in range(count):
+        crc = (crc >> 8) ^ _BYTES[0, crc & 255]
+    return crc ^ appended
+
+
+@borrowing_kernel
+def _hardware_word(word: int) -> int:
+    return _word_step(_ALL_ONES, word) ^ _ALL_ONES
+
+
+@borrowing_kernel
+def _table_word(word: int) -> int:
+    low = (word & _ALL_ONES) ^ _ALL_ONES
+    crc: int = _BYTES[7, low & 255] ^ _BYTES[6, (low >> 8) & 255] ^ _BYTES[5, (low >> 16) & 255] ^ _BYTES[4, low >> 24]
+    crc ^= _BYTES[3, (word >> 32) & 255] ^ _BYTES[2, (word >> 40) & 255]
+    crc ^= _BYTES[1, (word >> 48) & 255] ^ _BYTES[0, (word >> 56) & 255]
+    return crc ^ _ALL_ONES
+
+
+BY_TABLES = _CrcKernels(_table_run, _table_append, _table_word)
+BY_INSTRUCTIONS = _CrcKernels(_hardware_run, _hardware_append, _hardware_word)
+
+crc32c_at, append_crc, crc_of_word = BY_INSTRUCTIONS if HAS_INSTRUCTIONS else BY_TABLES
+"""The fields of `_CrcKernels` of the way that this processor takes, for use inside other kernels."""
+
+
+@inlined_kernel
+def mask_crc(crc: int) -> int:
+    """The masked form of a CRC, for use inside kernels."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@borrowing_kernel
+def _crc32c_of_array(data: ByteArray, crc: int) -> int:
+    return crc32c_at(address_of(data), data.size, crc)
+
+
+def crc32c(buffer: bytes | bytearray | memoryview | ByteArray, crc: int = 0) -> int:
+    """CRC-32C of a contiguous buffer, continuing from the CRC `crc` of what came before."""
+    data = buffer.view(np.uint8).reshape(-1) if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
+    return int(_crc32c_of_array(data, crc)) if data.size else crc
+
+
+def masked(crc: int) -> int:
+    """The masked form in which TFRecord stores a CRC."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & _ALL_ONES

@@ -1,0 +1,280 @@
+"""The stage `prepare`: plain text to unpacked pretraining examples, one split for training and one held out.
+
+    out/train/part-00000-of-00008.tfrecord ...   out/evaluation/part-...
+    out/vocab.txt                                 given, or trained from the training documents
+    out/settings.json                             settings and inputs, written first
+    out/examples.json                             what was made, written last
+
+Text is read twice: once to find formats and documents, once to make examples, block by block (`gaudi_bert.corpus.blocks`).
+Memory does not grow with the text: this process holds a shuffle buffer (64 MiB), a block for each worker and a few bytes a
+document; a worker holds one block of 2 Mi characters and its examples (seen: 0.4 GB for all in one process, 0.3 GB a worker;
+`benchmarks/prepare.py`). Every byte is a function of text and settings, whoever does the work: shard K of N makes the
+sections K, K + N, ..., and who ends last writes examples.json.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_bert.artefacts.completion import Signature, settings_path
+from gaudi_bert.artefacts.examples import PreparedExamples, PreparedFile, PreparedSection, PreparedVocabulary, TextSource
+from gaudi_bert.artefacts.grouped_output import GroupedOutput
+from gaudi_bert.artefacts.results import Made, PreparedShard
+from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.mirrored_folder import fetch, mirrored, release, remove, shown
+from gaudi_bert.artefacts.work_folder import EXAMPLES_NAME, section_path
+from gaudi_bert.common.arrays import BoolArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.features import BUILT_IN_TEXTS
+from gaudi_bert.common.files import write_text
+from gaudi_bert.common.progress import Reporter, Task, count_of
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import PrepareSettings
+from gaudi_bert.corpus.blocks import (
+    Block,
+    Section,
+    SourceScan,
+    Split,
+    choose_evaluation,
+    default_workers,
+    form_blocks,
+    form_sections,
+    ordered_map,
+    read_blocks,
+    scan_source,
+    write_section,
+)
+from gaudi_bert.corpus.documents import Source, find_sources, source_identity
+from gaudi_bert.corpus.examples import BlockExamples, BlockJob, ExampleSettings, make_examples
+from gaudi_bert.corpus.vocabulary import Vocabulary, read_vocabulary, train_vocabulary
+
+# A vocabulary is trained on about this much of the training text, taken evenly over all of it.
+VOCABULARY_CHARACTERS = 256 << 20
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """The scanned text and how it is divided."""
+
+    scans: Sequence[SourceScan]
+    held_out: BoolArray
+    blocks: dict[Split, list[Block]]
+    parts: dict[Split, int]
+    sections: list[Section]
+
+    def chosen(self, split: str) -> BoolArray:
+        """bool [documents]: those of `split`."""
+        return self.held_out if split == "evaluation" else ~self.held_out
+
+
+def prepare(
+    settings: PrepareSettings,
+    out: Path,
+    *,
+    pipeline_folder: Path,
+    shard: tuple[int, int] | None = None,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> Made[PreparedExamples] | PreparedShard:
+    """Make the examples.
+
+    Args:
+        pipeline_folder: where relative paths in `settings` start.
+
+    Returns:
+        The content of examples.json and whether there was nothing to do; or the sections left to other shards.
+    """
+    if settings.text is None:
+        raise InputError(f"prepare.text: no text was given; name files, folders or globs, or {' or '.join(BUILT_IN_TEXTS)}")
+    texts = [settings.text] if isinstance(settings.text, str) else list(settings.text)
+    with local_copies([*texts, settings.vocab], store) as (*sources, vocab), mirrored(out, store) as folder:
+        here = {"text": tuple(map(str, sources)), "vocab": None if vocab is None else str(vocab)}
+        local = settings.model_copy(update=here)
+        return _prepare(local, folder, pipeline_folder, shard, reporter, overwrite, workers)
+
+
+def _prepare(
+    settings: PrepareSettings,
+    out: Path,
+    pipeline_folder: Path,
+    shard: tuple[int, int] | None,
+    reporter: Reporter,
+    overwrite: bool,
+    workers: int | None,
+) -> Made[PreparedExamples] | PreparedShard:
+    """Make the examples from text on this machine."""
+    sources = find_sources(list(settings.text or ()), pipeline_folder)
+    given = _given_vocabulary(settings, pipeline_folder)
+    fetch(settings_path(out))
+    is_new = not settings_path(out).exists()
+    output: GroupedOutput[Section, PreparedSection] = GroupedOutput(
+        out,
+        out / EXAMPLES_NAME,
+        _signature(settings, sources, given),
+        PreparedSection,
+        lambda section: section_path(out, section.split, section.number),
+        reporter,
+    )
+    if output.begin(overwrite):
+        return Made(PreparedExamples.read(out), skipped=True)
+    workers = workers or default_workers()
+    try:
+        corpus = _scan(settings, sources, reporter, workers)
+        vocabulary = _vocabulary(settings, given, corpus, out, reporter)
+    except InputError:
+        # Nothing was made yet: settings left behind would only refuse the corrected text.
+        if is_new:
+            remove(settings_path(out))
+        raise
+    names = {field.name for field in fields(ExampleSettings)} - {"vocabulary"}
+    example_settings = ExampleSettings(vocabulary=vocabulary, **settings.model_dump(include=names))
+    number, shards = shard or (0, 1)
+    if not corpus.sections[number::shards]:
+        reporter.say(
+            f"shard {number}/{shards}: nothing to do, the output has only {count_of(len(corpus.sections), 'section')}"
+        )
+    missing = output.missing(corpus.sections[number::shards])
+    characters = sum(block.characters for section in missing for block in section.blocks)
+    with reporter.task("prepare", characters, "characters") as task:
+        for section in missing:
+            _make_section(section, corpus, example_settings, output, task, workers)
+    return _finish(corpus, vocabulary, given is None, output)
+
+
+def _given_vocabulary(settings: PrepareSettings, pipeline_folder: Path) -> Vocabulary | None:
+    if settings.vocab is None:
+        return None
+    return read_vocabulary(pipeline_folder / Path(settings.vocab).expanduser())
+
+
+def _signature(settings: PrepareSettings, sources: Sequence[Source], given: Vocabulary | None) -> Signature:
+    stored = settings.model_dump(mode="json", exclude={"text", "vocab", "records", "evaluation_records"})
+    if given is not None:
+        del stored["train_vocab"]
+    vocabulary = {"size": len(given), "sha256": given.sha256} if given is not None else None
+    return Signature("prepare", stored, {"text": [source_identity(source) for source in sources], "vocabulary": vocabulary})
+
+
+def _scan(settings: PrepareSettings, sources: Sequence[Source], reporter: Reporter, workers: int) -> _Corpus:
+    """Find the documents of all sources, hold some out, and divide the work."""
+    scans = []
+    with reporter.task("reading the text", len(sources), "files") as task:
+        for scan in ordered_map(scan_source, sources, min(workers, len(sources))):
+            scans.append(scan)
+            task.advance()
+    formats = Counter(str(scan.text_format) for scan in scans)
+    for text_format, count in formats.items():
+        reporter.say(f"{count_of(count, 'source')}: {text_format}")
+    characters = np.concatenate([scan.document_characters for scan in scans])
+    held_out = choose_evaluation(len(characters), settings.evaluation_fraction, settings.seed)
+    blocks: dict[Split, list[Block]] = {
+        "train": form_blocks(characters, ~held_out),
+        "evaluation": form_blocks(characters, held_out),
+    }
+    requested = {"train": settings.shards, "evaluation": max(1, round(settings.shards * settings.evaluation_fraction))}
+    documents = {"train": int((~held_out).sum()), "evaluation": int(held_out.sum())}
+    # Every document gives at least one example for each duplicate, so that no file stays empty.
+    parts = {split: min(requested[split], documents[split]) for split in blocks}
+    sections = [
+        section for split in blocks if blocks[split] for section in form_sections(split, blocks[split], parts[split])
+    ]
+    reporter.say(
+        f"{count_of(documents['train'], 'document')} to train on, {documents['evaluation']:,} held out for evaluation"
+    )
+    return _Corpus(scans, held_out, blocks, parts, sections)
+
+
+def _vocabulary(
+    settings: PrepareSettings, given: Vocabulary | None, corpus: _Corpus, out: Path, reporter: Reporter
+) -> Vocabulary:
+    """The vocabulary, and vocab.txt beside the examples; one trained by an earlier run is kept."""
+    path = out / "vocab.txt"
+    fetch(path)
+    vocabulary = given
+    if vocabulary is None and path.exists():
+        return read_vocabulary(path)
+    if vocabulary is None:
+        blocks = corpus.blocks["train"]
+        every = max(1, round(sum(block.characters for block in blocks) / VOCABULARY_CHARACTERS))
+
+        def documents() -> Iterator[list[str]]:
+            for _, held in read_blocks(corpus.scans, corpus.chosen("train"), blocks[::every]):
+                yield from held
+
+        vocabulary = train_vocabulary(documents, settings.train_vocab, settings.lower_case)
+        reporter.say(f"trained a vocabulary of {len(vocabulary):,} tokens ({settings.train_vocab:,} were requested)")
+    write_text(path, vocabulary.text)
+    return vocabulary
+
+
+def _make_section(
+    section: Section,
+    corpus: _Corpus,
+    settings: ExampleSettings,
+    output: GroupedOutput[Section, PreparedSection],
+    task: Task,
+    workers: int,
+) -> None:
+    """Make the files of `section`; its summary is written last."""
+    folder, name = output.folder / section.split, f"{section.split} section {section.number}"
+    with output.writing(section, name):
+        examples = _examples(section, corpus, settings, task, workers)
+        written = write_section(section, examples, folder, corpus.parts[section.split], settings.seed)
+        release(*(folder / file.name for file in written.files))
+        files = tuple(PreparedFile(**asdict(file)) for file in written.files)
+        PreparedSection(**asdict(written.counts), files=files).write(output.summary_path(section))
+
+
+def _examples(
+    section: Section, corpus: _Corpus, settings: ExampleSettings, task: Task, workers: int
+) -> Iterator[BlockExamples]:
+    blocks = read_blocks(corpus.scans, corpus.chosen(section.split), section.blocks)
+    jobs = (BlockJob(documents, section.split, block.number, settings) for block, documents in blocks)
+    results = ordered_map(make_examples, jobs, min(workers, len(section.blocks)))
+    for block, examples in zip(section.blocks, results, strict=True):
+        task.advance(block.characters)
+        yield examples
+
+
+def _finish(
+    corpus: _Corpus, vocabulary: Vocabulary, trained: bool, output: GroupedOutput[Section, PreparedSection]
+) -> Made[PreparedExamples] | PreparedShard:
+    """Write examples.json when all sections are there."""
+    whole = output.whole(corpus.sections)
+    missing = [section for section in corpus.sections if section not in whole]
+    if missing:
+        output.reporter.say(
+            f"{shown(output.folder)}: {len(missing)} of {len(corpus.sections)} sections are left to other shards"
+        )
+        return PreparedShard(tuple(f"{section.split} {section.number}" for section in missing))
+    splits = {split: [whole[section] for section in whole if section.split == split] for split in corpus.blocks}
+    content = PreparedExamples(
+        vocabulary=PreparedVocabulary(size=len(vocabulary), sha256=vocabulary.sha256, trained=trained),
+        sources=tuple(
+            TextSource(name=scan.source.name, format=str(scan.text_format), documents=len(scan.document_characters))
+            for scan in corpus.scans
+        ),
+        splits={split: _sum_of(sections) for split, sections in splits.items() if sections},
+    )
+    content.write(output.final)
+    for split, figures in content.splits.items():
+        output.reporter.say(
+            f"{split}: {count_of(figures.sequences, 'sequence')}, {count_of(figures.tokens, 'token')}, "
+            f"{count_of(len(figures.files), 'file')}"
+        )
+    return Made(content)
+
+
+def _sum_of(sections: Sequence[PreparedSection]) -> PreparedSection:
+    """The figures of a whole split."""
+    figures: Counter[str] = Counter()
+    for section in sections:
+        figures.update(section.model_dump(exclude={"files"}))
+    return PreparedSection(**figures, files=tuple(file for section in sections for file in section.files))

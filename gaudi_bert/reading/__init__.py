@@ -1,0 +1,1 @@
+"""How packs are read: one order for any number of processes, and the shards of a stream."""

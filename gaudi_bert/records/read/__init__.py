@@ -1,1 +1,0 @@
-"""From record files to arrays: scan, index, groups in memory."""

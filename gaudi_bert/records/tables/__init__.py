@@ -1,1 +1,0 @@
-"""Tables of other tools (Parquet, Arrow, JSON lines, Hugging Face datasets), in and out. pyarrow is imported only here."""

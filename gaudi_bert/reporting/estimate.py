@@ -1,0 +1,364 @@
+"""The stage `estimate`: what packing would give at each depth and with each algorithm, before anything is written."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_bert.artefacts.store.copies import local_copies, local_copy
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TASK_NAMES, PackingSettings, TaskSettings
+from gaudi_bert.packing.algorithms import depth_of, pack_histogram
+from gaudi_bert.packing.estimate import (
+    ACCELERATORS,
+    ESTIMATE_ALGORITHMS,
+    Estimate,
+    Gumbel,
+    LengthEstimate,
+    estimate_packing,
+    fit_one_device,
+    linear_speed_up,
+    scan_lengths,
+    unpadding_speed_up,
+)
+from gaudi_bert.packing.exact.bounds import prove_bound
+from gaudi_bert.packing.histogram import Histogram, histogram_of, rescaled
+from gaudi_bert.packing.result import estimate_limit
+from gaudi_bert.reporting import packing_pictures
+from gaudi_bert.rows.reading import read_rows, windows
+from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.rows.tokenizing import tokenize_rows
+from gaudi_bert.tables.rows import table_lengths
+from gaudi_bert.tables.sources import TOKENS_COLUMN, is_table, table_files
+from gaudi_bert.tfrecords.histogram import histogram as count_records
+from gaudi_bert.tfrecords.histogram import read_histograms
+
+WITHOUT_DEPTH: dict[str, str | int] = {"none": 1, "sort": 1, "greedy": "max", "greedy+1": "max", "greedy+2": "max"}
+"""Algorithms for which a depth means nothing (`none`, `sort`) or that the paper runs without one: shown once, with this."""
+
+PICTURE_ENDINGS = (".png", ".svg")
+
+
+@dataclass(frozen=True)
+class _UnpaddingRow:
+    """Expected speed-up on some accelerators: un-padding as the paper measured it, an ideal one of these data, packing."""
+
+    accelerators: int
+    unpadding: float
+    ideal_unpadding: float
+    packing: float
+
+
+@dataclass(frozen=True)
+class _UnpaddingEstimate:
+    """Packing compared with un-padding; `one_device` is the distribution of one device's speed-up."""
+
+    one_device: Gumbel
+    packing_factor: float
+    rows: list[_UnpaddingRow]
+
+
+@dataclass(frozen=True)
+class _EstimateResult:
+    """What `estimate` prints.
+
+    Attributes:
+        token_bound: packs that the tokens alone need.
+        length_scan: packs of other lengths.
+    """
+
+    source: str
+    max_sequence_length: int
+    sequences: int
+    tokens: int
+    token_bound: int
+    rows: list[Estimate]
+    length_scan: list[LengthEstimate]
+    unpadding: _UnpaddingEstimate
+    pictures: list[str] | None = None
+
+
+def estimate(
+    source: str | Path,
+    *,
+    depths: Sequence[str | int],
+    algorithms: Sequence[str],
+    picture: Path | None = None,
+    reporter: Reporter,
+    max_sequence_length: int | None = None,
+    input_column: str = TOKENS_COLUMN,
+) -> _EstimateResult:
+    """Pack a histogram in many ways and compare.
+
+    Args:
+        source: a histogram.json, the name of one that ships with the package (`wikipedia-512`), a table of tokens, or
+            unpacked records (folder, file or glob), which are counted first.
+        max_sequence_length: slots of a pack; by default what the source says, of a table its longest row.
+        input_column: of a table, the tokens.
+        depths: numbers from 1, or "max".
+        algorithms: names as in `ESTIMATE_ALGORITHMS`.
+        picture: also draw, as .png or .svg, efficiency over depth; and next to it, with `-histogram`, `-mixture` and
+            `-scaling` in the name, the lengths with the proven bound, the strategies, and packing compared with un-padding.
+    """
+    requested = [parse_depth(depth) for depth in depths]
+    names = [_known_algorithm(name.strip()) for name in algorithms]
+    check_picture(picture)
+    histogram = histogram_of_source(source, reporter, max_sequence_length, input_column)
+    rows = _compare(histogram, requested, names, reporter)
+    factors = [row.packing_factor for row in rows if row.algorithm != "sort"]
+    result = _EstimateResult(
+        source=str(source),
+        max_sequence_length=histogram.max_sequence_length,
+        sequences=histogram.sequences,
+        tokens=histogram.tokens,
+        token_bound=histogram.token_bound,
+        rows=rows,
+        length_scan=scan_lengths(histogram, requested[-1]),
+        unpadding=_compare_with_unpadding(histogram, max(factors, default=1.0)),
+    )
+    if picture is None:
+        return result
+    usual = PackingSettings().depth
+    depth = usual if usual in requested else requested[-1]
+    return replace(result, pictures=_draw(histogram, result, depth, picture, reporter))
+
+
+def parse_depth(depth: str | int) -> str | int:
+    """A depth as a number, or "max"."""
+    text = str(depth).strip()
+    if text == "max":
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"depth {text!r}: write whole numbers from 1, or `max`, with commas between")
+    return int(text)
+
+
+def check_picture(picture: Path | None) -> None:
+    """Reject a picture that could not be written in the end."""
+    if picture is not None and picture.suffix.lower() not in PICTURE_ENDINGS:
+        raise InputError(f"{picture}: a picture is written as .png or .svg; give it one of these endings")
+
+
+def _known_algorithm(name: str) -> str:
+    if name not in ESTIMATE_ALGORITHMS:
+        near = difflib.get_close_matches(name, ESTIMATE_ALGORITHMS, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(ESTIMATE_ALGORITHMS)}"
+        raise InputError(f"algorithm `{name}` is unknown; {hint}")
+    return name
+
+
+def _compare(
+    histogram: Histogram, depths: Sequence[str | int], algorithms: Sequence[str], reporter: Reporter
+) -> list[Estimate]:
+    """One row per algorithm and depth."""
+
+    def number(depth: str | int) -> int:
+        return depth_of(depth, histogram.max_sequence_length)
+
+    jobs = [(name, depth) for name in algorithms for depth in ([WITHOUT_DEPTH[name]] if name in WITHOUT_DEPTH else depths)]
+    limits = sorted({number(depth) for _, depth in jobs})
+    rows: list[Estimate] = []
+    work = estimate_limit(histogram.max_sequence_length)
+    with reporter.task("estimate", len(limits) + len(jobs), "packings") as task:
+        bounds = {}
+        for limit in limits:
+            share = work and work.share(1 / (len(limits) + len(jobs)))
+            bounds[limit] = prove_bound(histogram.counts, limit, share).bound
+            task.advance()
+        tiny = Histogram(16, np.arange(1, 17))
+        for name in algorithms:  # load the compiled kernels, so that no row's time includes a compiler's
+            estimate_packing(tiny, name, 3, None)
+        for index, (name, depth) in enumerate(jobs):
+            share = work and work.share(1 / (len(jobs) - index))  # what others leave unused is for those after them
+            rows.append(estimate_packing(histogram, name, depth, bounds[number(depth)], work=share))
+            bounds[number(depth)] = max(bounds[number(depth)], rows[-1].lower_bound or 0)
+            task.advance()
+    # The best proof at a depth holds for every row of that depth, the earlier ones too.
+    return [row if row.lower_bound is None else replace(row, lower_bound=bounds[number(row.depth)]) for row in rows]
+
+
+def _compare_with_unpadding(histogram: Histogram, packing_factor: float) -> _UnpaddingEstimate:
+    one_device = fit_one_device()
+    rows = [
+        _UnpaddingRow(count, unpadding_speed_up(one_device, count), linear_speed_up(histogram, count), packing_factor)
+        for count in ACCELERATORS
+    ]
+    return _UnpaddingEstimate(one_device, packing_factor, rows)
+
+
+def _draw(histogram: Histogram, result: _EstimateResult, depth: str | int, picture: Path, reporter: Reporter) -> list[str]:
+    """Write the pictures; those of a single packing show `nnls` at `depth`. Returns their names."""
+    packing = pack_histogram(histogram, "nnls", depth)
+    prices = packing.certificate.prices.tolist()
+    scaling = result.unpadding.rows
+    over_depth = [asdict(row) for row in result.rows if row.algorithm != "sort"]
+    figures = {
+        "": packing_pictures.draw_efficiency_over_depth(over_depth),
+        "-histogram": packing_pictures.draw_histogram(histogram.counts.tolist(), packing.packs, packing.lower_bound, prices),
+        "-mixture": packing_pictures.draw_mixture(packing.mixture, histogram.max_sequence_length),
+        "-scaling": packing_pictures.draw_unpadding(
+            [row.accelerators for row in scaling],
+            [row.unpadding for row in scaling],
+            [row.ideal_unpadding for row in scaling],
+            result.unpadding.packing_factor,
+        ),
+    }
+    paths = [picture.with_name(f"{picture.stem}{suffix}{picture.suffix}") for suffix in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        packing_pictures.save_picture(figure, path)
+    reporter.say(f"pictures: {', '.join(str(path) for path in paths)}")
+    return [str(path) for path in paths]
+
+
+# --- where a histogram comes from: a file, records that are counted, or one that ships with the package
+#
+# The shipped ones, of Wikipedia (128 to 2048 tokens) and SQuAD (384), are those of the packing paper (Krell et al., 2021).
+
+_FOLDER = Path(__file__).resolve().parents[1] / "histograms"
+
+
+def histogram_of_source(
+    source: str | Path, reporter: Reporter, max_sequence_length: int | None = None, input_column: str = TOKENS_COLUMN
+) -> Histogram:
+    """How many sequences of each length a histogram, a shipped one's name, a table or records have, in packs of so many
+    slots (of a table, by default its longest row)."""
+    if is_table(source):
+        lengths = lengths_of_table(source, input_column)
+        return histogram_of(lengths, max_sequence_length or int(lengths.max(initial=1)))
+    shipped = _find_shipped_histogram(source)
+    if shipped is not None or Path(source).suffix == ".json":
+        with local_copy(shipped or Path(source)) as path:
+            histogram = read_histograms([path]).histogram
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            counted = Path(folder) / "histogram.json"
+            count_records(source, counted, shard=None, reporter=reporter)
+            histogram = read_histograms([counted]).histogram
+    return histogram if max_sequence_length is None else rescaled(histogram, max_sequence_length)
+
+
+def lengths_of_table(source: str | Path, input_column: str) -> IntArray:
+    """Tokens of each row of a table, int64 [rows], in its order."""
+    with local_copy(source) as table:
+        return table_lengths(table_files(table).files, input_column).astype(np.int64)
+
+
+def shipped_histograms() -> dict[str, Path]:
+    """The histogram.json of each name, in the order of the data sets and their lengths."""
+    named = [(path.stem.rpartition("-"), path) for path in _FOLDER.glob("*.json")]
+    return {path.stem: path for _, path in sorted(named, key=lambda item: (item[0][0], int(item[0][2])))}
+
+
+def _find_shipped_histogram(source: str | Path) -> Path | None:
+    """The histogram that `source` names; None where `source` is a path or a pattern of the user's own."""
+    name, shipped = str(source), shipped_histograms()
+    if Path(name).exists() or glob.has_magic(name):
+        return None
+    near = difflib.get_close_matches(name, shipped, n=1, cutoff=0.7)
+    if name not in shipped and near:
+        raise InputError(
+            f"{name}: there is no such file or folder; did you mean `{near[0]}`, a histogram that ships with gaudi-bert? "
+            f"(known: {', '.join(shipped)})"
+        )
+    return shipped.get(name)
+
+
+# --- the same for the rows of a task, at each length of a row and each depth
+
+WINDOW_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class _TaskEstimateRow:
+    """One length of a row at one depth.
+
+    Attributes:
+        cut: sequences that are longer and would be cut.
+        gap: packs above the proven bound.
+    """
+
+    max_sequence_length: int
+    depth: int | str
+    packs: int
+    lower_bound: int
+    gap: int
+    packing_factor: float
+    efficiency: float
+    cut: int
+
+
+@dataclass(frozen=True)
+class _TaskEstimate:
+    """What `estimate --task` prints; lengths in tokens, before anything is cut."""
+
+    source: str
+    task: str
+    sequences: int
+    mean_length: float
+    longest: int
+    rows: list[_TaskEstimateRow]
+
+
+def estimate_task(
+    data: str,
+    model: Path,
+    settings: TaskSettings,
+    *,
+    row_lengths: Sequence[int],
+    depths: Sequence[str | int],
+    reporter: Reporter,
+    store: StoreSettings | None = None,
+) -> _TaskEstimate:
+    """Tokenize the rows, and pack their lengths optimally in many ways; longer sequences count as cut.
+
+    Args:
+        depths: numbers from 1, or "max".
+    """
+    if settings.name is None:
+        raise InputError(f"task.name is not set; choose one of {', '.join(TASK_NAMES)}")
+    with local_copies((data, model), store) as (rows_path, folder):
+        lengths = _lengths(str(rows_path), folder or model, settings, reporter)
+    rows = []
+    jobs = [(length, depth) for length in row_lengths for depth in depths]
+    with reporter.task("estimate", len(jobs), "packings") as task:
+        for length, depth in jobs:
+            counts = np.bincount(np.minimum(lengths, length), minlength=length + 1)[1:]
+            packing = pack_histogram(Histogram(length, counts), "optimal", depth)
+            rows.append(
+                _TaskEstimateRow(
+                    max_sequence_length=length,
+                    depth=depth,
+                    packs=packing.packs,
+                    lower_bound=packing.lower_bound,
+                    gap=packing.gap,
+                    packing_factor=packing.packing_factor,
+                    efficiency=packing.efficiency,
+                    cut=int((lengths > length).sum()),
+                )
+            )
+            task.advance()
+    return _TaskEstimate(data, settings.name, len(lengths), float(lengths.mean()), int(lengths.max()), rows)
+
+
+def _lengths(data: str, model: Path, settings: TaskSettings, reporter: Reporter) -> IntArray:
+    """Tokens of each sequence, one per row, uncut."""
+    tokenizer = open_tokenizer(model)
+    parts: list[IntArray] = []
+    for rows in windows(read_rows(data, settings.name, settings), WINDOW_ROWS):
+        whole = settings.model_copy(update={"too_long": "error"})
+        sequences = tokenize_rows(rows, tokenizer, task=settings.name, settings=whole, max_sequence_length=2**30, file=data)
+        parts.append(sequences.lengths)
+        if reporter.live:
+            reporter.show(f"{sum(map(len, parts)):,} rows")
+    if not parts:
+        raise InputError(f"{data}: holds no rows; give a file with at least one")
+    return np.concatenate(parts)

@@ -1,0 +1,258 @@
+"""One record (a JSON object, a line of a table) as a typed row, every value checked; and the names of labels.
+
+Errors name the file and the row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, is_whole
+from gaudi_bert.common.errors import InputError, shortened, shown
+from gaudi_bert.common.files import read_file
+from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.rows.records import Record, RowPart
+from gaudi_bert.rows.types import TASKS_WITH_LABELS, IdsRow, Row, TaggedRow, TextRow
+
+_LABELLED_TEXT = ("classification", "multi-label", "regression")
+_LANGUAGE_MODELLING = ("masked-language-modelling", "causal-language-modelling")
+_INPUT_IDS = "input_ids"
+# The words of a plain text: letters and digits together, every other character alone, as BERT's own splitting has it.
+_WORD = re.compile(r"\w+|[^\w\s]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_OUTSIDE = "O"
+# Numbers as text, as JSON has them: Python's own `int` and `float` take the digits of every script, and `1_000`.
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_WHOLE = re.compile(r"-?[0-9]+")
+_MOST_DIGITS = 18
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Makes rows of records.
+
+    `task` is None for plain texts, `label_names` are those of labels that are numbers in the records. With `labelled`, a
+    record without a label is refused; else labels are ignored. With `named_by_header`, the names of the columns are in the
+    first line of the file.
+    """
+
+    part: RowPart
+    task: TaskName | None
+    settings: TaskSettings
+    label_names: tuple[str, ...] | None = None
+    labelled: bool = False
+    named_by_header: bool = False
+
+    @cached_property
+    def _known_names(self) -> frozenset[str]:
+        """Of labels, for one look each however many there are."""
+        return frozenset(self.label_names or ())
+
+    def row(self, number: int, record: Record) -> Row:
+        """The row that `record` holds."""
+        if self.task == "token-classification":
+            return self._tagged_row(number, record)
+        if self.task in _LANGUAGE_MODELLING and _INPUT_IDS in record:
+            return self._ids_row(number, record)
+        return self._text_row(number, record)
+
+    def error(self, number: int, problem: str, remedy: str) -> InputError:
+        """One line that names file and row."""
+        return InputError(f"{self.part.place(number)}: {shortened(problem, 240)}; {remedy}")
+
+    def _column_remedy(self, setting: str, column: str) -> str:
+        option = {"text": "--text-column NAME", "label": "--label-column NAME"}.get(setting, f"--set task.{setting}=NAME")
+        remedy = f"name the column with {option} (now {shortened(column)})"
+        return f"{remedy}; without a header line, name all: --columns text,label,id" if self.named_by_header else remedy
+
+    def _text_row(self, number: int, record: Record) -> TextRow:
+        settings = self.settings
+        text = self._text(number, record, settings.text)
+        pair = None
+        expected = "text_pair" in settings.model_fields_set
+        if settings.text_pair != settings.text and (expected or record.get(settings.text_pair) is not None):
+            pair = self._pair(number, record, settings.text_pair)
+        label = self._label(number, record) if self.labelled and self.task in _LABELLED_TEXT else None
+        return TextRow(number, text, pair, label)
+
+    def _pair(self, number: int, record: Record, column: str) -> str | None:
+        """The second text; a row may hold none, but not lack the column that was named."""
+        if column not in record:
+            raise self.error(number, f"has no {column!r}, only {_names(record)}", "name another with --text-pair-column")
+        return None if record[column] is None else self._text(number, record, column)
+
+    def _text(self, number: int, record: Record, column: str) -> str:
+        if column not in record:
+            raise self.error(number, f"has no {column!r}, only {_names(record)}", self._column_remedy("text", column))
+        value = record[column]
+        if not isinstance(value, str):
+            raise self.error(number, f"{column} is {shown(value)}", "it must be a text")
+        if not value.strip() and (self.labelled or self.task in _LANGUAGE_MODELLING):  # there is nothing to learn from it
+            raise self.error(number, f"{column} is empty", "give it a text, or leave the row out")
+        return self._characters(number, column, value)
+
+    def _characters(self, number: int, column: str, text: str) -> str:
+        problem = half_character(text)
+        if problem:
+            raise self.error(number, f"{column} {problem}", "write the other half too, or leave it out")
+        return text
+
+    def _label(self, number: int, record: Record) -> str | tuple[str, ...] | float:
+        column = self.settings.label
+        value = record.get(column)
+        if value is None:
+            problem = f"has no {column!r}, only {_names(record)}" if column not in record else f"{column} is null"
+            raise self.error(number, problem, self._column_remedy("label", column))
+        if self.task == "regression":
+            return self._number(number, value)
+        if self.task == "multi-label":
+            values = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+            if not isinstance(values, list | tuple):
+                raise self.error(number, f"{column} is {shown(value)}", "it must be a list of names")
+            return tuple(dict.fromkeys(self._name(number, column, each) for each in values))
+        return self._name(number, column, value)
+
+    def _number(self, number: int, value: object) -> float:
+        if isinstance(value, str):
+            result = float(value) if _DECIMAL.fullmatch(value.strip()) else math.nan
+        elif isinstance(value, int) and abs(value) > _LARGEST_FLOAT32:  # which `float` may not take
+            result = math.inf
+        else:
+            result = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if not abs(result) <= _LARGEST_FLOAT32:
+            remedy = "regression needs a finite number that fits into float32"
+            raise self.error(number, f"{self.settings.label} is {shown(value)}", remedy)
+        return result
+
+    def _name(self, number: int, column: str, value: object) -> str:
+        """A label's name, also where the record holds its number."""
+        names = self.label_names
+        if isinstance(value, str) and value in self._known_names:
+            return value
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number or (isinstance(value, str) and _WHOLE.fullmatch(value.strip())):
+            if names is None:
+                raise self.error(
+                    number,
+                    f"{column} is the number {shown(value)}",
+                    "name the labels in a file, one per line: --labels FILE",
+                )
+            index = value if isinstance(value, int) else int(str(value).strip()[:_MOST_DIGITS])
+            if not 0 <= index < len(names):
+                raise self.error(number, f"{column} is {shown(value)}", f"--labels names 0 to {len(names) - 1}")
+            return names[index]
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(number, f"{column} is {shown(value)}", "it must be the name of a label")
+        if names is not None:
+            raise self.error(
+                number, f"{column} is {shown(value)}", "--labels does not name it; add it to that file, or fix the row"
+            )
+        return self._characters(number, column, value.strip())
+
+    def _tagged_row(self, number: int, record: Record) -> TaggedRow:
+        settings = self.settings
+        if settings.tokens not in record:
+            return self._words_of_text(number, record)
+        tokens = self._strings(number, settings.tokens, record[settings.tokens])
+        if not self.labelled:
+            return TaggedRow(number, tokens)
+        if not tokens:
+            raise self.error(number, f"{settings.tokens} is empty", "give it words, or leave the row out")
+        value = record.get(settings.tags)
+        if value is None:
+            problem = f"has no {settings.tags!r}, only {_names(record)}"
+            raise self.error(number, problem, self._column_remedy("tags", settings.tags))
+        if not isinstance(value, list | tuple):
+            raise self.error(number, f"{settings.tags} is {shown(value)}", "it must be a list, a tag for each word")
+        tags = tuple(self._name(number, settings.tags, tag) for tag in value)
+        if len(tags) != len(tokens):
+            raise self.error(number, f"has {len(tokens)} words and {len(tags)} tags", "give each word a tag")
+        return TaggedRow(number, tokens, tags)
+
+    def _words_of_text(self, number: int, record: Record) -> TaggedRow:
+        settings = self.settings
+        if self.labelled or settings.text not in record or "tokens" in settings.model_fields_set:
+            raise self.error(
+                number, f"has no {settings.tokens!r}, only {_names(record)}", self._column_remedy("tokens", settings.tokens)
+            )
+        return words_of_text(number, self._text(number, record, settings.text))
+
+    def _strings(self, number: int, column: str, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple):
+            raise self.error(number, f"{column} is {shown(value)}", "it must be a list of words")
+        for index, word in enumerate(value):
+            if not isinstance(word, str) or not word.strip():
+                raise self.error(number, f"{column}[{index}] is {shown(word)}", "each must be a word")
+        return tuple(self._characters(number, column, word) for word in value)
+
+    def _ids_row(self, number: int, record: Record) -> IdsRow:
+        values = record[_INPUT_IDS]
+        if not isinstance(values, list | tuple) or not values:
+            raise self.error(number, f"{_INPUT_IDS} is {shown(values)}", "it must be a list of token numbers, not empty")
+        for index, value in enumerate(values):
+            if not is_whole(value, 0, MOST_TOKEN_ID):
+                problem = f"{_INPUT_IDS}[{index}] is {shown(value)}"
+                raise self.error(number, problem, f"token numbers are whole numbers of 0 to {MOST_TOKEN_ID}")
+        return IdsRow(number, tuple(values))
+
+
+def words_of_text(number: int, text: str) -> TaggedRow:
+    """The words of a text, with their places in it."""
+    words = list(_WORD.finditer(text))
+    return TaggedRow(number, tuple(word[0] for word in words), None, tuple(word.start() for word in words))
+
+
+def half_character(text: str) -> str | None:
+    """What is wrong with a text that holds a lone surrogate, which no tokenizer takes and no file of UTF-8; else None."""
+    found = None if text.isascii() else _LONE_SURROGATE.search(text)
+    return f"holds half a character, \\u{ord(found[0]):04x} at {found.start()}" if found else None
+
+
+def _names(record: Record) -> str:
+    return ", ".join(shown(str(name)) for name in list(record)[:8]) or "nothing"
+
+
+# --- names of labels
+
+
+def read_label_names(path: Path) -> tuple[str, ...]:
+    """The names in a file, one per line; a line's number, from 0, is the label's."""
+    try:
+        text = read_file(path).decode("utf-8-sig").rstrip()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; --labels needs a file with one label per line") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+    if not text:
+        raise InputError(f"{path}: names no label; write one per line")
+    names = tuple(line.strip() for line in text.split("\n"))
+    known: set[str] = set()
+    for number, name in enumerate(names, start=1):
+        if not name or name in known:
+            problem = f"{shown(name)} is listed twice" if name else "is empty"
+            raise InputError(f"{path}: row {number}: {problem}; write each label once, one per line")
+        known.add(name)
+    return names
+
+
+def find_labels(rows: Iterable[Row], task: TaskName, labels: str | Path | None = None) -> tuple[str, ...]:
+    """The names of the labels of a task: those of the file `labels`, else those of the rows, sorted; of tags, `O` first."""
+    if task not in TASKS_WITH_LABELS:
+        return ()
+    if labels is not None:
+        return read_label_names(Path(labels))
+    names: set[str] = set()
+    for row in rows:
+        if isinstance(row, TaggedRow):
+            names.update(row.tags or ())
+        elif isinstance(row, TextRow):
+            names.update((row.label,) if isinstance(row.label, str) else row.label if isinstance(row.label, tuple) else ())
+    return tuple(sorted(names, key=lambda name: (name != _OUTSIDE, name)))

@@ -1,0 +1,389 @@
+"""Rows to token numbers, many at a time; `tokenizers` shares them among its threads.
+
+[CLS] text [SEP], or [CLS] text [SEP] second text [SEP]. A row of more tokens than a sequence may have is refused, cut (the
+longer text of a pair first), or taken in windows. A word is represented by its first word piece.
+
+Windows of `room` tokens start every `room - stride` tokens, and the last one ends with the text, as in Hugging Face's
+scripts for question answering.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.rows.tokenizer import RowTokenizer
+from gaudi_bert.rows.types import IGNORED, NO_WORD, IdsRow, QuestionRow, Row, Sequences, TaggedRow, TextRow, source_name
+
+_WITH_WINDOWS = ("token-classification", "question-answering", "masked-language-modelling", "causal-language-modelling")
+_USUAL_STRIDE = 128
+"""As in BERT's own script for SQuAD (Devlin et al., 2019), which has windows of 384."""
+
+
+_CHARACTERS_OF_TOKEN = 16
+"""So many characters of a text are read at first for each token of a sequence."""
+_BATCH_CHARACTERS = 1 << 20
+_TO_LAST_SPACE, _TO_LAST_MARK = re.compile(r".*\s", re.DOTALL), re.compile(r".*\W", re.DOTALL)
+
+
+class _EncodedText(NamedTuple):
+    """The tokens of a text or a pair; of its beginning, if it is partial."""
+
+    input_ids: Int32Array
+    segment_ids: NDArray[np.int8]
+    is_partial: bool
+
+
+class _Piece(NamedTuple):
+    """One sequence; arrays as in `Sequences`."""
+
+    row: int
+    input_ids: Int32Array
+    segment_ids: NDArray[np.int8]
+    characters: Int32Array
+    words: Int32Array
+    target: Int32Array
+
+
+def check_policy(task: TaskName | None, settings: TaskSettings) -> None:
+    """Refuse a `task.too_long` that is not possible for a task."""
+    if settings.too_long == "window" and task not in _WITH_WINDOWS:
+        raise InputError(
+            f"task.too_long = window: a row of {task or 'plain text'} has one answer and cannot be taken in windows; "
+            "use truncate, or error"
+        )
+
+
+def tokenize_rows(
+    rows: Sequence[Row],
+    tokenizer: RowTokenizer,
+    *,
+    task: TaskName | None,
+    settings: TaskSettings,
+    max_sequence_length: int,
+    labels: Sequence[str] = (),
+    file: str | Path = "-",
+    length_key: str = "--max-sequence-length",
+) -> Sequences:
+    """Tokenize rows of one task.
+
+    At least one row; `task` is None for plain texts. Questions are always taken in windows, unless the settings say that
+    they are to be cut. `file` is where the rows are from, `length_key` the option or setting that is the length, for errors.
+    """
+    check_policy(task, settings)
+    numbers = {name: number for number, name in enumerate(labels)}
+    job = _Job(tokenizer, task, settings, max_sequence_length, source_name(file), length_key)
+    if isinstance(rows[0], TextRow) and settings.too_long != "window":
+        sequences = job.texts([row for row in rows if isinstance(row, TextRow)])
+        target = (
+            _row_targets(rows, task, numbers, job.source)
+            if task in ("classification", "multi-label", "regression")
+            else None
+        )
+        return Sequences(*sequences, target=target, cut_rows=job.cut_rows)
+    pieces = list(chain.from_iterable(job.pieces(rows, numbers)))
+    return _joined(pieces, task, _labelled(rows), job.cut_rows)
+
+
+class _Job:
+    """One call of `tokenize_rows`; counts the rows that are too long."""
+
+    def __init__(
+        self, tokenizer: RowTokenizer, task: TaskName | None, settings: TaskSettings, most: int, source: str, length_key: str
+    ) -> None:
+        self.tokenizer, self.task, self.settings, self.most, self.source = tokenizer, task, settings, most, source
+        self.length_key = length_key
+        self.cut_rows = 0
+
+    @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        return self.tokenizer.frame()
+
+    def texts(self, rows: Sequence[TextRow]) -> tuple[IntArray, IntArray, Int32Array, NDArray[np.int8]]:
+        """Row numbers, offsets, token numbers and segments of whole texts, by the tokenizer's own template."""
+        tokenizer = self.tokenizer.tokenizer
+        if self.settings.too_long == "truncate":
+            tokenizer.enable_truncation(self.most)
+        try:
+            encoded = list(chain.from_iterable(map(self._encoded_texts, self._batches(rows))))
+        finally:
+            tokenizer.no_truncation()
+        lengths = np.fromiter((len(text.input_ids) for text in encoded), np.int64, len(encoded))
+        if lengths.max() > self.most:
+            index = int(np.argmax(lengths > self.most))
+            more_than = "more than " if encoded[index].is_partial else ""
+            raise self._too_long(rows[index].number, int(lengths[index]), more_than)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        flat = np.concatenate([text.input_ids for text in encoded])
+        segments = np.concatenate([text.segment_ids for text in encoded])
+        return np.arange(len(rows), dtype=np.int64), offsets, flat, segments
+
+    def _batches(self, rows: Sequence[TextRow]) -> Iterator[list[TextRow]]:
+        """The rows in batches of so many characters, as far as they are read first: an encoding is 100 times as large."""
+        batch: list[TextRow] = []
+        characters = 0
+        for row in rows:
+            batch.append(row)
+            characters += min(len(row.text), _CHARACTERS_OF_TOKEN * self.most) + len(row.text_pair or "")
+            if characters >= _BATCH_CHARACTERS:
+                yield batch
+                batch, characters = [], 0
+        if batch:
+            yield batch
+
+    def _encoded_texts(self, rows: Sequence[TextRow]) -> list[_EncodedText]:
+        """The tokens of each row; of a text that is far too long, those of its beginning.
+
+        A beginning that ends between words and gives twice the tokens of a sequence decides all tokens of the first half;
+        one that gives fewer is taken four times as long. Of a pair, the lengths of both texts decide where each is cut.
+        """
+        encoded: dict[int, _EncodedText] = {}
+        waiting, size = list(range(len(rows))), _CHARACTERS_OF_TOKEN * self.most
+        while waiting:
+            is_partial = {index: rows[index].text_pair is None and len(rows[index].text) > size for index in waiting}
+            inputs = [_beginning(rows[index].text, size) if is_partial[index] else _input(rows[index]) for index in waiting]
+            for index, encoding in zip(waiting, self.tokenizer.tokenizer.encode_batch_fast(inputs), strict=True):
+                input_ids = np.array(encoding.ids, np.int32)
+                rest = encoding.overflowing if len(input_ids) == self.most else []
+                if not is_partial[index] or len(input_ids) + sum(map(len, rest)) >= 2 * self.most:
+                    segment_ids = np.zeros(len(input_ids), np.int8)
+                    if rows[index].text_pair is not None:
+                        segment_ids = np.array(encoding.type_ids, np.int8)
+                    encoded[index] = _EncodedText(input_ids, segment_ids, is_partial[index])
+                    self.cut_rows += bool(rest)
+            waiting, size = [index for index in waiting if index not in encoded], 4 * size
+        return [encoded[index] for index in range(len(rows))]
+
+    def pieces(self, rows: Sequence[Row], numbers: Mapping[str, int]) -> Iterator[Iterable[_Piece]]:
+        """The sequences of each row, for rows that may become several."""
+        if isinstance(rows[0], QuestionRow):
+            questions = [row for row in rows if isinstance(row, QuestionRow)]
+            contexts = self._encoded(dict.fromkeys(row.context for row in questions))
+            question_encodings = self._encoded(dict.fromkeys(row.question for row in questions))
+            for index, question in enumerate(questions):
+                yield self._question(index, question, question_encodings[question.question], contexts[question.context])
+        elif isinstance(rows[0], TaggedRow):
+            tagged = [row for row in rows if isinstance(row, TaggedRow)]
+            words = self.tokenizer.for_words().encode_batch(
+                [list(row.tokens) for row in tagged], is_pretokenized=True, add_special_tokens=False
+            )
+            for index, (sentence, encoding) in enumerate(zip(tagged, words, strict=True)):
+                yield self._words(index, sentence, encoding, numbers)
+        else:
+            for index, row in enumerate(rows):
+                yield self._language(index, row)
+
+    def _encoded(self, texts: Iterable[str]) -> dict[str, Any]:
+        """Each text with its encoding, without [CLS] and [SEP]."""
+        listed = list(texts)
+        encoded = self.tokenizer.tokenizer.encode_batch(listed, add_special_tokens=False)
+        return dict(zip(listed, encoded, strict=True))
+
+    def _bounds(self, number: int, tokens: int, room: int, stride: int | None, always: bool = False) -> IntArray:
+        """The windows of a row, or its one window where rows are cut."""
+        if tokens > room:
+            if self.settings.too_long == "error" and not always:
+                raise self._too_long(number, tokens + self.most - room)
+            self.cut_rows += 1
+            if self.settings.too_long == "truncate":
+                return np.array([[0, max(room, 0)]], np.int64)
+        return window_bounds(tokens, room, stride, f"{self.source}: row {number}", self.length_key)
+
+    def _too_long(self, number: int, tokens: int, more_than: str = "") -> InputError:
+        also = ", or window" if self.task in _WITH_WINDOWS else ""
+        return InputError(
+            f"{self.source}: row {number}: has {more_than}{tokens:,} tokens, a sequence has at most {self.most:,}; shorten "
+            f"it, raise {self.length_key}, or say what becomes of it: --set task.too_long=truncate{also}"
+        )
+
+    def _framed(self, ids: Int32Array) -> Int32Array:
+        before, after = self._frame
+        return np.concatenate([before, ids, after]).astype(np.int32)
+
+    def _words(self, index: int, row: TaggedRow, encoding: Any, numbers: Mapping[str, int]) -> Iterator[_Piece]:
+        ids = np.array(encoding.ids, np.int32)
+        word_of = np.array(encoding.word_ids, np.int64).reshape(-1)
+        first = np.flatnonzero(np.diff(word_of, prepend=NO_WORD))
+        characters = np.array(encoding.offsets, np.int64).reshape(-1, 2) + row.word_starts()[word_of][:, np.newaxis]
+        before, after = self._frame
+        bounds = self._bounds(row.number, len(ids), self.most - len(before) - len(after), self.settings.stride)
+        chosen = best_windows(first, bounds)
+        tags = self._tags(row, numbers)
+        for window, (start, end) in enumerate(bounds.tolist()):
+            words = np.full(len(before) + end - start + len(after), NO_WORD, np.int32)
+            own = first[(chosen == window) & (first >= start) & (first < end)]
+            words[own - start + len(before)] = word_of[own]
+            target = np.full(len(words), IGNORED, np.int32)
+            target[own - start + len(before)] = tags[word_of[own]]
+            spans = np.full((len(words), 2), NO_WORD, np.int32)
+            spans[len(before) : len(words) - len(after)] = characters[start:end]
+            yield _Piece(index, self._framed(ids[start:end]), np.zeros(len(words), np.int8), spans, words, target)
+
+    def _tags(self, row: TaggedRow, numbers: Mapping[str, int]) -> Int32Array:
+        if row.tags is None:
+            return np.full(len(row.tokens), IGNORED, np.int32)
+        return np.array([_label_number(numbers, tag, row.number, self.source) for tag in row.tags], np.int32)
+
+    def _question(self, index: int, row: QuestionRow, question: Any, context: Any) -> Iterator[_Piece]:
+        framed = self._framed(np.array(question.ids, np.int32))
+        room = self.most - len(framed) - 1
+        if room < 1:
+            raise InputError(
+                f"{self.source}: row {row.number}: the question has {len(question.ids):,} tokens, which leaves no room for "
+                f"its context in {self.most:,}; shorten it, or raise {self.length_key}"
+            )
+        ids, characters = np.array(context.ids, np.int32), np.array(context.offsets, np.int64).reshape(-1, 2)
+        for start, end in self._bounds(row.number, len(ids), room, self.settings.stride, always=True).tolist():
+            input_ids = np.concatenate([framed, ids[start:end], [self.tokenizer.sep_id]]).astype(np.int32)
+            segments = np.repeat(np.array([0, 1], np.int8), [len(framed), end - start + 1])
+            spans = np.full((len(input_ids), 2), NO_WORD, np.int32)
+            spans[len(framed) : -1] = characters[start:end]
+            words = np.full(len(input_ids), NO_WORD, np.int32)
+            target = _answer_tokens(row, characters[start:end]) + (len(framed) if end > start else 0)
+            yield _Piece(index, input_ids, segments, spans, words, np.where(target < len(framed), 0, target))
+
+    def _language(self, index: int, row: Row) -> Iterator[_Piece]:
+        if isinstance(row, IdsRow):
+            ids, room = np.array(row.input_ids, np.int32), self.most
+            if ids.max() >= self.tokenizer.vocabulary_size:
+                raise InputError(
+                    f"{self.source}: row {row.number}: the token {ids.max()} is not of this vocabulary of "
+                    f"{self.tokenizer.vocabulary_size:,}; tokenize it with the model's own tokenizer"
+                )
+        else:
+            text = row.text if isinstance(row, TextRow) else ""
+            ids, room = np.array(self._encoded([text])[text].ids, np.int32), self.most - 2
+        for start, end in self._bounds(row.number, len(ids), room, 0).tolist():
+            part = ids[start:end] if isinstance(row, IdsRow) else self._framed(ids[start:end])
+            nothing = np.full((len(part), 2), NO_WORD, np.int32)
+            yield _Piece(index, part, np.zeros(len(part), np.int8), nothing, nothing[:, 0], nothing[0])
+
+
+def _input(row: TextRow) -> str | tuple[str, str]:
+    return row.text if row.text_pair is None else (row.text, row.text_pair)
+
+
+def _beginning(text: str, size: int) -> str:
+    """At most `size` characters of a text, up to the last space among them or else the last that is not of a word."""
+    match = _TO_LAST_SPACE.match(text, 0, size) or _TO_LAST_MARK.match(text, 0, size)
+    return match[0] if match else ""
+
+
+def _answer_tokens(row: QuestionRow, characters: IntArray) -> Int32Array:
+    """First and last token of the first answer in a window of the context; far below 0 where part of it is missing."""
+    absent = np.full(2, -(2**30), np.int32)
+    if not row.answers or not len(characters):
+        return absent
+    text, begin = row.answers[0]
+    end = begin + len(text)
+    if characters[0, 0] > begin or characters[-1, 1] < end:
+        return absent
+    first = np.searchsorted(characters[:, 0], begin, side="right") - 1
+    last = np.searchsorted(characters[:, 1], end, side="left")
+    return np.array([first, last], np.int32)
+
+
+def _labelled(rows: Sequence[Row]) -> bool:
+    """Whether the rows have tags or answers; they were read with them or without."""
+    first = rows[0]
+    return (first.tags if isinstance(first, TaggedRow) else getattr(first, "answers", None)) is not None
+
+
+def _joined(pieces: Sequence[_Piece], task: TaskName | None, labelled: bool, cut_rows: int) -> Sequences:
+    lengths = [len(piece.input_ids) for piece in pieces]
+    tokens, questions = task == "token-classification", task == "question-answering"
+    target: Int32Array | None = None
+    if labelled and tokens:
+        target = np.concatenate([piece.target for piece in pieces])
+    elif labelled and questions:
+        target = np.stack([piece.target for piece in pieces])
+    return Sequences(
+        row=np.array([piece.row for piece in pieces], np.int64),
+        offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]),
+        input_ids=np.concatenate([piece.input_ids for piece in pieces]),
+        segment_ids=np.concatenate([piece.segment_ids for piece in pieces]),
+        characters=np.concatenate([piece.characters for piece in pieces]) if tokens or questions else None,
+        words=np.concatenate([piece.words for piece in pieces]) if tokens else None,
+        target=target,
+        cut_rows=cut_rows,
+    )
+
+
+# --- targets
+
+
+def _row_targets(
+    rows: Sequence[Row], task: TaskName, numbers: Mapping[str, int], source: str
+) -> Int32Array | Float32Array | None:
+    """What each text is to be: int32 [rows], float32 [rows, labels] of 0 and 1, or float32 [rows]; None without labels."""
+    labels = [row.label if isinstance(row, TextRow) else None for row in rows]
+    if None in labels:
+        return None
+    if task == "regression":
+        return np.array(labels, np.float32)
+    if task == "multi-label":
+        targets = np.zeros((len(rows), len(numbers)), np.float32)
+        for index, (row, names) in enumerate(zip(rows, labels, strict=True)):
+            for name in names if isinstance(names, tuple) else ():
+                targets[index, _label_number(numbers, name, row.number, source)] = 1
+        return targets
+    return np.array(
+        [_label_number(numbers, str(label), row.number, source) for row, label in zip(rows, labels, strict=True)], np.int32
+    )
+
+
+def _label_number(numbers: Mapping[str, int], name: str, number: int, source: str) -> int:
+    """The number of the label `name` of a row."""
+    if name not in numbers:
+        known = ", ".join(list(numbers)[:8]) + (", ..." if len(numbers) > 8 else "")
+        raise InputError(
+            f"{source}: row {number}: the label {shown(name)} is unknown, known are {known}; "
+            "fix it, or train with data that has it"
+        )
+    return numbers[name]
+
+
+# --- windows of long texts
+
+
+def window_bounds(
+    tokens: int, room: int, stride: int | None, row: str, length_key: str = "--max-sequence-length"
+) -> IntArray:
+    """First token of each window and the one after its last, int64 [windows, 2]; one window where all fits.
+
+    A window has `room` tokens and shares `stride` with its neighbour; None for `_USUAL_STRIDE`, or half of a window that is
+    too short for that. `row` is its name in errors, `length_key` that of the length.
+    """
+    if tokens <= room:
+        return np.array([[0, tokens]], np.int64)
+    if stride is None:
+        stride = min(_USUAL_STRIDE, max(room, 0) // 2)
+    if stride >= room:
+        raise InputError(
+            f"{row}: has {tokens:,} tokens for windows of {max(room, 0)}, which cannot share task.stride = {stride}; "
+            f"lower task.stride, or raise {length_key}"
+        )
+    count = -(-(tokens - room) // (room - stride)) + 1
+    starts = np.arange(count, dtype=np.int64) * (room - stride)
+    return np.stack([starts, np.minimum(starts + room, tokens)], axis=1)
+
+
+def best_windows(tokens: IntArray, bounds: IntArray) -> IntArray:
+    """For each of P `tokens` of a text (int64 [P]) the window with most context on its poorer side; the first of equals.
+
+    `bounds` are those of `window_bounds`.
+    """
+    before_WP = tokens - bounds[:, :1]
+    after_WP = bounds[:, 1:] - 1 - tokens
+    best: IntArray = np.argmax(np.minimum(before_WP, after_WP), axis=0)
+    return best

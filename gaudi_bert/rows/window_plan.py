@@ -1,0 +1,205 @@
+"""How a window of sequences is packed for prediction: in rows of the lengths that cost least. No TensorFlow.
+
+Training is bound to its batch; prediction is not, so any number of sequences may share a row, and the rows may be of any
+length that holds the longest sequence. Short rows cost less per token (attention spans a whole row), long rows are filled
+better. So for each window a few choices are packed by best fit and the cheapest is taken: one length for all, or a long one
+for the sequences that need it, filled up with others, and a short one for the rest; or a row for each sequence, in a few
+lengths. The choice depends on the window's lengths alone, so a run that was killed makes the same one again.
+
+Sequences of about one length are not packed; but a row of 300 tokens need not be computed with 512 because another one has
+that many. Every length is another shape to compile, so there are few, on a grid that is the same for all windows.
+
+Letters: N sequences of a window, G lengths of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.packing.algorithms import solve
+from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
+from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
+from gaudi_bert.rows.packs import Packs
+
+LEAST_GAIN = 1.02
+"""What packing must save at least, unpacked cost / packed cost; below it every sequence gets a row of its own, in one of a
+few lengths."""
+
+GRID = 32
+_ALGORITHM = "lpfhp"  # best fit
+MOST_LENGTHS = 4
+_USUAL_LENGTHS = (64, 128, 256, 512)
+_LENGTH_STEP = 16
+# A row has at most one sequence for each so many of its tokens: [CLS], two word pieces and [SEP].
+_TOKENS_PER_SEQUENCE = 4
+# A token costs (1 + length of the row / (this * hidden size)) of what it would cost without attention; measured on CPUs.
+_ATTENTION_SHARE = 2.6
+
+
+@dataclass(frozen=True)
+class Part:
+    """Packs of one length and at most `depth` sequences; `packs.members` are numbers of sequences of the window."""
+
+    length: int
+    depth: int
+    packs: Packs
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """How a window is packed.
+
+    A part is for one length of a row; `gain` is the estimated cost of one sequence per row, padded to the longest, over the
+    cost of this plan: 1 where nothing is packed.
+    """
+
+    parts: tuple[Part, ...]
+    tokens: int
+    slots: int
+    gain: float
+
+    @property
+    def padding(self) -> float:
+        """Share of the slots that hold nothing."""
+        return 1 - self.tokens / self.slots if self.slots else 0.0
+
+
+def row_cost(length: int, hidden_size: int) -> float:
+    """What a row costs, in units of a token without attention."""
+    return length * (1 + length / (_ATTENTION_SHARE * hidden_size))
+
+
+def plan_window(
+    lengths: IntArray,
+    *,
+    hidden_size: int,
+    packed: bool = True,
+    one_length: int | None = None,
+    longest_row: int | None = None,
+) -> WindowPlan:
+    """Choose the lengths of rows and pack.
+
+    `lengths` is int64 [N]. Where nothing is to be packed, each sequence gets a row of its own, all of one length.
+    Accelerators compile for each shape, so `one_length` may fix it. Of some models no row may be longer than their
+    positions: `longest_row`.
+    """
+    tokens, longest = int(lengths.sum()), int(lengths.max(initial=1))
+    rounded = one_length or min(_rounded(longest), longest_row or _rounded(longest))
+    unpacked_cost = len(lengths) * row_cost(rounded, hidden_size)
+    alone, alone_cost = [rounded], unpacked_cost
+    if packed and one_length is None:
+        alone, alone_cost = best_row_lengths(_counts(lengths, rounded), rounded, lambda row: row_cost(row, hidden_size))
+    choices = _choices(longest, rounded, one_length, longest_row) if packed else ()
+    solved = [_solve(lengths, choice) for choice in choices]
+
+    def cost(mixtures: list[tuple[int, Mixture]]) -> float:
+        return sum(packs_of(mixture) * row_cost(length, hidden_size) for length, mixture in mixtures)
+
+    best = min(solved, key=cost, default=None)
+    if best is not None and alone_cost >= LEAST_GAIN * cost(best):
+        parts, gain = tuple(_assigned(lengths, best)), unpacked_cost / cost(best)
+    else:
+        parts, gain = tuple(_alone(lengths, alone)), 1.0
+    return WindowPlan(parts, tokens, sum(len(part.packs) * part.length for part in parts), gain)
+
+
+def _alone(lengths: IntArray, rows: list[int]) -> Iterator[Part]:
+    """Every sequence by itself, in the shortest of the rows that hold it."""
+    which = np.searchsorted(rows, lengths)
+    for number, length in enumerate(rows):
+        members = np.flatnonzero(which == number)
+        yield Part(length, 1, Packs(members, np.arange(len(members) + 1, dtype=np.int64)))
+
+
+def _counts(lengths: IntArray, longest: int) -> IntArray:
+    """Sequences of each length from 1."""
+    counts: IntArray = np.bincount(lengths, minlength=longest + 1)[1:]
+    return counts
+
+
+def _rounded(longest: int) -> int:
+    return -(-longest // _LENGTH_STEP) * _LENGTH_STEP
+
+
+def deepest(length: int) -> int:
+    """Most sequences of a row: one number for each length, so that shapes are few."""
+    return max(1, length // _TOKENS_PER_SEQUENCE)
+
+
+def _choices(longest: int, rounded: int, one_length: int | None, longest_row: int | None) -> Iterator[tuple[int, ...]]:
+    """Lengths of rows to try: one for all, or a long one and a short one."""
+    if one_length is not None:
+        yield (one_length,)
+        return
+    usual = [length for length in _USUAL_LENGTHS if longest <= length <= (longest_row or length)]
+    for long in dict.fromkeys([rounded, *usual]):
+        yield (long,)
+        yield from ((long, short) for short in _USUAL_LENGTHS if short < longest)
+
+
+def _solve(lengths: IntArray, choice: tuple[int, ...]) -> list[tuple[int, Mixture]]:
+    """Each length of rows, and how sequences share them: long rows take what is too long for short ones, are filled up
+    with others, best fit first, and short rows take the rest.
+    """
+    long, *short = choice
+    counts = _counts(lengths, long)
+    if not short:
+        return [(long, solve(counts, _ALGORITHM, deepest(long)).mixture)]
+    must = counts.copy()
+    must[: short[0]] = 0
+    rows = OpenPacks(deepest(long))
+    for strategy, count in sorted_mixture(solve(must, _ALGORITHM, deepest(long)).mixture).items():
+        rows.put(strategy, count, long - sum(strategy))
+    remaining = counts[: short[0]].copy()
+    for length in range(short[0], 0, -1):
+        remaining[length - 1] = fill_open_packs(rows, length, int(remaining[length - 1]))
+    return [(long, rows.close()), (short[0], solve(remaining, _ALGORITHM, deepest(short[0])).mixture)]
+
+
+def _assigned(lengths: IntArray, mixtures: list[tuple[int, Mixture]]) -> Iterator[Part]:
+    """The sequences themselves, assigned to the strategies of the mixtures by their lengths."""
+    free = np.arange(len(lengths), dtype=np.int64)
+    for length, mixture in mixtures:
+        if not mixture:
+            continue
+        places_of_length = coverage(mixture, length)
+        order = np.argsort(lengths[free], kind="stable")
+        of_length = lengths[free][order]
+        rank = np.arange(len(free)) - np.searchsorted(of_length, of_length)
+        is_own = (of_length <= length) & (rank < places_of_length[np.minimum(of_length, length) - 1])
+        own, free = np.sort(free[order][is_own]), np.sort(free[order][~is_own])
+        assignment = deal_sequences(lengths[own].astype(np.int32), list(mixture.items()), 0, 0)
+        yield Part(length, deepest(length), Packs(own[assignment.members], assignment.starts))
+
+
+# --- rows of one sequence each
+
+
+def best_row_lengths(counts: IntArray, longest: int, cost: Callable[[int], float]) -> tuple[list[int], float]:
+    """Row lengths that hold all sequences at the least cost, and that cost.
+
+    `counts`, int64, are of sequences by their length from 1; rows are at most `longest`, and `cost` gives that of a row of
+    some length. The result is at most MOST_LENGTHS lengths, ascending, each of which some sequence needs.
+    """
+    grid = np.append(np.arange(GRID, longest, GRID), longest)
+    below_G = np.cumsum(np.pad(counts, (0, max(0, longest - len(counts)))))[grid - 1]
+    costs_G = np.array([cost(int(length)) for length in grid])
+    # best_G[j]: cost of all sequences that grid[j] holds, by so many lengths of which grid[j] is the longest.
+    best_G = below_G * costs_G
+    before = []
+    for _ in range(MOST_LENGTHS - 1):
+        totals_GG = best_G[:, np.newaxis] + (below_G - below_G[:, np.newaxis]) * costs_G
+        totals_GG[np.tril_indices(len(grid), -1)] = np.inf
+        before.append(totals_GG.argmin(axis=0))
+        best_G = totals_GG.min(axis=0)
+    chosen = [len(grid) - 1]
+    for choices in reversed(before):
+        chosen.append(int(choices[chosen[-1]]))
+    lengths = np.unique(chosen)
+    sequences = np.diff(below_G[lengths], prepend=0)
+    return [int(length) for length in grid[lengths[sequences > 0]]], float(best_G[-1])

@@ -1,1 +1,0 @@
-"""Text to packed records that are proven: a module for each stage."""

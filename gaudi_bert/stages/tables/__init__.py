@@ -1,1 +1,0 @@
-"""Tables of token columns: packed, verified, and turned into records."""

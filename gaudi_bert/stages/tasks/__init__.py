@@ -1,1 +1,0 @@
-"""Fine-tuning a task, and what its model answers."""

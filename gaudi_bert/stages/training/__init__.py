@@ -1,1 +1,0 @@
-"""What trains, judges and hands on a pretraining model."""

@@ -1,0 +1,283 @@
+"""The groups of a table: parts of its files that are read, packed and held in memory together.
+
+As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` bytes, and is a function of the files and the
+settings; here it consists of the parts that the formats have (row groups, record batches, blocks of lines), dealt by a
+seeded permutation, so that each group mixes all regions of the table. A part that is larger is a group of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gaudi_bert.artefacts.packed import PackedSums, TableGroupManifest, TableMetadata, TooLongRows, of_counts
+from gaudi_bert.artefacts.references import InputTable
+from gaudi_bert.artefacts.shards import Shard, count_shards, shard_bounds, shard_name
+from gaudi_bert.common.arrow import explained_values
+from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.groups import form_groups, too_large_files
+from gaudi_bert.packing.histogram import Histogram
+from gaudi_bert.packing.result import Packing
+from gaudi_bert.tables.parts import TablePart, list_parts
+from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
+from gaudi_bert.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
+from gaudi_bert.tables.sources import is_table as holds_tables
+from gaudi_bert.tables.write_packs import PackLayout, PackSequences, pack_bytes, write_table_shard
+from gaudi_bert.tfrecords.scanning.scan import map_in_threads
+
+_PACKS_OF_A_SHARD = 1024
+"""A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
+one file. Readers deal packs to processes, not shards."""
+_INDEX_ROW_BYTES = 32
+"""What a row takes in memory where only its length is kept."""
+
+
+@dataclass(frozen=True)
+class GroupedTable:
+    """A table that is ready to be read.
+
+    Attributes:
+        files: in the order of their names.
+        file_rows: rows of each file.
+        read_columns: what is read: for an index, only what tells the lengths.
+        groups: the parts of each group.
+    """
+
+    files: Sequence[Path]
+    file_rows: Sequence[int]
+    columns: TableColumns
+    read_columns: TableColumns
+    groups: Sequence[Sequence[GroupPart]]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(self.file_rows)
+
+
+def is_table(source: str | Path) -> bool:
+    """Whether `source` is a table by its ending, or a folder of tables; anything else is taken for TFRecords."""
+    return holds_tables(source)
+
+
+def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
+    """List the parts of a table and form its groups."""
+    files, left_out = table_files(source)
+    if left_out:
+        reporter.say(f"{source}: state.json does not name {', '.join(left_out)}; left out, as of an earlier save")
+    columns = columns_of(files[0], settings.columns, settings.input_column)
+    check_same_columns(files, columns)
+    if not settings.index_only:
+        check_storable(files[0], columns)
+    read = columns.tokens_only() if settings.index_only else columns
+    parts = [list_parts(file, read.stored_names, settings.group_sequences, settings.group_bytes) for file in files]
+    file_rows = [sum(part.rows for part in of_file) for of_file in parts]
+    if not sum(file_rows):
+        raise InputError(f"{source}: the table holds no row; there is nothing to pack")
+    groups = _form_groups(parts, file_rows, settings, reporter)
+    return GroupedTable(files, file_rows, columns, read, groups)
+
+
+def _form_groups(
+    parts: Sequence[Sequence[TablePart]],
+    file_rows: Sequence[int],
+    settings: TableSettings,
+    reporter: Reporter,
+) -> list[list[GroupPart]]:
+    first_rows = np.cumsum(file_rows) - file_rows
+    listed = [GroupPart(part, first) for of_file, first in zip(parts, first_rows.tolist(), strict=True) for part in of_file]
+    if settings.index_only:
+        listed = [each._replace(part=each.part._replace(bytes=each.part.rows * _INDEX_ROW_BYTES)) for each in listed]
+    limits = settings.group_sequences, settings.group_bytes
+    large = too_large_files(listed, *limits)
+    if large:
+        largest = max(large, key=lambda part: part.bytes)
+        reporter.say(
+            f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, can only be "
+            f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
+            f"there are {len(large):,} such parts"
+        )
+    return form_groups(listed, *limits, settings.seed)
+
+
+# --- one group: read, cut, packed, written; a pure function of its rows and the settings
+
+
+class _Dealt(NamedTuple):
+    """The packs of a group, and what is known of how they were made."""
+
+    packs: PackSequences
+    packing: Packing
+
+
+def layout_of(table: GroupedTable, settings: TableSettings) -> PackLayout:
+    """What the shards of the packed folder hold."""
+    with_starts = settings.too_long == "split"
+    return PackLayout(table.columns, settings.max_sequence_length, settings.index_only, with_starts)
+
+
+def write_table_group(
+    out: Path,
+    table: GroupedTable,
+    number: int,
+    settings: TableSettings,
+    signature_sha256: str,
+    workers: int | None,
+    progress: Callable[[float], None],
+) -> TableGroupManifest:
+    """Write the shards of one group.
+
+    Args:
+        signature_sha256: of the settings and inputs, for the manifest.
+        progress: called with the rows that are done: half of them when read, half when written.
+    """
+    keep_values = not settings.index_only
+    rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
+    sequences, too_long = sequences_of(table, rows, settings)
+    progress(rows.lengths.size / 2)
+    dealt = _deal(sequences, settings, number)
+    with explained_values(table.files[0]):
+        shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
+    progress(rows.lengths.size / 2)
+    return TableGroupManifest(
+        **row_figures(rows, sequences, too_long, settings.max_sequence_length),
+        signature_sha256=signature_sha256,
+        group=number,
+        packs=dealt.packs.packs,
+        lower_bound=dealt.packing.lower_bound,
+        deepest_pack=int(np.diff(dealt.packs.offsets).max(initial=0)),
+        algorithm_used=dealt.packing.algorithm_used,
+        shards=tuple(shards),
+    )
+
+
+def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
+    """What a manifest says of the rows of its group."""
+    counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
+    return {"format_version": 1, "format": "table", "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
+
+
+class TableSums(PackedSums):
+    """What the metadata of a packed table say of its groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = self.lower_bound = self.deepest_pack = 0
+        self.algorithms: set[str] = set()
+        self.too_long: Counter[str] = Counter()
+
+    def add(self, manifest: Any, crc32c: int) -> None:
+        """Add a group; `crc32c` is that of its manifest's bytes."""
+        super().add(manifest, crc32c)
+        self.rows += manifest.rows
+        self.lower_bound += manifest.lower_bound
+        self.deepest_pack = max(self.deepest_pack, manifest.deepest_pack)
+        self.algorithms.add(manifest.algorithm_used)
+        self.too_long.update(manifest.too_long.model_dump(exclude={"policy"}))
+
+
+def table_metadata(
+    table: GroupedTable,
+    settings: TableSettings,
+    groups: TableSums,
+    inputs: Mapping[str, Mapping[str, int]],
+    tool_version: str,
+) -> TableMetadata:
+    """The metadata of a packed table; `inputs` are bytes and CRC-32C of its files."""
+    copied = ("max_sequence_length", "seed", "algorithm", "index_only", "shard_multiple")
+    return TableMetadata(
+        **settings.model_dump(include={*copied, "group_sequences", "group_bytes"}),
+        **groups.stored(settings.max_sequence_length, groups.lower_bound),
+        format="table",
+        tool_version=tool_version,
+        depth=None if settings.depth == "max" else settings.depth,
+        deepest_pack=groups.deepest_pack,
+        algorithms_used=tuple(sorted(groups.algorithms)),
+        aligned_columns={name: str(kind) for name, kind in table.columns.aligned.items()},
+        scalar_columns={name: str(kind) for name, kind in table.columns.scalars.items()},
+        rows=table.rows,
+        too_long=TooLongRows(policy=settings.too_long, **groups.too_long),
+        inputs=tuple(
+            InputTable(name=file.name, rows=rows, **inputs[file.name])
+            for file, rows in zip(table.files, table.file_rows, strict=True)
+        ),
+    )
+
+
+def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) -> tuple[RowSequences, TooLongRows]:
+    """The sequences of the rows of a group, as the policy for too long ones makes them."""
+    if settings.too_long == "error" and (rows.lengths > settings.max_sequence_length).any():
+        raise InputError(_too_long_rows(table, settings))
+    return cut_rows(rows.lengths, settings.max_sequence_length, settings.too_long)
+
+
+def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
+    """How many rows of the whole table are too long, and the first of them."""
+    count, longest, first = 0, 0, ""
+    columns = table.read_columns.tokens_only()
+    for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):
+        part, lengths = each.part, read_rows([each], columns, keep_values=False).lengths
+        too_long = np.flatnonzero(lengths > settings.max_sequence_length)
+        if too_long.size and not count:
+            first = f"{part.path}: row {part.first_row + too_long[0]}: has {lengths[too_long[0]]} tokens"
+        count, longest = count + too_long.size, max(longest, int(lengths.max(initial=0)))
+    return (
+        f"{first}, allowed are 1 to {settings.max_sequence_length}; {count:,} of {table.rows:,} rows are longer, the "
+        f"longest has {longest}: raise --max-sequence-length, or say --too-long truncate, split or drop"
+    )
+
+
+def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> _Dealt:
+    """Pack the sequences, and put them in the order in which they are written."""
+    slots = settings.max_sequence_length
+    packing = pack_histogram(
+        Histogram(slots, np.bincount(sequences.lengths, minlength=slots + 1)[1:]),
+        settings.algorithm,
+        settings.depth,
+        seed=settings.seed,
+        quick_bound=settings.depth == "max",  # the tokens say nearly all there is to say
+    )
+    dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
+    order = dealt.members.astype(np.int64)
+    packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
+    return _Dealt(packs, packing)
+
+
+def _write_shards(
+    out: Path,
+    table: GroupedTable,
+    number: int,
+    settings: TableSettings,
+    rows: GroupRows,
+    packs: PackSequences,
+    workers: int | None,
+) -> Sequence[Shard]:
+    layout = layout_of(table, settings)
+    size = packs.packs * pack_bytes(layout) + (0 if settings.index_only or rows.scalars is None else rows.scalars.nbytes)
+    shards = count_shards(
+        packs.packs, size, settings.shard_multiple, settings.shard_bytes, packs_of_a_shard=_PACKS_OF_A_SHARD
+    )
+    bounds = shard_bounds(packs.packs, shards, 0)
+    scalars = rows.scalars.take(packs.rows) if layout.columns.scalars and not settings.index_only else None
+    return map_in_threads(
+        lambda shard, _: write_table_shard(
+            out / shard_name(number, shard, TableMetadata.shard_ending),
+            layout,
+            rows,
+            packs,
+            scalars,
+            (int(bounds[shard]), int(bounds[shard + 1])),
+        ),
+        range(shards),
+        workers,
+        lambda: np.zeros(0, np.uint8),
+    )

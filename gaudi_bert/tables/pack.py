@@ -1,0 +1,175 @@
+"""The stage `pack` for a table: rows of Parquet, Arrow or JSON lines to packs in Parquet, group by group.
+
+See `grouped_output` for groups, kills and several writers; `table_groups` for how a group is made. From an object store the
+table is copied to scratch whole; to one, each shard goes up when it is written. Bad input leaves nothing behind: what was
+written before the row at fault was met is of no use to a corrected table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gaudi_bert import __version__
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.grouped_output import PackedOutput
+from gaudi_bert.artefacts.packed import TableGroupManifest, TableMetadata
+from gaudi_bert.artefacts.references import NOTES_NAME, manifest_path
+from gaudi_bert.artefacts.results import GroupsResult, Made, PackResult
+from gaudi_bert.artefacts.store.copies import local_copy
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, release
+from gaudi_bert.common.arrow import require_pyarrow
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import check_name, followed
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.tables.groups import GroupedTable, TableSums, open_table, table_metadata, write_table_group
+from gaudi_bert.tables.sources import input_file, table_files
+from gaudi_bert.tables.verify import verify_table
+
+
+def pack_table(
+    source: str | Path,
+    out: Path,
+    settings: TableSettings,
+    *,
+    finish: bool = False,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    verified: bool = False,
+    store: StoreSettings | None = None,
+) -> PackResult:
+    """Pack the rows of a table.
+
+    Args:
+        source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or one that `Dataset.save_to_disk` wrote.
+        finish: write no group, but check that all are there (see `pack_table_shard`) and write metadata.json.
+        verified: prove afterwards that every row is there.
+    """
+    started = time.monotonic()
+    with _opened(source, out, store) as (table, folder):
+        output = _output(table, folder, settings, reporter)
+        if output.begin(overwrite):
+            written = Made(TableMetadata.read(folder), skipped=True)
+        else:
+            metadata = _pack_groups(table, output, settings, finish, workers)
+            written = Made(metadata, seconds=0.0)
+        proof = verify_table(table, out, reporter=reporter, workers=workers, store=store) if verified else None
+    if not written.skipped:
+        written = Made(written.content, seconds=round(time.monotonic() - started, 3))
+    return PackResult(written, verified=proof)
+
+
+def pack_table_shard(
+    source: str | Path,
+    out: Path,
+    settings: TableSettings,
+    shard: tuple[int, int],
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> PackResult | GroupsResult:
+    """Write the groups K, K + N, ... of a table, for `shard` (K, N); `pack_table` with `finish` afterwards, once.
+
+    Returns:
+        The totals of these groups, or the whole folder where it was finished already.
+    """
+    with _opened(source, out, store) as (here, folder):
+        output = _output(here, folder, settings, reporter)
+        if output.begin(overwrite):
+            return PackResult(Made(TableMetadata.read(folder), skipped=True))
+        table = open_table(here, settings, reporter)
+        numbers = range(len(table.groups))[shard[0] :: shard[1]]
+        written = _write_groups(output, table, numbers, settings, workers)
+        return output.groups_result(numbers, written)
+
+
+@contextmanager
+def _opened(source: str | Path, out: Path, store: StoreSettings | None) -> Iterator[tuple[str | Path, Path]]:
+    """The table on this machine, and the folder in which its packs are written."""
+    require_pyarrow()
+    check_name(out)
+    with local_copy(source, store) as table, mirrored(out, store) as folder:
+        yield table, folder
+
+
+def _output(
+    source: str | Path, folder: Path, settings: TableSettings, reporter: Reporter
+) -> PackedOutput[TableGroupManifest]:
+    """The packs are a function of the settings, and of name, size and CRC-32C of every input file."""
+    files = table_files(source).files
+    if followed(folder) in {followed(file).parent for file in files}:
+        raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
+    inputs = {file.name: input_file(file).identity for file in files}
+    signature = Signature("pack-table", settings.model_dump(mode="json"), inputs)
+    return PackedOutput(
+        folder,
+        TableMetadata.path_in(folder),
+        signature,
+        TableGroupManifest,
+        lambda number: manifest_path(folder / NOTES_NAME, number),
+        reporter,
+        source_sha256=signature.sha256,
+        command="gaudi-bert pack",
+    )
+
+
+def _pack_groups(
+    source: str | Path,
+    output: PackedOutput[TableGroupManifest],
+    settings: TableSettings,
+    finish: bool,
+    workers: int | None,
+) -> TableMetadata:
+    with output.removed_on_bad_input():
+        table = open_table(source, settings, output.reporter)
+        if not finish:
+            _write_groups(output, table, range(len(table.groups)), settings, workers)
+    return _finish(output, table, settings)
+
+
+def _write_groups(
+    output: PackedOutput[TableGroupManifest],
+    table: GroupedTable,
+    numbers: Sequence[int],
+    settings: TableSettings,
+    workers: int | None,
+) -> int:
+    """Write the groups that have no manifest yet; how many that were."""
+    out, pending = output.folder, output.missing(numbers)
+    rows = sum(share.part.rows for number in pending for share in table.groups[number])
+    with output.reporter.task("pack", rows, "rows") as task:
+        for number in pending:
+            with output.writing(number, f"{out}: group {number}") as needed:
+                if needed:
+                    manifest = write_table_group(out, table, number, settings, output.source_sha256, workers, task.advance)
+                    release(*(out / shard.name for shard in manifest.shards))
+                    manifest.write(output.summary_path(number))
+    return len(pending)
+
+
+def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, settings: TableSettings) -> TableMetadata:
+    """Check that all groups are there and hold all rows, and write metadata.json."""
+    groups = TableSums()
+    for manifest, crc32c in output.manifests(range(len(table.groups))):
+        groups.add(manifest, crc32c)
+    if groups.rows != table.rows:
+        raise FailedError(
+            f"{output.folder}: the groups hold {groups.rows} rows, the table has {table.rows}; pack it again with"
+            " --overwrite"
+        )
+    if not groups.packs:
+        output.remove_all()
+        raise InputError(
+            f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so none is left; "
+            "raise --max-sequence-length"
+        )
+    metadata = table_metadata(table, settings, groups, output.signature.inputs, __version__)
+    output.write_final(metadata)
+    return metadata

@@ -1,0 +1,282 @@
+"""Packs in Parquet files: written from a packed folder for trainers without TFRecord, and read by their numbers.
+
+One Parquet file per shard, one row per pack, with the names that Hugging Face models know:
+
+    input_ids, token_type_ids, position_ids [L]   as in the packed record; positions restart at 0 in each sequence
+    sequence_ids [L]                              1..1 2..2 .. 0..0: two tokens may attend to each other where it is equal
+    labels [L]                                    the id that was masked, -100 elsewhere
+    sequence_starts, seq_lens                     one for each sequence of the pack
+    next_sentence_labels                          one for each sequence of the pack
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
+from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, validated
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.reading.streams import ShardFiles
+from gaudi_bert.tables.rows import ListValues
+from gaudi_bert.tables.sources import is_list
+from gaudi_bert.tfrecords.arrays import pack_rows
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.wire.schema import PackedSchema
+
+_PACKS_PER_ROW_GROUP = 2048
+
+
+def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Reporter) -> dict[str, Any]:
+    """Write the packs of a finished packed folder to `out` (default: its folder `parquet`), and say how many there are.
+
+    Files that are there already are kept.
+    """
+    require_pyarrow()
+    metadata = read_metadata(packed)
+    out = packed / "parquet" if out is None else out
+    shards = metadata.shard_table
+    with reporter.task("parquet", metadata.packs, "packs") as task:
+        for path, packs in zip(ShardPaths(packed, shards), shards.packs.tolist(), strict=True):
+            target = out / f"{path.stem}.parquet"
+            if not target.exists():
+                _write_shard(path, target, metadata)
+            task.advance(packs)
+    return {"folder": str(out), "files": len(shards), "packs": metadata.packs}
+
+
+def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
+    from pyarrow import parquet
+
+    schema, records = _table_schema(metadata), RecordFiles([shard], PackedSchema.of(metadata))
+    rows = int(records.sizes[0])
+    with atomic_file(target) as handle, parquet.ParquetWriter(handle, schema, compression="zstd") as writer:
+        for first in range(0, rows, _PACKS_PER_ROW_GROUP):
+            numbers = np.arange(first, min(first + _PACKS_PER_ROW_GROUP, rows))
+            writer.write_table(_table(records.read(np.zeros_like(numbers), numbers), schema))
+
+
+def _table_schema(metadata: Metadata) -> Any:
+    pyarrow = require_pyarrow()
+    row = metadata.max_sequence_length
+    sizes = {"max_sequence_length": row, "depth": metadata.depth, "max_predictions": metadata.max_predictions}
+    fields = {
+        "input_ids": pyarrow.list_(pyarrow.int32(), row),
+        "token_type_ids": pyarrow.list_(pyarrow.int8(), row),
+        "position_ids": pyarrow.list_(pyarrow.int16(), row),
+        "sequence_ids": pyarrow.list_(pyarrow.int16(), row),
+        "labels": pyarrow.list_(pyarrow.int32(), row),
+        "sequence_starts": pyarrow.list_(pyarrow.int16()),
+        "seq_lens": pyarrow.list_(pyarrow.int16()),
+        "next_sentence_labels": pyarrow.list_(pyarrow.int8()),
+    }
+    return pyarrow.schema(list(fields.items()), metadata={"gaudi_bert": json.dumps(sizes)})
+
+
+def _table(columns: dict[str, AnyArray], schema: Any) -> Any:
+    """A table of `schema` from the packed features of n packs."""
+    pyarrow = require_pyarrow()
+    rows = pack_rows({**columns, "positions": columns["positions"].copy()})
+    real = columns["next_sentence_weights"] > 0
+    offsets = np.concatenate([[0], np.cumsum(rows.sequences)]).astype(np.int32)
+    values = {
+        "input_ids": columns["input_ids"],
+        "token_type_ids": columns["segment_ids"],
+        "position_ids": columns["positions"],
+        "sequence_ids": columns["input_mask"],
+        "labels": rows.labels,
+        "sequence_starts": columns["next_sentence_positions"][real],
+        "seq_lens": rows.seq_lens[real],
+        "next_sentence_labels": columns["next_sentence_labels"][real],
+    }
+    arrays = []
+    for field in schema:
+        flat = pyarrow.array(values[field.name].reshape(-1), type=field.type.value_type)
+        if pyarrow.types.is_fixed_size_list(field.type):
+            arrays.append(pyarrow.FixedSizeListArray.from_arrays(flat, type=field.type))
+        else:
+            arrays.append(pyarrow.ListArray.from_arrays(pyarrow.array(offsets), flat, type=field.type))
+    return pyarrow.table(arrays, schema=schema)
+
+
+# --- rows of packed tables by their numbers, one row group in memory of each file that is read
+#
+# Columns of L values per row are matrices, those of one value per sequence are cut by their offsets.
+
+_NEEDED = ("input_ids", "position_ids", "seq_lens", "sequence_ids")
+_ALONG = ("position_ids", "sequence_ids")
+_TOKENLESS = {"row", "indices", "seq_lens"}
+
+
+class _Group(NamedTuple):
+    first: int
+    last: int
+    columns: dict[str, ListValues]
+
+
+class _Footer(NamedTuple):
+    """What a file says of its rows: its metadata, as pyarrow has it, and the end of each row group, int64."""
+
+    metadata: Any
+    ends: IntArray
+
+
+def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
+    """The packed tables of a folder, and how many shards its groups have a multiple of (1 where nothing says it).
+
+    Where metadata.json describes these files, it states how many rows they have; otherwise their footers do.
+    """
+    if TableMetadata.path_in(folder).exists():
+        metadata = TableMetadata.read(folder)
+        table = metadata.shard_table
+        if [path.name for path in paths] == [path.name for path in ShardPaths(folder, table)]:
+            check_shards(folder, table)
+            return TableFiles(paths, table.packs), metadata.shard_multiple
+    return TableFiles(paths), 1
+
+
+class TableFiles(ShardFiles["_Footer"]):
+    """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
+
+    Of each file that is held one row group is in memory; none stays open.
+
+    Args:
+        paths: the files.
+        sizes: the rows of each, int64; None where nothing but their footers says it.
+    """
+
+    def __init__(self, paths: Sequence[Path], sizes: IntArray | None = None) -> None:
+        self.paths = tuple(paths)
+        self._footers: dict[int, _Footer] = {}
+        self._groups: dict[int, _Group] = {}
+        self._windows: dict[int, int] = {}
+        _footer(self.paths[0])  # what is no packed table is refused before anything is read
+        self.sizes = np.array([_rows(_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
+        """Rows of each file, int64."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which reads the files itself."""
+        return TableFiles, (self.paths, self.sizes)
+
+    def window_rows(self, file: int) -> int:
+        """Rows of the largest row group of a file: packs that change places within so many need no other group."""
+        if file not in self._windows:
+            self.prepare(file)
+        return self._windows[file]
+
+    def prepare(self, file: int) -> _Footer:
+        """Read and check the footer of a file."""
+        footer = _footer(self.paths[file])
+        if _rows(footer) != self.sizes[file]:
+            raise InputError(
+                f"{self.paths[file]}: holds {_rows(footer):,} rows, {self.sizes[file]:,} were said; pack the table again"
+            )
+        self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
+        return footer
+
+    def hold(self, file: int, prepared: _Footer) -> None:
+        """Begin to read a file."""
+        self._footers[file] = prepared
+
+    def let_go(self, file: int) -> None:
+        """Read a file no more."""
+        del self._footers[file]
+        self._groups.pop(file, None)
+
+    def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
+        """Rows by file and number, int64 [n] each; the files are held."""
+        rows = []
+        for file, record in zip(files.tolist(), records.tolist(), strict=True):
+            group = self._group(file, record)
+            row = record - group.first
+            columns = group.columns.items()
+            rows.append({name: column.values[column.offsets[row] : column.offsets[row + 1]] for name, column in columns})
+        return rows
+
+    def _group(self, file: int, record: int) -> _Group:
+        group = self._groups.get(file)
+        if group is None or not group.first <= record < group.last:
+            ends = self._footers[file].ends
+            number = int(np.searchsorted(ends, record, side="right"))
+            self._groups.pop(file, None)
+            first = int(ends[number - 1]) if number else 0
+            group = self._groups[file] = _Group(first, int(ends[number]), self._read_group(file, number))
+        return group
+
+    def _read_group(self, file: int, number: int) -> dict[str, ListValues]:
+        pyarrow = require_pyarrow()
+        with opened_parquet(self.paths[file], metadata=self._footers[file].metadata, memory_map=True) as opened:
+            table = validated(self.paths[file], opened.read_row_group(number))
+        columns = {}
+        for name in table.column_names:
+            array = table.column(name).combine_chunks()
+            array = array.chunk(0) if isinstance(array, pyarrow.ChunkedArray) else array
+            kind = array.type
+            if array.null_count or (name in _NEEDED and array.flatten().null_count):
+                raise InputError(
+                    f"{self.paths[file]}: column {name} holds nulls, packed tables do not; pack the table again"
+                )
+            if pyarrow.types.is_fixed_size_list(kind):
+                offsets = np.arange(len(array) + 1, dtype=np.int64) * kind.list_size
+                columns[name] = ListValues(array.flatten().to_numpy(zero_copy_only=False), offsets)
+            elif pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind):
+                offsets = array.offsets.to_numpy().astype(np.int64)
+                columns[name] = ListValues(array.flatten().to_numpy(zero_copy_only=False), offsets - offsets[0])
+        for name in _ALONG:
+            if not np.array_equal(columns[name].offsets, columns["input_ids"].offsets):
+                raise InputError(f"{self.paths[file]}: {name} and input_ids differ in length; pack the table again")
+        return columns
+
+
+def _footer(path: Path) -> _Footer:
+    """The footer of a file, which must be a packed table."""
+    types = require_pyarrow().types
+    with opened_parquet(path, memory_map=True) as file:
+        schema, metadata = named(path, file.schema_arrow), file.metadata
+    names = schema.names
+    if _TOKENLESS.issubset(names) and "input_ids" not in names:
+        raise InputError(
+            f"{path}: is an index, which holds no tokens; give the table that it was made of, too: table=..., or pack again "
+            "without --index-only"
+        )
+    for name in _NEEDED:
+        if name not in names:
+            raise InputError(
+                f"{path}: column {name} is missing, so this is not a packed table; pack it with `gaudi-bert pack`"
+            )
+        kind = schema.field(name).type
+        if not (is_list(kind) and types.is_integer(kind.value_type)):
+            raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of whole numbers; pack again")
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    return _Footer(metadata, np.cumsum(sizes, dtype=np.int64))
+
+
+def _rows(footer: _Footer) -> int:
+    return int(footer.ends[-1]) if len(footer.ends) else 0
+
+
+# --- vectors as a Parquet table: one column `embedding` of lists of float32
+
+_ROWS_OF_A_GROUP = 8192
+
+
+def write_vectors(handle: BinaryIO, vectors: Float32Array) -> None:
+    """Write `vectors`, [rows, width], a group of rows at a time."""
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    width = vectors.shape[1]
+    schema = pyarrow.schema([("embedding", pyarrow.list_(pyarrow.float32(), width))])
+    with parquet.ParquetWriter(handle, schema, compression="none", use_dictionary=False) as writer:
+        for first in range(0, len(vectors), _ROWS_OF_A_GROUP):
+            flat = pyarrow.array(vectors[first : first + _ROWS_OF_A_GROUP].reshape(-1), pyarrow.float32())
+            column = pyarrow.FixedSizeListArray.from_arrays(flat, width)
+            writer.write_table(pyarrow.table([column], schema=schema))

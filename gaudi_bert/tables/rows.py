@@ -1,0 +1,254 @@
+"""The rows of a group of a table: read and checked, cut into sequences.
+
+No value of a list is copied or becomes a Python object: of each row and aligned column there is the address of the first
+value. What is checked of every row: it is there and not empty, its aligned columns are as long as its `input_ids`, no value
+is missing, no token id is negative, no token is masked out as padding. The first row at fault is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gaudi_bert.artefacts.packed import TooLong, TooLongRows
+from gaudi_bert.common.arrays import MOST_TOKEN_ID, AnyArray, BoolArray, Int32Array, IntArray, first_not_whole
+from gaudi_bert.common.arrow import explained_arrow_errors, require_pyarrow, validated
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import regular
+from gaudi_bert.tables.parts import TablePart, list_parts, read_parts, table_schema
+from gaudi_bert.tables.sources import MASK_COLUMN, TOKENS_COLUMN, TableColumns, check_same_columns, columns_of, is_list
+
+_LARGEST_LENGTH = 2**31 - 1
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 2**17, 2**26
+
+
+class ListValues(NamedTuple):
+    """A column of lists as numpy arrays: row i holds `values[offsets[i] : offsets[i + 1]]`; booleans are uint8."""
+
+    values: AnyArray
+    offsets: AnyArray
+
+
+class GroupPart(NamedTuple):
+    """A part of a group; `first_row` is the number of the first row of its file in the whole table."""
+
+    part: TablePart
+    first_row: int
+
+    @property
+    def name(self) -> str:
+        """By which parts are in the order of the table."""
+        return f"{self.first_row + self.part.first_row:020d}"
+
+    @property
+    def sequences(self) -> int:
+        """Rows of the part."""
+        return self.part.rows
+
+    @property
+    def bytes(self) -> int:
+        """About what they take in memory."""
+        return self.part.bytes
+
+
+class GroupRows(NamedTuple):
+    """Rows that are packed together.
+
+    Attributes:
+        lengths: int32 [rows].
+        numbers: int64 [rows], their numbers in the whole table, from 0.
+        addresses: int64 [rows] for each aligned column that is kept.
+        scalars: a pyarrow table of the scalar columns.
+        owners: what keeps the memory at `addresses`.
+    """
+
+    lengths: Int32Array
+    numbers: IntArray
+    addresses: dict[str, IntArray]
+    scalars: Any
+    owners: list[AnyArray]
+
+
+def read_rows(
+    parts: Sequence[GroupPart], columns: TableColumns, *, keep_values: bool = True, threads: bool = True
+) -> GroupRows:
+    """Read and check the rows of these parts.
+
+    Args:
+        parts: of one or several files, those of a file together and in order.
+        keep_values: False where only lengths are needed: values are then dropped at once.
+    """
+    pyarrow = require_pyarrow()
+    lengths, numbers, tables = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], []
+    addresses: dict[str, list[IntArray]] = {name: [np.zeros(0, np.int64)] for name in columns.aligned if keep_values}
+    owners: list[AnyArray] = []
+    for each, table in _part_tables(parts, columns, threads):
+        lists = _checked_lists(each.part, table, columns)
+        lengths.append(np.diff(lists[TOKENS_COLUMN].offsets).astype(np.int32))
+        numbers.append(np.arange(table.num_rows) + (each.first_row + each.part.first_row))
+        tables.append(table.select(list(columns.scalars)))
+        for name, of_rows in addresses.items():
+            values, offsets = lists[name]
+            owners.append(values)
+            of_rows.append(offsets[:-1].astype(np.int64) * values.itemsize + values.ctypes.data)
+    return GroupRows(
+        np.concatenate(lengths),
+        np.concatenate(numbers),
+        {name: np.concatenate(of_rows) for name, of_rows in addresses.items()},
+        pyarrow.concat_tables(tables) if columns.scalars else None,
+        owners,
+    )
+
+
+def table_lengths(files: Sequence[Path], tokens: str = TOKENS_COLUMN) -> Int32Array:
+    """Tokens of each row of a table, int32 [rows], in its order; `tokens` is what `input_ids` is called there."""
+    mask = {MASK_COLUMN} & set(table_schema(files[0]).names)
+    columns = columns_of(files[0], [*mask], tokens).tokens_only()
+    check_same_columns(files, columns)
+    lengths = [np.zeros(0, np.int32)]
+    for file in files:
+        for part in list_parts(file, columns.stored_names, _ROWS_AT_ONCE, _BYTES_AT_ONCE):
+            lengths.append(read_rows([GroupPart(part, 0)], columns, keep_values=False).lengths)
+    return np.concatenate(lengths)
+
+
+def _part_tables(parts: Sequence[GroupPart], columns: TableColumns, threads: bool) -> Iterable[tuple[GroupPart, Any]]:
+    of_files: dict[Path, list[GroupPart]] = {}
+    for each in parts:
+        of_files.setdefault(each.part.path, []).append(each)
+    for of_file in of_files.values():
+        tables = read_parts([each.part for each in of_file], columns.stored_names, columns.schema, threads)
+        yield from zip(of_file, (table.rename_columns(columns.names) for table in tables), strict=True)
+
+
+def _checked_lists(part: TablePart, table: Any, columns: TableColumns) -> dict[str, ListValues]:
+    lists = {name: list_values(part.path, part.first_row, name, table.column(name)) for name in columns.aligned}
+    tokens = lists[TOKENS_COLUMN]
+    lengths = np.diff(tokens.offsets)
+    refuse_rows(part, lengths == 0, "has no token; leave empty rows out")
+    refuse_rows(part, lengths > _LARGEST_LENGTH, "is too long; split it, or leave it out")
+    used = tokens.values[tokens.offsets[0] : tokens.offsets[-1]]
+    wrong = first_not_whole(used, 0, MOST_TOKEN_ID)
+    if wrong >= 0:
+        row = int(np.searchsorted(tokens.offsets[1:] - tokens.offsets[0], wrong, side="right"))
+        reason = f"input_ids holds {used[wrong]}; token ids are 0 to {MOST_TOKEN_ID}"
+        refuse_rows(part, np.arange(lengths.size) == row, reason)
+    for name, others in lists.items():
+        refuse_unequal(part, name, np.diff(others.offsets), lengths, "give as many, or leave the column out with --columns")
+    if MASK_COLUMN in lists:
+        mask = lists[MASK_COLUMN]
+        used = mask.values[mask.offsets[0] : mask.offsets[-1]]
+        if used.size and used.min() == 0:  # the row would be packed with its padding, as if that were tokens
+            reason = "attention_mask holds a 0, so the row is padded; tokenise without padding, or cut the padding off"
+            refuse_rows(part, _rows_of(mask, used == 0), reason)
+    return lists
+
+
+def refuse_rows(part: TablePart, wrong: BoolArray, reason: str | Callable[[int], str]) -> None:
+    """Refuse the first of the rows that are wrong; `reason` may depend on it."""
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{part.path}: row {part.first_row + row}: {reason if isinstance(reason, str) else reason(row)}")
+
+
+def refuse_unequal(part: TablePart, name: str, sizes: AnyArray, lengths: AnyArray, remedy: str) -> None:
+    """Refuse the first row in which a column has not as many values as there are tokens."""
+    refuse_rows(part, sizes != lengths, lambda row: f"{name} has {sizes[row]} values for {lengths[row]} input_ids; {remedy}")
+
+
+def _rows_of(lists: ListValues, wrong: BoolArray) -> BoolArray:
+    """Which rows hold a wrong value; `wrong` begins with the first row's first value."""
+    return np.logical_or.reduceat(wrong, lists.offsets[:-1] - lists.offsets[0])
+
+
+def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValues:
+    """A validated pyarrow column of lists of numbers or booleans; `path`, `first_row`, `name` are how errors call it."""
+    pyarrow = require_pyarrow()
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pyarrow.ChunkedArray):
+            raise InputError(f"{path}: from row {first_row}: more than 2**31 values at once; write smaller row groups")
+    if column.null_count:
+        row = first_row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+        raise InputError(f"{path}: row {row}: {name} is null; fill it, or leave the row out")
+    if pyarrow.types.is_fixed_size_list(column.type):
+        size = column.type.list_size
+        offsets = np.arange(column.offset, column.offset + len(column) + 1) * size
+    else:
+        offsets = column.offsets.to_numpy()
+    values = column.values
+    if values.null_count:
+        used = values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).is_null().to_numpy(zero_copy_only=False)
+        if used.any():
+            row = first_row + int(np.searchsorted(offsets - offsets[0], int(np.argmax(used)), side="right")) - 1
+            raise InputError(f"{path}: row {row}: {name} holds a null; fill it, or leave the row out")
+        values = values.fill_null(0)
+    if pyarrow.types.is_boolean(values.type):
+        values = values.cast(pyarrow.uint8())
+    return ListValues(values.to_numpy(), offsets)
+
+
+def read_lists(path: Path) -> dict[str, ListValues]:
+    """All columns of lists of a Parquet file, whole."""
+    require_pyarrow()
+    from pyarrow import parquet
+
+    with explained_arrow_errors(path):
+        table = validated(path, parquet.read_table(regular(path)))
+    lists = [field.name for field in table.schema if is_list(field.type)]
+    return {name: list_values(path, 0, name, table.column(name)) for name in lists}
+
+
+# --- sequences: what becomes of rows that are too long
+#
+# A sequence is a run of tokens of one row. Rows of at most L tokens are one sequence each; a longer one is refused, cut to
+# its first L tokens, split into pieces of L (the last is shorter), or dropped.
+
+
+class RowSequences(NamedTuple):
+    """Runs of tokens, in the order of their rows.
+
+    Attributes:
+        rows: int64 [sequences], the row of the group that each is of.
+        starts: int32 [sequences], its first token in the row.
+        lengths: int32 [sequences], 1 .. L.
+    """
+
+    rows: IntArray
+    starts: Int32Array
+    lengths: Int32Array
+
+
+def cut_rows(lengths: Int32Array, max_sequence_length: int, policy: TooLong) -> tuple[RowSequences, TooLongRows]:
+    """The sequences of rows of these lengths, and what the policy did.
+
+    Args:
+        lengths: int32 [rows], from 1.
+        max_sequence_length: L.
+        policy: what becomes of rows longer than L; under "error" there must be none.
+    """
+    rows = np.arange(lengths.size)
+    too_long = lengths > max_sequence_length
+    affected = int(np.count_nonzero(too_long))
+    lost = int(lengths[too_long].sum(dtype=np.int64))
+    sequences = RowSequences(rows, np.zeros(lengths.size, np.int32), lengths)
+    effect = {"rows": affected, "dropped_rows": 0, "dropped_tokens": 0, "added_sequences": 0}
+    if not affected or policy == "error":
+        effect["rows"] = 0
+    elif policy == "truncate":
+        sequences = sequences._replace(lengths=np.minimum(lengths, np.int32(max_sequence_length)))
+        effect["dropped_tokens"] = lost - affected * max_sequence_length
+    elif policy == "drop":
+        sequences = RowSequences(rows[~too_long], sequences.starts[~too_long], lengths[~too_long])
+        effect |= {"dropped_rows": affected, "dropped_tokens": lost}
+    else:
+        pieces = -(-lengths // max_sequence_length)
+        of_rows = np.repeat(rows, pieces)
+        number = np.arange(of_rows.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = (number * max_sequence_length).astype(np.int32)
+        sequences = RowSequences(of_rows, starts, np.minimum(lengths[of_rows] - starts, np.int32(max_sequence_length)))
+        effect["added_sequences"] = of_rows.size - lengths.size
+    return sequences, TooLongRows(policy=policy, **effect)

@@ -1,0 +1,281 @@
+"""A table: the files that it consists of, and its columns.
+
+A table is one file, a folder, a glob, or a folder that Hugging Face datasets wrote. The latter (`Dataset.save_to_disk`)
+names its files in `state.json`; other files in it are left from an earlier save and are not part of the data. A file is
+known by its name, so names must differ.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gaudi_bert.artefacts.references import InputFile
+from gaudi_bert.artefacts.store.location import in_store
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.arrow import require_pyarrow
+from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.errors import InputError, shortened
+from gaudi_bert.common.files import explained_os_errors, open_file, read_json
+from gaudi_bert.tables.parts import table_schema
+
+_ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
+_DATASET_STATE = "state.json"
+_PIECE_BYTES = 1 << 20
+_ROWS_AT_ONCE = 2**14
+
+
+class _TableListing(NamedTuple):
+    """The tables of a source, sorted by name, and the names of tables beside them that do not belong to it."""
+
+    files: list[Path]
+    left_out: list[str]
+
+
+def is_table(source: str | Path) -> bool:
+    """Whether `source` is a table by its ending, or holds files that are; anything else is taken for TFRecords."""
+    path = Path(source)
+    if in_store(source):
+        names = Objects().list(source, only_here=True)
+        return _has_ending(path) or any(name == _DATASET_STATE or name.endswith(_ENDINGS) for name in names)
+    if path.is_dir():
+        return (path / _DATASET_STATE).is_file() or bool(_tables_in(path)) or bool(_splits_in(path))
+    if os.path.lexists(path):
+        return _has_ending(path)
+    matches = glob.glob(os.fspath(source))
+    return _has_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
+
+
+def table_files(source: str | Path) -> _TableListing:
+    """The table files of `source`: one file, a folder of them, a glob, or a folder that `Dataset.save_to_disk` wrote."""
+    path = Path(source)
+    if path.is_file():
+        return _TableListing([path], [])
+    if not path.is_dir():
+        return _TableListing(_files_of_glob(source), [])
+    with explained_os_errors(path, "read"):
+        tables = _tables_in(path)
+    named = _files_of_saved_dataset(path)
+    if named is not None:
+        return _TableListing(named, [file.name for file in tables if file not in named])
+    if tables:
+        return _TableListing(tables, [])
+    splits = _splits_in(path)
+    if splits:
+        raise InputError(f"{path}: holds the splits {', '.join(splits)}; pass one of them, for example {path / splits[0]}")
+    raise InputError(f"{path}: holds no {', '.join(_ENDINGS)} file; pass a folder of tables with a column input_ids")
+
+
+def _has_ending(path: Path) -> bool:
+    return path.name.endswith(_ENDINGS)
+
+
+def _tables_in(folder: Path) -> list[Path]:
+    """Files with the ending of a table, sorted; not those that datasets keep as a cache, nor what pyarrow passes over."""
+    others = (".", "_", "cache-")
+    return sorted(child for child in folder.iterdir() if _has_ending(child) and not child.name.startswith(others))
+
+
+def _splits_in(folder: Path) -> list[str]:
+    """Sub-folders that hold tables: the splits of a `DatasetDict`."""
+    return sorted(child.name for child in folder.iterdir() if child.is_dir() and any(child.glob("*.arrow")))
+
+
+def _files_of_glob(source: str | Path) -> list[Path]:
+    paths = sorted(map(Path, glob.glob(os.fspath(source))), key=lambda path: path.name)
+    if not paths:
+        raise InputError(
+            f"{source}: does not exist, and no file matches it as a pattern; pass a {', '.join(_ENDINGS)} file, "
+            "a folder of them, or a pattern"
+        )
+    for path in paths:
+        if not (path.is_file() and _has_ending(path)):
+            raise InputError(f"{path}: is not a {', '.join(_ENDINGS)} file; pass a pattern that matches tables only")
+    for path, following in itertools.pairwise(paths):
+        if path.name == following.name:
+            raise InputError(f"{following}: has the same name as {path}; rename one, files are known by name")
+    return paths
+
+
+def _files_of_saved_dataset(folder: Path) -> list[Path] | None:
+    """The files that `state.json` names, sorted; None where the folder is not one of `Dataset.save_to_disk`."""
+    path = folder / _DATASET_STATE
+    state = read_json(path) if path.exists() else None
+    if not isinstance(state, dict) or "_data_files" not in state:
+        return None
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise InputError(f"{path}: the dataset is a selection of rows; save `dataset.flatten_indices()` instead")
+    entries = state["_data_files"] if isinstance(state["_data_files"], list) else []
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+        raise InputError(f"{path}: `_data_files` names no files; save the dataset again")
+    files = sorted(folder / str(name) for name in names)
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"{file}: missing, {_DATASET_STATE} names it; copy it, or save the dataset again")
+    return files
+
+
+def input_file(path: Path) -> InputFile:
+    """A file by its name, bytes and CRC-32C."""
+    checksum = size = 0
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        while piece := handle.read(_PIECE_BYTES):
+            checksum, size = crc32c(piece, checksum), size + len(piece)
+    return InputFile(name=path.name, bytes=size, crc32c=checksum)
+
+
+# --- the columns of a table that is packed
+#
+# Lists of numbers or booleans are *aligned*: in every row they are as long as `input_ids`, one value for each token. All
+# else is a *scalar*: one value per sequence. Every file of a table must have the same columns.
+
+TOKENS_COLUMN = "input_ids"
+MASK_COLUMN = "attention_mask"
+LABELS_COLUMN = "labels"
+_ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts", "row")
+"""What packing adds; a table may not bring its own."""
+
+
+@dataclass(frozen=True)
+class TableColumns:
+    """The columns that are packed, by name, with their pyarrow types (aligned: of a value of the list).
+
+    Attributes:
+        schema: the pyarrow schema of all columns of the table.
+        aligned: lists along the tokens; `input_ids` is the first.
+        scalars: one value per row.
+        tokens: what `input_ids` is called in the table.
+    """
+
+    schema: Any
+    aligned: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+    tokens: str = TOKENS_COLUMN
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*self.aligned, *self.scalars]
+
+    @property
+    def stored_names(self) -> list[str]:
+        """As the table calls them, in the same order."""
+        return [self.stored(name) for name in self.names]
+
+    def stored(self, name: str) -> str:
+        """What the table calls a column."""
+        return self.tokens if name == TOKENS_COLUMN else name
+
+    def tokens_only(self) -> TableColumns:
+        """`input_ids`, and the mask if there is one: what tells the lengths."""
+        aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
+        return TableColumns(self.schema, aligned, {}, self.tokens)
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a pyarrow type is any of the lists."""
+    types = require_pyarrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def same_type(one: Any, other: Any) -> bool:
+    """Whether two pyarrow types are equal, or lists of equal types of whatever kind."""
+    return bool(one.value_type == other.value_type if is_list(one) and is_list(other) else one == other)
+
+
+def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
+    """The columns of a table, as its first file has them.
+
+    Args:
+        chosen: the columns to pack; all when None.
+        tokens: what `input_ids` is called there.
+    """
+    schema = table_schema(path)
+    names = list(schema.names)
+    if tokens not in names:
+        raise InputError(
+            f"{path}: has no column {tokens} (it has {', '.join(names)}); name the token ids with --input-column, or make "
+            "some of text with `gaudi-bert tokenize`"
+        )
+    for name in chosen or ():
+        if name not in names:
+            raise InputError(f"{path}: has no column {name}; it has {', '.join(names)}")
+    packed = [name for name in names if chosen is None or name in chosen or name == tokens]
+    if tokens != TOKENS_COLUMN and TOKENS_COLUMN in packed:
+        raise InputError(f"{path}: has a column {TOKENS_COLUMN} beside {tokens}; {_leave_out(TOKENS_COLUMN)}")
+    if len(set(packed)) < len(packed):
+        raise InputError(f"{path}: has two columns of one name among {', '.join(packed)}; rename one")
+    aligned, scalars = {}, {}
+    for stored in sorted(packed, key=lambda name: name != tokens):
+        kind, name = schema.field(stored).type, TOKENS_COLUMN if stored == tokens else stored
+        if name in _ADDED_COLUMNS:
+            raise InputError(f"{path}: column {name} has a name that packing writes itself; {_leave_out(name)}")
+        if is_list(kind):
+            aligned[name] = _value_type(path, name, kind)
+        elif name == TOKENS_COLUMN:
+            raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+        elif "list_view" in str(kind):
+            raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
+        else:
+            scalars[name] = kind
+    return TableColumns(schema, aligned, scalars, tokens)
+
+
+def _value_type(path: Path, name: str, kind: Any) -> Any:
+    types = require_pyarrow().types
+    value = kind.value_type
+    if name == TOKENS_COLUMN and not types.is_integer(value):
+        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+    if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
+        raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
+    return value
+
+
+def check_storable(path: Path, columns: TableColumns) -> None:
+    """Refuse types with which packing is not possible: labels cannot be padded, or scalars not be stored as lists."""
+    pyarrow = require_pyarrow()
+    from pyarrow import parquet
+
+    labels = columns.aligned.get(LABELS_COLUMN)
+    if labels is not None and (pyarrow.types.is_unsigned_integer(labels) or pyarrow.types.is_boolean(labels)):
+        raise InputError(
+            f"{path}: column {LABELS_COLUMN} holds lists of {labels}, which cannot be -100, and padding must be; cast it to "
+            "int32, or leave it out with --columns"
+        )
+    for name, kind in columns.scalars.items():
+        try:
+            values = pyarrow.nulls(1, kind).take(pyarrow.array([0]))
+            parquet.write_table(
+                pyarrow.table({name: pyarrow.ListArray.from_arrays(pyarrow.array([0, 1], pyarrow.int32()), values)}),
+                pyarrow.BufferOutputStream(),
+            )
+        except pyarrow.ArrowException as error:
+            reason = shortened(str(error), 120)
+            raise InputError(
+                f"{path}: column {name} holds {kind}, which cannot be packed ({reason}); cast it, or leave it out with "
+                "--columns"
+            ) from error
+
+
+def _leave_out(name: str) -> str:
+    return f"rename it, or name the columns to pack without {name}: --columns input_ids,..."
+
+
+def check_same_columns(files: Sequence[Path], columns: TableColumns) -> None:
+    """Every file must have the columns of the first, with their types."""
+    for path in files[1:]:
+        schema = table_schema(path)
+        for name in columns.stored_names:
+            if name not in schema.names:
+                raise InputError(f"{path}: has no column {name}, which {files[0].name} has; give all files the same columns")
+            kind, first = schema.field(name).type, columns.schema.field(name).type
+            if not same_type(kind, first):
+                raise InputError(
+                    f"{path}: column {name} holds {kind}, in {files[0].name} it holds {first}; cast it to one type"
+                )

@@ -1,0 +1,390 @@
+"""The stage `tokenize`: texts to tables of tokens, with any tokenizer of the library `tokenizers`.
+
+    out/tokens-KKKKK-of-NNNNN.parquet    a row for each text, or for each piece of a long one, in the order of the texts
+    out/__gaudi_bert__/                  settings.json: settings and inputs, written first; what each part holds;
+                                         tokens.json: what was made, written last
+
+A part is a function of the text and the settings, whoever makes it: shard K of N makes the parts K, K + N, ..., and who ends
+last writes tokens.json. The library's own threads tokenise a batch of texts while the batch before it is written. Memory is
+that of a few batches and of the longest text, whatever the size of the data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfileobj
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from gaudi_bert import __version__
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.grouped_output import GroupedOutput
+from gaudi_bert.artefacts.packed import TooLongRows
+from gaudi_bert.artefacts.references import NOTES_NAME, VocabularyInfo
+from gaudi_bert.artefacts.results import Made, TokenisedShard
+from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.mirrored_folder import is_mirrored, mirrored, release, shown
+from gaudi_bert.artefacts.tokens import TextInput, TokenisedPart, TokenisedTexts, tokens_path
+from gaudi_bert.common.arrow import require_pyarrow
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import check_name
+from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import TokenizeSettings
+from gaudi_bert.corpus.documents import Source, find_sources, source_identity
+from gaudi_bert.rows.parts import row_parts
+from gaudi_bert.rows.reading import good_rows, rows_of_part
+from gaudi_bert.rows.records import RowPart
+from gaudi_bert.rows.text_columns import token_table, write_token_tables
+from gaudi_bert.rows.tokenizer import RowTokenizer, read_tokenizer
+from gaudi_bert.rows.types import STANDARD_INPUT, TextRow, source_name
+from gaudi_bert.tables.sources import TOKENS_COLUMN
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+_Text: TypeAlias = str | tuple[str, str]
+
+_SEGMENTS_COLUMN = "token_type_ids"
+_BATCH_CHARACTERS = 1 << 19
+_BATCH_TEXTS = 1 << 12
+_BATCHES_AHEAD = 2
+
+
+class _Part(NamedTuple):
+    """A part of the texts, and its number among all."""
+
+    number: int
+    part: RowPart
+
+
+class _TokensOutput(GroupedOutput[_Part, TokenisedPart]):
+    """The folder: a table for each part."""
+
+    def is_whole(self, summary: TokenisedPart) -> bool:
+        """The table is there; in a store it was put before its summary."""
+        path = self.folder / summary.name
+        return is_mirrored(self.folder) or (path.is_file() and path.stat().st_size == summary.bytes)
+
+
+def tokenize_texts(
+    texts: Sequence[str],
+    tokenizer: str | Path,
+    out: Path,
+    settings: TokenizeSettings,
+    *,
+    shard: tuple[int, int] | None = None,
+    reporter: Reporter,
+    overwrite: bool = False,
+    store: StoreSettings | None = None,
+) -> Made[TokenisedTexts] | TokenisedShard:
+    """Make the tables.
+
+    Args:
+        texts: files, folders or globs of text, or a text that is built in; or `-` alone, standard input.
+        tokenizer: a tokenizer.json, or a folder with one (or with a vocab.txt).
+        shard: (K, N): make the parts K, K + N, ... only.
+
+    Returns:
+        The content of tokens.json and whether there was nothing to do; or the parts that are left to other shards.
+    """
+    require_pyarrow()
+    check_name(out)
+    with local_copies([*texts, tokenizer], store) as copies, mirrored(out, store) as folder:
+        *files, model = [str(copy) for copy in copies]
+        library = read_tokenizer(Path(model))
+        with _sources(files) as sources:
+            return _tokenize(sources, library, folder, settings, shard, reporter, overwrite)
+
+
+@contextmanager
+def _sources(texts: Sequence[str]) -> Iterator[list[Source]]:
+    """The files of texts; standard input, whose size and checksum are needed first, is copied to one."""
+    if STANDARD_INPUT not in texts:
+        yield find_sources(texts, Path())
+        return
+    if len(texts) > 1:
+        raise InputError(f"{STANDARD_INPUT}: standard input is read alone; leave the other texts out")
+    with TemporaryDirectory() as scratch:
+        path = Path(scratch) / source_name(STANDARD_INPUT)
+        with path.open("wb") as handle:
+            copyfileobj(sys.stdin.buffer, handle)
+        yield [Source(path.name, path, path.stat().st_size)]
+
+
+def _tokenize(
+    sources: Sequence[Source],
+    tokenizer: RowTokenizer,
+    out: Path,
+    settings: TokenizeSettings,
+    shard: tuple[int, int] | None,
+    reporter: Reporter,
+    overwrite: bool,
+) -> Made[TokenisedTexts] | TokenisedShard:
+    encoder = _encoder(tokenizer, settings)
+    identities = [source_identity(source) for source in sources]
+    inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
+    signature = Signature("tokenize", settings.model_dump(mode="json", exclude_none=True), inputs)
+    found = [part for source in sources for part in row_parts(source, settings.format, settings.part_bytes)]
+    if not found:
+        raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
+    for piece in found:  # a file that the options do not fit is refused before the first one is tokenized
+        if not piece.start:
+            say = reporter.say if piece is found[0] else None
+            next(good_rows(rows_of_part(piece, None, settings.reading, say=say)), None)
+    parts = [_Part(number, part) for number, part in enumerate(found)]
+
+    def summary_path(part: _Part) -> Path:
+        return tokens_path(out / NOTES_NAME, part.number, len(parts)).with_suffix(".json")
+
+    output = _TokensOutput(out, TokenisedTexts.path_in(out), signature, TokenisedPart, summary_path, reporter)
+    if output.begin(overwrite):
+        return Made(TokenisedTexts.read(out), skipped=True)
+    number, shards = shard or (0, 1)
+    own = output.missing(parts[number::shards])
+    with output.removed_on_bad_input() if shard is None else nullcontext():
+        with reporter.task("tokenize", sum(part.size_bytes for _, part in own), "bytes") as task:
+            for part in own:
+                _make_part(part, tokens_path(out, part.number, len(parts)), encoder, output, task)
+        return _finish(parts, tokenizer, encoder, output, identities)
+
+
+def _finish(
+    parts: Sequence[_Part],
+    tokenizer: RowTokenizer,
+    encoder: _Encoder,
+    output: _TokensOutput,
+    identities: Sequence[dict[str, Any]],
+) -> Made[TokenisedTexts] | TokenisedShard:
+    """Write tokens.json when all parts are there."""
+    whole = output.whole(parts)
+    missing = len(parts) - len(whole)
+    if missing:
+        output.reporter.say(f"{shown(output.folder)}: {missing} of {len(parts)} parts left to other shards")
+        return TokenisedShard(parts=len(parts), missing_parts=missing)
+    files = tuple(whole[part] for part in parts)
+    settings = encoder.settings
+    if not any(file.rows for file in files):
+        raise InputError(f"{shown(output.folder)}: no text gives a row; give some that are not empty, nor all too long")
+    content = TokenisedTexts(
+        tool_version=__version__,
+        tokenizer=VocabularyInfo(size=tokenizer.vocabulary_size, sha256=tokenizer.sha256),
+        **settings.model_dump(include={"max_sequence_length", "special_tokens", "text_column"}),
+        columns=encoder.columns,
+        **{name: sum(getattr(file, name) for file in files) for name in ("texts", "empty_texts", "rows", "tokens")},
+        too_long=TooLongRows(
+            policy=settings.too_long,
+            **{
+                name: sum(getattr(file.too_long, name) for file in files)
+                for name in ("rows", "dropped_rows", "dropped_tokens", "added_sequences")
+            },
+        ),
+        inputs=tuple(TextInput(**identity) for identity in identities),
+        files=files,
+    )
+    content.write(output.final)
+    return Made(content)
+
+
+def _make_part(part: _Part, target: Path, encoder: _Encoder, output: _TokensOutput, task: Task) -> None:
+    """Write the table of a part, unless another process has done so meanwhile; its summary comes last."""
+    with output.writing(part, f"{output.folder}: part {part.number}") as needed:
+        if needed:
+            counts: Counter[str] = Counter()
+            size = write_token_tables(target, encoder.columns, _tables(part.part, encoder, task, counts))
+            release(target)
+            names = ("texts", "empty_texts", "rows", "tokens")
+            too_long = TooLongRows(
+                policy=encoder.settings.too_long,
+                rows=counts["too_long"],
+                **{name: counts[name] for name in ("dropped_rows", "dropped_tokens", "added_sequences")},
+            )
+            summary = TokenisedPart(
+                name=target.name, bytes=size, too_long=too_long, **{name: counts[name] for name in names}
+            )
+            summary.write(output.summary_path(part))
+
+
+def _tables(part: RowPart, encoder: _Encoder, task: Task, counts: Counter[str]) -> Iterator[Any]:
+    """The rows of each batch of texts, counted."""
+
+    def encode(batch: list[TextRow]) -> tuple[Any, Counter[str], int]:
+        values, counted = encoder.rows(batch, part)
+        return token_table(encoder.columns, values), counted, sum(map(_characters, batch))
+
+    characters = 0
+    texts = (row for row in good_rows(rows_of_part(part, None, encoder.settings.reading)) if isinstance(row, TextRow))
+    for table, counted, size in _ahead(encode, _batches(texts)):
+        counts.update(counted)
+        # How far a compressed file is read is not known: its text is taken to be as long as the file.
+        characters, before = characters + size, characters
+        task.advance(min(characters, part.size_bytes) - min(before, part.size_bytes))
+        yield table
+    task.advance(max(part.size_bytes - characters, 0))
+
+
+def _batches(texts: Iterable[TextRow]) -> Iterator[list[TextRow]]:
+    """The texts in batches of about as many characters; the batches are a function of the texts."""
+    batch: list[TextRow] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += _characters(text)
+        if size >= _BATCH_CHARACTERS or len(batch) >= _BATCH_TEXTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _characters(row: TextRow) -> int:
+    return len(row.text) + len(row.text_pair or "")
+
+
+def _ahead(
+    encode: Callable[[list[TextRow]], tuple[Any, Counter[str], int]], batches: Iterator[list[TextRow]]
+) -> Iterator[tuple[Any, Counter[str], int]]:
+    """`encode` of each batch, in order, in threads that are a few batches ahead."""
+    with ThreadPoolExecutor(_BATCHES_AHEAD) as pool:
+        waiting: deque[Future[tuple[Any, Counter[str], int]]] = deque()
+        for batch in batches:
+            waiting.append(pool.submit(encode, batch))
+            if len(waiting) > _BATCHES_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+# --- one batch
+
+
+class _Segments(NamedTuple):
+    """The segments that a tokenizer gives the tokens of a row: of the special ones before, of the text, of those after.
+
+    The library gives them to the first piece of a text only.
+    """
+
+    before: list[int]
+    text: int
+    after: list[int]
+
+    def of_row(self, tokens: int) -> list[int]:
+        """Those of a row of so many tokens."""
+        return [*self.before, *[self.text] * (tokens - len(self.before) - len(self.after)), *self.after]
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """A tokenizer that is set up to cut at the longest row.
+
+    Attributes:
+        encode_uncut: the same without cutting, to count the tokens of pairs.
+        added: special tokens of a row of one text, and of a pair.
+        segments: of one text; None where all are 0, which is what models take without any.
+        pair_segments: whether a pair has any other than 0.
+    """
+
+    encode: Callable[[list[_Text]], Sequence[Encoding]]
+    encode_uncut: Callable[[list[_Text]], Sequence[Encoding]]
+    settings: TokenizeSettings
+    added: tuple[int, int]
+    segments: _Segments | None
+    pair_segments: bool
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the tables."""
+        with_segments = self.segments is not None or self.pair_segments
+        return (TOKENS_COLUMN, _SEGMENTS_COLUMN) if with_segments else (TOKENS_COLUMN,)
+
+    def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
+        """Of each column, the lists of all rows of a batch; and what was counted."""
+        texts = [text for text in batch if not text.text.isspace() and text.text]
+        kept: list[tuple[TextRow, Encoding]] = []
+        counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
+        for text, encoding in zip(texts, self.encode(list(map(_input, texts))), strict=True):
+            if not encoding.ids:
+                counts["empty_texts"] += 1
+            elif not encoding.overflowing:
+                kept.append((text, encoding))
+            else:
+                kept += [(text, piece) for piece in self._pieces(text, encoding, part, counts)]
+        columns = [[encoding.ids for _, encoding in kept]]
+        if len(self.columns) > 1:
+            columns.append([self._segments_of(text, encoding) for text, encoding in kept])
+        counts.update(rows=len(kept), tokens=sum(map(len, columns[0])))
+        return columns, counts
+
+    def _segments_of(self, text: TextRow, encoding: Encoding) -> list[int]:
+        if text.text_pair is not None or self.segments is None:
+            return list(encoding.type_ids)
+        return self.segments.of_row(len(encoding))
+
+    def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
+        """What is kept of a text that is too long."""
+        rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
+        added = self.added[is_pair]
+        if is_pair:
+            tokens = len(self.encode_uncut([_input(text)])[0])
+        else:
+            tokens = len(encoding) + sum(len(piece) - added for piece in rest)
+        if policy == "error" or (is_pair and policy == "split"):
+            choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
+            raise InputError(
+                f"{part.place(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
+                f"{self.settings.max_sequence_length:,}; raise that, or say --too-long {choices}"
+            )
+        counts["too_long"] += 1
+        if policy == "split":
+            counts["added_sequences"] += len(rest)
+            return [encoding, *rest]
+        if policy == "truncate":
+            counts["dropped_tokens"] += tokens - len(encoding)
+            return [encoding]
+        counts["dropped_tokens"] += tokens - added
+        counts["dropped_rows"] += 1
+        return []
+
+
+def _input(row: TextRow) -> _Text:
+    return row.text if row.text_pair is None else (row.text, row.text_pair)
+
+
+def _encoder(tokenizer: RowTokenizer, settings: TokenizeSettings) -> _Encoder:
+    """The tokenizer with its special tokens, or without, cutting at the longest row."""
+    library, special = tokenizer.tokenizer, settings.special_tokens
+    with_pairs = settings.text_pair_column is not None
+    added = tuple(library.num_special_tokens_to_add(is_pair=pair) if special else 0 for pair in (False, True))
+    least = added[with_pairs] + 1
+    if settings.max_sequence_length < least:
+        raise InputError(
+            f"--max-sequence-length {settings.max_sequence_length}: the tokenizer adds {least - 1} special tokens to each "
+            f"row; allowed is {least} and more"
+        )
+    segments = _segments(library, special)
+    uncut = type(library).from_str(library.to_str()) if with_pairs else library
+    library.enable_truncation(settings.max_sequence_length)
+
+    def encode_with(one: Tokenizer) -> Callable[[list[_Text]], Sequence[Encoding]]:
+        # Without positions in the text, where the library can leave them out, it is faster.
+        batch = getattr(one, "encode_batch_fast", one.encode_batch)
+        return lambda texts: batch(texts, add_special_tokens=special)
+
+    encode_uncut = encode_with(uncut)
+    pair_segments = with_pairs and any(encode_uncut([("a", "a")])[0].type_ids)
+    return _Encoder(encode_with(library), encode_uncut, settings, (added[0], added[1]), segments, pair_segments)
+
+
+def _segments(library: Tokenizer, special: bool) -> _Segments | None:
+    for letter in "aA1":  # whichever the vocabulary has
+        encoding = library.encode(letter, add_special_tokens=special)
+        types, of_text = encoding.type_ids, [at for at, added in enumerate(encoding.special_tokens_mask) if not added]
+        if of_text and any(types):
+            return _Segments(types[: of_text[0]], types[of_text[0]], types[of_text[-1] + 1 :])
+    return None

@@ -1,0 +1,388 @@
+"""Stage finetune: labelled rows and a pretrained model to a model of a task, as a folder that `transformers` opens.
+
+The loop is that of pretraining, and `training/run.py` says what the folder holds. In addition there are `best/` (the
+checkpoint with the best evaluation) and in the end that model (`config.json`, `model.safetensors`, the tokenizer), its
+answers on the evaluation data (`predictions.jsonl`), and, written last, `metrics.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.store.copies import local_copies
+from gaudi_bert.artefacts.store.location import in_store, shown_place
+from gaudi_bert.artefacts.training import BestCheckpoint, FineTuning
+from gaudi_bert.artefacts.work_folder import FINETUNING_NAME
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import atomic_file
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.sections import FineTuneSettings, LoopSettings, TaskName, TaskSettings, TrainingSettings
+from gaudi_bert.config.values import free_settings
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.types import QuestionRow
+from gaudi_bert.tasks.kinds.task import BertForTask, Task, Vocabulary, task_named
+from gaudi_bert.tasks.models.task_models import StartWeights, start_weights, weights_checksum, write_task_folder
+from gaudi_bert.tasks.task_data import TaskData, task_batches
+from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
+from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.distributed.horovod import connect
+from gaudi_bert.training.evaluator import TaskEvaluator
+from gaudi_bert.training.input.batches import Batch, TrainingOrder
+from gaudi_bert.training.loop import Evaluation, TrainingRun
+from gaudi_bert.training.objective import TaskObjective
+from gaudi_bert.training.results import DryRun, FineTuneInput
+from gaudi_bert.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
+from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan
+from gaudi_bert.training.tensorflow.optimizers import Optimizer
+
+PREDICTIONS_NAME, BEST_NAME = "predictions.jsonl", "best/best.json"
+
+# Settings that name files, which are known by their content.
+_FILES = {"data", "evaluation_data", "init_checkpoint", "vocab"}
+
+
+def finetune(
+    settings: PipelineSettings,
+    files: FineTuneInput,
+    out: Path,
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> Made[FineTuning] | DryRun:
+    """Train a pretrained model for a task.
+
+    Args:
+        settings: `task`, `finetune` and `store` are used.
+        files: rows and weights; what lies in an object store is copied to scratch.
+        out: the folder to make.
+        reporter: where progress goes.
+        overwrite: remove the run in `out`, whatever it is, and start anew.
+        dry_run: say what the run would be, write nothing.
+
+    Returns:
+        How good the model is, or what the run would be: the same in every process.
+    """
+    for key, path in (("--out", out), ("task.labels", settings.task.labels)):
+        if path is not None and in_store(path):
+            raise InputError(
+                f"{key} {shown_place(path)}: fine-tuning needs it on this machine; give a local path, and copy it from or "
+                "to the store"
+            )
+    communicator = connect(settings.finetune)
+    reporter = reporter if communicator.is_first else Reporter(quiet=True)
+    paths = (files.data, files.evaluation_data, files.model, files.vocabulary)
+    with local_copies(paths, settings.store) as copies:
+        local = FineTuneInput(*copies)  # type: ignore[arg-type]
+        job = _plan_job(settings, local, Path(out), communicator, dry_run, reporter)
+        for line in _describe_job(job, dry_run):
+            reporter.say(line)
+        if dry_run:
+            return DryRun(job.plan)
+        folder = RunFolder(
+            stage="finetune",
+            path=job.out,
+            result=job.out / FINETUNING_NAME,
+            content=FineTuning,
+            signature=_signature(job),
+            settings=settings,
+            section=settings.finetune,
+        )
+        return carry_out(folder, communicator, reporter, lambda session: _train(job, session, reporter), overwrite=overwrite)
+
+
+@dataclass(frozen=True)
+class _FineTuneJob:
+    """What is known of a run before anything is built."""
+
+    settings: PipelineSettings
+    task: Task
+    start: StartWeights
+    tokenizer: RowTokenizer
+    data: TaskData
+    evaluation: TaskData | None
+    plan: RunPlan
+    best_metric: str
+    out: Path
+
+    @property
+    def section(self) -> FineTuneSettings:
+        """The settings of fine-tuning."""
+        return self.settings.finetune
+
+
+def _plan_job(
+    settings: PipelineSettings,
+    files: FineTuneInput,
+    out: Path,
+    communicator: Communicator,
+    dry_run: bool,
+    reporter: Reporter,
+) -> _FineTuneJob:
+    """Read and tokenize the rows, plan their packs, open the weights; refuse what does not fit."""
+    task_settings, section = settings.task, settings.finetune
+    if task_settings.name is None:
+        raise InputError("task.name: is not set; say which task, for example --task classification")
+    name = task_settings.name
+    tokenizer = open_tokenizer(files.vocabulary or files.model)
+    labels = labels_of(files.data, name, task_settings)
+    kind = task_named(name)
+    start = start_weights(files.model, kind(task_settings, labels))
+    length, positions = section.max_sequence_length, start.config.max_position_embeddings
+    if length > positions:
+        raise InputError(f"finetune.max_sequence_length = {length}: the model has {positions} positions; set it to no more")
+    tokenizer.check_fits(start.config.vocab_size, start.config.type_vocab_size)
+    data = _data(files.data, settings, tokenizer, labels, section.depth, reporter)
+    task_settings = _settled(task_settings, data)
+    task = kind(task_settings, labels, _vocabulary(tokenizer))
+    evaluation = None
+    if files.evaluation_data is not None:
+        evaluation = _data(files.evaluation_data, settings, tokenizer, labels, section.evaluation_depth, reporter)
+    processes = processes_of(settings, communicator, dry_run)
+    plan = _plan(section, data, processes, settings.resources.processes_per_worker)
+    best_metric = _best_metric(task, section, evaluation is not None)
+    return _FineTuneJob(settings, task, start, tokenizer, data, evaluation, plan, best_metric, out)
+
+
+def _data(
+    path: Path,
+    settings: PipelineSettings,
+    tokenizer: RowTokenizer,
+    labels: tuple[str, ...],
+    depth: int | str,
+    reporter: Reporter,
+) -> TaskData:
+    section, name = settings.finetune, cast(TaskName, settings.task.name)
+    length = section.max_sequence_length
+    sequences, rows = tokenized_file(
+        path, name, settings.task, tokenizer, labels, length, lambda line: reporter.say(f"finetune: {line}")
+    )
+    if sequences.cut_rows:
+        what = "cut" if settings.task.too_long == "truncate" else "taken in windows"
+        reporter.say(f"finetune: {path}: {sequences.cut_rows:,} of {len(rows):,} rows are too long and were {what}")
+    return TaskData.planned(
+        path,
+        file_identity(path),
+        rows,
+        sequences,
+        max_sequence_length=length,
+        algorithm=section.algorithm,
+        depth=depth,
+    )
+
+
+def _settled(settings: TaskSettings, data: TaskData) -> TaskSettings:
+    """With a threshold for giving no answer, where the data has questions without one and the settings do not say it."""
+    unanswerable = any(isinstance(row, QuestionRow) and row.answers == () for row in data.rows)
+    if unanswerable and settings.null_score_threshold is None:
+        return settings.model_copy(update={"null_score_threshold": 0.0})
+    return settings
+
+
+def _vocabulary(tokenizer: RowTokenizer) -> Vocabulary:
+    special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
+    unknown = tokenizer.tokenizer.token_to_id("[UNK]")
+    return Vocabulary(
+        tokenizer.vocabulary_size, tuple(sorted(special | ({unknown} if unknown is not None else set()))), tokenizer.mask_id
+    )
+
+
+def _plan(section: FineTuneSettings, data: TaskData, processes: int, processes_per_worker: int) -> RunPlan:
+    factor, packs = data.packing.packing_factor, data.packing.packs
+    micro_batch, steps = _batch_of(section, factor, processes)
+    per_update = micro_batch * steps * processes
+    updates = math.ceil(section.epochs * packs / per_update)
+    an_epoch = math.ceil(packs / per_update)
+    in_other_words = {
+        "micro_batch_packs": micro_batch,
+        "global_batch_sequences": section.batch_sequences,
+        "updates": updates,
+        "warmup_updates": min(updates, round(section.warmup_share * updates)),
+        "evaluate_every_updates": section.evaluate_every_updates or an_epoch,
+        "save_every_updates": section.save_every_updates or an_epoch,
+    }
+    settings = TrainingSettings.model_validate({**_loop_settings(section), **in_other_words})
+    return RunPlan(
+        settings,
+        factor,
+        processes=processes,
+        processes_per_worker=processes_per_worker,
+        slots_per_pack=data.length,
+        packs=packs,
+        keys=FINE_TUNING_KEYS,
+    )
+
+
+def _loop_settings(section: FineTuneSettings) -> dict[str, Any]:
+    """The settings that are those of the training loop too."""
+    return {name: getattr(section, name) for name in LoopSettings.model_fields}
+
+
+def _batch_of(section: FineTuneSettings, factor: float, processes: int) -> tuple[int, int]:
+    """Packs of a micro-batch, and micro-batches of an update as `RunPlan` has them, nearest to the requested batch."""
+
+    def steps_with(packs: int) -> int:
+        return max(1, round(section.batch_sequences / (packs * factor * processes)))
+
+    def distance(packs: int) -> tuple[float, int]:
+        real = steps_with(packs) * packs * factor * processes
+        return round(abs(real / section.batch_sequences - 1.0), 2), steps_with(packs)
+
+    best = min(range(1, section.micro_batch_packs + 1), key=distance)
+    return best, steps_with(best)
+
+
+def _best_metric(task: Task, section: FineTuneSettings, is_evaluated: bool) -> str:
+    if section.best_metric is not None and not is_evaluated:
+        raise InputError("finetune.best_metric: there is no evaluation data to measure it on; give --evaluation FILE")
+    best_metric = section.best_metric or task.best_metric
+    if best_metric not in task.metric_names:
+        raise InputError(
+            f"finetune.best_metric = {best_metric}: {task.name} has no such metric; choose one of "
+            f"{', '.join(task.metric_names)}"
+        )
+    return best_metric
+
+
+def _describe_job(job: _FineTuneJob, dry_run: bool) -> list[str]:
+    """The run as lines for people; all of its figures before a dry run."""
+    packing, section, config = job.data.packing, job.section, job.start.config
+    labels = f", {len(job.task.labels)} labels" if job.task.labels else ""
+    lines = [
+        f"{job.task.name}{labels}: {len(job.data.rows):,} rows of {job.data.path}, {packing.sequences:,} sequences, "
+        f"{packing.tokens / packing.sequences:.1f} tokens on average, rows of {job.data.length}",
+        f"{packing.packs:,} packs of depth {packing.depth_used} ({packing.algorithm_used}), "
+        f"{packing.packing_factor:.3f} sequences per pack, {packing.efficiency:.2%} real tokens; "
+        f"no packing of this depth has fewer than {packing.lower_bound:,} (gap {packing.gap})",
+        f"{job.start.weights.path} ({job.start.weights.kind}): {count_of(config.num_hidden_layers, 'layer')}, hidden size "
+        f"{config.hidden_size}; {len(job.start.fresh)} variables start from random numbers",
+        f"asked for {section.batch_sequences:,} sequences per update, {count_of(section.epochs, 'epoch')}; "
+        f"{section.optimizer}, learning rate {section.learning_rate:g}",
+        *job.plan.short_lines(),
+        *(job.plan.table() if dry_run else []),
+    ]
+    return [f"finetune: {line}" for line in lines]
+
+
+def _signature(job: _FineTuneJob) -> Signature:
+    """What the model depends on."""
+    section = job.section.model_dump(mode="json", exclude=free_settings(FineTuneSettings) | _FILES)
+    task = job.task.settings.model_dump(mode="json", exclude={"labels", "n_best"})
+    inputs = {
+        "data": job.data.identity,
+        "evaluation_data": job.evaluation.identity if job.evaluation is not None else None,
+        "model": f"{job.start.weights.path.name}:{weights_checksum(job.start.weights)}",
+        "tokenizer": file_identity(job.tokenizer.file),
+        "labels": list(job.task.labels),
+    }
+    return Signature("finetune", {"task": task, "finetune": section}, inputs)
+
+
+def _train(job: _FineTuneJob, session: Session, reporter: Reporter) -> FineTuning:
+    """Train to the end, and leave the best model."""
+    settings, communicator = job.plan.settings, session.communicator
+    dtype = session.device.compute_dtype
+    model = BertForTask(job.start.config, job.task, seed=settings.seed, compute_dtype=dtype, compiled=session.compiled)
+    evaluator = None
+    if job.evaluation is not None:
+        evaluator = TaskEvaluator(
+            model,
+            job.evaluation,
+            communicator,
+            batch_packs=job.section.micro_batch_packs,
+            seed=settings.seed,
+            best_metric=job.best_metric,
+        )
+
+    def batches(order: TrainingOrder) -> Iterator[Batch]:
+        return task_batches(job.data, job.task, settings.micro_batch_packs, job.section.epochs, order)
+
+    def evaluated(update: int, evaluation: Evaluation) -> None:
+        if communicator.is_first:
+            _keep_best(job, model, update, evaluation.as_json())
+
+    run = TrainingRun(
+        plan=job.plan,
+        model=model,
+        optimizer=Optimizer(model.variables_by_name, settings, compiled=session.compiled),
+        communicator=communicator,
+        objective=TaskObjective(job.task),
+        batches=batches,
+        evaluator=evaluator,
+        folder=job.out,
+        stored_settings={
+            "model": job.start.config.to_json(),
+            "training": _loop_settings(job.section),
+            COMPILED_KEY: session.compiled,
+        },
+        reporter=reporter,
+        evaluated=evaluated,
+    )
+    outcome = train_to_the_end(run, lambda: model.load_values(job.start.variables))
+    return _finish(job, communicator, model, evaluator, outcome.progress.update)
+
+
+def _keep_best(job: _FineTuneJob, model: Any, update: int, figures: dict[str, float]) -> None:
+    """Keep the weights where no evaluation before was as good. The weights come first, so best.json never lies."""
+    path = job.out / BEST_NAME
+    before = BestCheckpoint.read_if_present(path)
+    sign = -1.0 if job.best_metric in job.task.lower_is_better else 1.0
+    is_better = before is None or sign * figures[job.best_metric] > sign * before.metrics[job.best_metric]
+    if is_better and not math.isnan(figures[job.best_metric]):
+        variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+        settings = {"model": job.start.config.to_json()}
+        written = write_checkpoint(path.parent, Checkpoint(update, variables, settings=settings))
+        BestCheckpoint(update=update, metric=job.best_metric, metrics=figures).write(path)
+        for other in path.parent.glob("update-*.safetensors"):
+            if other != written:
+                other.unlink()
+
+
+def _finish(
+    job: _FineTuneJob, communicator: Communicator, model: Any, evaluator: TaskEvaluator | None, update: int
+) -> FineTuning:
+    """Take the best weights, evaluate them once more, and write the model and its answers."""
+    best = communicator.from_first(lambda: BestCheckpoint.read_if_present(job.out / BEST_NAME))
+    update = update if best is None else best.update
+    if best is not None and communicator.is_first:
+        model.load_values(read_checkpoint(find_checkpoint(job.out / "best")).variables)
+    communicator.broadcast(list(model.variables_by_name.values()))
+    evaluation = evaluator.run() if evaluator is not None else None
+    packing = job.data.packing
+    result = FineTuning(
+        task=job.task.name,
+        model=job.start.weights.path.name,
+        labels=job.task.labels,
+        max_sequence_length=job.data.length,
+        sequences=packing.sequences,
+        packs=packing.packs,
+        lower_bound=packing.lower_bound,
+        packing_factor=packing.packing_factor,
+        depth=packing.depth_used,
+        algorithm=packing.algorithm_used,
+        epochs=job.section.epochs,
+        updates=job.plan.settings.updates,
+        best_metric=job.best_metric if evaluation is not None else None,
+        best_update=update,
+        evaluated_rows=evaluation.rows if evaluation is not None else 0,
+        metrics=dict(evaluation.figures) if evaluation is not None else {},
+        baseline=job.task.baseline(job.data.sequences, job.evaluation.sequences) if job.evaluation is not None else {},
+    )
+    if communicator.is_first:
+        variables = {name: variable.numpy() for name, variable in model.variables_by_name.items()}
+        write_task_folder(job.out, job.start.config, job.task, variables, job.tokenizer, job.data.length)
+        if job.evaluation is not None and evaluation is not None and evaluation.logits is not None:
+            answers = job.task.answers(evaluation.logits, job.evaluation.sequences, job.evaluation.rows)
+            with atomic_file(job.out / PREDICTIONS_NAME) as handle:
+                for answer in answers:
+                    handle.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+    return result

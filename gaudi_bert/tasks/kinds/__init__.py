@@ -1,0 +1,1 @@
+"""What each task is: rows, head, loss, metrics, answers."""

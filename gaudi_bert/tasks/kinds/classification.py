@@ -1,0 +1,212 @@
+"""Tasks with one answer for a whole text, or for a pair of texts: classification, multi-label, regression; or for a word.
+
+Head of a text: BERT's pooled vector of the sequence, dropout, a dense layer (Devlin et al., 2019, section 4.1).
+
+- classification: one of several classes. Loss: negative log likelihood. Metrics: accuracy, F1 (mean over classes), Matthews'
+  correlation.
+- multi-label: any number of classes. Loss: binary cross-entropy, mean over classes. Metrics: F1 over all answers (micro),
+  mean over classes (macro), accuracy: the share of texts whose classes are all right.
+- regression: a number, as the similarity of two sentences. Loss: squared error. Metrics: Pearson's and Spearman's
+  correlation, mean squared error.
+
+Losses are means over sequences. A class of a multi-label task is answered where its probability is at least one half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, IntArray
+from gaudi_bert.model.bert import pool
+from gaudi_bert.model.config import BertConfig, ParameterSpec
+from gaudi_bert.rows.answers import class_answers, multi_label_answers, number_answers, tag_answers, tagged_words
+from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.types import IGNORED, NO_WORD, Row, Sequences, TaggedRow
+from gaudi_bert.tasks.kinds.task import Draw, Encoded, LossSums, Task, dense_head, head_scores
+
+_SCOPE = "classifier"
+
+
+class _TextTask(Task):
+    """A task with one vector of answers for a whole text or pair, from BERT's pooled vector of the sequence."""
+
+    architecture = "BertForSequenceClassification"
+    pools = True
+    read_positions = "sequence_positions"
+
+    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
+        """One dense layer."""
+        return dense_head(_SCOPE, config, self.width)
+
+    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+        """`targets` [B, S] or [B, S, C], `target_weights` [B, S]: 1 for each sequence."""
+        weights = placed.each(np.ones(len(placed.sequences), np.float32))
+        if sequences.target is None:
+            return {"target_weights": weights}
+        return {"targets": placed.each(sequences.target[placed.sequences]), "target_weights": weights}
+
+    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Wide, [B, S, C]."""
+        packs, depth = batch["sequence_positions"].shape
+        pooled_PH = pool(encoded.hidden_RH, encoded.parameters)
+        return tf.reshape(head_scores(pooled_PH, encoded, _SCOPE), [packs, depth, self.width])
+
+
+class Classification(_TextTask):
+    """One of several classes."""
+
+    name = "classification"
+    problem_type = "single_label_classification"
+    best_metric = "accuracy"
+    metric_names = ("loss", "accuracy", "f1_macro", "matthews_correlation")
+
+    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """accuracy, f1_macro (over the classes of the data), matthews_correlation."""
+        from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+        guesses, right = logits.argmax(axis=-1), np.asarray(sequences.target)
+        return {
+            "accuracy": float(accuracy_score(right, guesses)),
+            "f1_macro": float(f1_score(right, guesses, average="macro", labels=np.unique(right), zero_division=0)),
+            "matthews_correlation": float(matthews_corrcoef(right, guesses)),
+        }
+
+    def baseline(self, learnt: Sequences, measured: Sequences) -> dict[str, float]:
+        """The accuracy of always answering the most frequent class."""
+        most_frequent = np.bincount(np.asarray(learnt.target)).argmax()
+        return {"accuracy": float(np.mean(np.asarray(measured.target) == most_frequent))}
+
+    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"label", "probabilities": {name: p}}`."""
+        return class_answers(logits, self.labels)
+
+
+class MultiLabel(_TextTask):
+    """Any of several classes."""
+
+    name = "multi-label"
+    problem_type = "multi_label_classification"
+    best_metric = "f1_micro"
+    metric_names = ("loss", "f1_micro", "f1_macro", "accuracy")
+
+    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
+        """Binary cross-entropy, for each sequence the mean over its classes; right are sequences without a wrong class."""
+        targets_BSC = tf.cast(batch["targets"], logits.dtype)
+        weights_BS = tf.cast(batch["target_weights"], logits.dtype)
+        losses_BSC = tf.nn.sigmoid_cross_entropy_with_logits(labels=targets_BSC, logits=logits)
+        same_BSC = tf.cast(tf.equal(logits >= 0, targets_BSC > 0.5), logits.dtype)
+        right_BS = tf.reduce_min(same_BSC, axis=-1)
+        return LossSums(
+            tf.reduce_sum(tf.reduce_mean(losses_BSC, axis=-1) * weights_BS),
+            tf.reduce_sum(weights_BS),
+            tf.reduce_sum(right_BS * weights_BS),
+        )
+
+    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """f1_micro, f1_macro, accuracy."""
+        from sklearn.metrics import accuracy_score, f1_score
+
+        guesses, right = logits >= 0, np.asarray(sequences.target) > 0.5
+        return {
+            "f1_micro": float(f1_score(right, guesses, average="micro", zero_division=0)),
+            "f1_macro": float(f1_score(right, guesses, average="macro", zero_division=0)),
+            "accuracy": float(accuracy_score(right, guesses)),
+        }
+
+    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"labels", "probabilities": {name: p}}`."""
+        return multi_label_answers(logits, self.labels)
+
+
+class Regression(_TextTask):
+    """A number."""
+
+    name = "regression"
+    problem_type = "regression"
+    best_metric = "pearson"
+    metric_names = ("loss", "pearson", "spearman", "mean_squared_error")
+
+    @property
+    def width(self) -> int:
+        """One value."""
+        return 1
+
+    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
+        """Squared error; no answer is called right."""
+        weights_BS = tf.cast(batch["target_weights"], logits.dtype)
+        errors_BS = tf.squeeze(logits, axis=-1) - tf.cast(batch["targets"], logits.dtype)
+        return LossSums(
+            tf.reduce_sum(tf.square(errors_BS) * weights_BS), tf.reduce_sum(weights_BS), tf.zeros([], logits.dtype)
+        )
+
+    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """pearson, spearman (0 where one side is constant), mean_squared_error."""
+        from scipy.stats import pearsonr, spearmanr
+
+        guesses, right = logits[:, 0].astype(np.float64), np.asarray(sequences.target, np.float64)
+        varies = len(right) > 1 and np.ptp(guesses) > 0 and np.ptp(right) > 0
+        return {
+            "pearson": float(pearsonr(right, guesses)[0]) if varies else 0.0,
+            "spearman": float(spearmanr(right, guesses)[0]) if varies else 0.0,
+            "mean_squared_error": float(np.mean(np.square(guesses - right))),
+        }
+
+    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"value"}`."""
+        return number_answers(logits)
+
+    def config_json(self) -> dict[str, Any]:
+        """With one unnamed class, as transformers counts it."""
+        return {**super().config_json(), "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+
+
+class TokenClassification(Task):
+    """A tag for every word (named entities, parts of speech).
+
+    The first word piece of a word carries its tag; the others, [CLS] and [SEP] carry none (Devlin et al., 2019, section
+    5.3). A word that is in several windows of a long row counts in one of them. Head: dropout and a dense layer on the
+    hidden state of every token. Loss: negative log likelihood, mean over words. Metrics: precision, recall and F1 of whole
+    entities, by seqeval; and the share of words with the right tag.
+    """
+
+    name = "token-classification"
+    architecture = "BertForTokenClassification"
+    per_token = True
+    best_metric = "f1"
+    metric_names = ("loss", "f1", "precision", "recall", "accuracy")
+
+    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
+        """One dense layer."""
+        return dense_head(_SCOPE, config, self.width)
+
+    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+        """`targets` and `target_weights`, [B, L]: the weight is 1 where a word begins that has a tag."""
+        if sequences.target is None:
+            words = placed.tokens(cast(IntArray, sequences.words), NO_WORD)
+            return {"target_weights": (words != NO_WORD).astype(np.float32)}
+        targets = placed.tokens(sequences.target.astype(np.int32), IGNORED)
+        return {"targets": np.maximum(targets, 0), "target_weights": (targets != IGNORED).astype(np.float32)}
+
+    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Wide, [B, L, C]."""
+        packs, length = batch["input_ids"].shape
+        return tf.reshape(head_scores(encoded.hidden_RH, encoded, _SCOPE), [packs, length, self.width])
+
+    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """f1, precision and recall of entities (seqeval), accuracy of words; a word that was cut off counts as outside."""
+        from seqeval.metrics import f1_score, precision_score, recall_score
+
+        guesses = [words.tags for words in tagged_words(logits, sequences, rows, self.labels)]
+        right = [list(cast(TaggedRow, row).tags or ()) for row in rows]
+        same = sum(one == other for a, b in zip(guesses, right, strict=True) for one, other in zip(a, b, strict=True))
+        scores = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
+        figures = {name: float(score(right, guesses, zero_division=0)) for name, score in scores.items()}
+        return {**figures, "accuracy": same / max(1, sum(map(len, right)))}
+
+    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"tags": [{"start", "end", "tag", "score"}]}`: entities, with their characters in the text of the row."""
+        return tag_answers(logits, sequences, rows, self.labels)

@@ -1,0 +1,174 @@
+"""Question answering: where in a context the answer to a question begins and ends (SQuAD 1.1 and 2.0).
+
+A context that is too long for a row is read in windows that share `stride` tokens. Head: a dense layer with two values for
+every token, whether the answer begins and whether it ends there (Devlin et al., 2019, section 4.2). In a pack, the answer of
+a sequence is among its own tokens: the scores of all others are lowered by 10^9, so that their probability is exactly 0
+(scores of 0 instead would be a different loss). A window without the answer points at its [CLS].
+
+Loss: mean over windows of the negative log likelihoods of beginning and end, halved. Metrics: those of SQuAD (Rajpurkar et
+al., 2016, section 6.1; 2018 for questions without an answer).
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, Int32Array
+from gaudi_bert.model.config import BertConfig, ParameterSpec
+from gaudi_bert.model.losses import cross_entropy
+from gaudi_bert.rows.packs import Placement
+from gaudi_bert.rows.types import QuestionRow, Row, Sequences
+from gaudi_bert.tasks.kinds.task import Draw, Encoded, LossSums, Task, dense_head, head_scores
+
+_SCOPE = "qa_outputs"
+_FORBIDDEN = -1e9
+# How many beginnings and ends of a window are candidates, and how many answers of a question share the probability; as in
+# BERT's own script for SQuAD.
+_CANDIDATES = 20
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class QuestionAnswering(Task):
+    """A span of the context."""
+
+    name = "question-answering"
+    architecture = "BertForQuestionAnswering"
+    per_token = True
+    best_metric = "f1"
+    metric_names = ("loss", "exact_match", "f1")
+
+    @property
+    def width(self) -> int:
+        """Beginning and end."""
+        return 2
+
+    def head_specs(self, config: BertConfig) -> dict[str, ParameterSpec]:
+        """One dense layer."""
+        return dense_head(_SCOPE, config, self.width)
+
+    def target_features(self, sequences: Sequences, placed: Placement, draw: Draw) -> BatchArrays:
+        """`targets` [B, S, 2], positions in the pack; `target_weights` [B, S]."""
+        weights = placed.each(np.ones(len(placed.sequences), np.float32))
+        if sequences.target is None:
+            return {"target_weights": weights}
+        positions = sequences.target[placed.sequences] + placed.starts[:, np.newaxis]
+        return {"targets": placed.each(positions.astype(np.int32)), "target_weights": weights}
+
+    def logits(self, encoded: Encoded, batch: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Wide, [B, L, 2]."""
+        packs, length = batch["input_ids"].shape
+        return tf.reshape(head_scores(encoded.hidden_RH, encoded, _SCOPE, drops=False), [packs, length, self.width])
+
+    def loss(self, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]) -> LossSums:
+        """Half the sum of both negative log likelihoods; right where both are."""
+        packs, length = batch["input_ids"].shape
+        depth = batch["target_weights"].shape[1]
+        numbers_S = tf.range(1, depth + 1, dtype=tf.int32)
+        own_BSL = tf.equal(batch["input_mask"][:, tf.newaxis, :], numbers_S[tf.newaxis, :, tf.newaxis])
+        forbidden_BS1L = ((1.0 - tf.cast(own_BSL, logits.dtype)) * _FORBIDDEN)[:, :, tf.newaxis, :]
+        own_BS2L = tf.transpose(logits, [0, 2, 1])[:, tf.newaxis] + forbidden_BS1L
+        targets_R = tf.reshape(batch["targets"], [-1])
+        losses_R, guesses_R = cross_entropy(tf.reshape(own_BS2L, [packs * depth * 2, length]), targets_R)
+        weights_P = tf.cast(tf.reshape(batch["target_weights"], [-1]), logits.dtype)
+        losses_P = tf.reduce_mean(tf.reshape(losses_R, [-1, 2]), axis=-1)
+        right_P = tf.reduce_min(tf.reshape(tf.cast(tf.equal(guesses_R, targets_R), logits.dtype), [-1, 2]), axis=-1)
+        return LossSums(tf.reduce_sum(losses_P * weights_P), tf.reduce_sum(weights_P), tf.reduce_sum(right_P * weights_P))
+
+    def metrics(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> dict[str, float]:
+        """exact_match and f1, from 0 to 100."""
+        given = [answer["answers"][0]["text"] for answer in self.answers(logits, sequences, rows)]
+        return squad_scores(given, [[text for text, _ in cast(QuestionRow, row).answers or ()] for row in rows])
+
+    def answers(self, logits: Float32Array, sequences: Sequences, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+        """`{"answers": [{"text", "start", "end", "score"}]}`, the best first; the text is empty where there is no answer."""
+        firsts = np.searchsorted(sequences.row, np.arange(len(rows) + 1))
+        for number, row in enumerate(rows):
+            windows = range(firsts[number], firsts[number + 1])
+            spans, nothing = [], np.inf
+            for window in windows:
+                span = slice(int(sequences.offsets[window]), int(sequences.offsets[window + 1]))
+                spans += self._spans(logits[span], cast(Int32Array, sequences.characters)[span])
+                nothing = min(nothing, float(logits[span.start].sum()))
+            yield {"answers": self._best(spans, nothing, cast(QuestionRow, row).context)}
+
+    def _spans(self, logits_L2: Float32Array, characters_L2: Int32Array) -> list[_Span]:
+        """The likeliest spans of one window that lie in the context, begin before they end, and are not too long."""
+        allowed = np.flatnonzero(characters_L2[:, 0] >= 0)
+        begins, ends = (allowed[np.argsort(-logits_L2[allowed, side], kind="stable")[:_CANDIDATES]] for side in (0, 1))
+        lengths = ends[np.newaxis, :] - begins[:, np.newaxis] + 1
+        fits = (lengths >= 1) & (lengths <= self.settings.max_answer_tokens)
+        return [
+            _Span(
+                float(logits_L2[begins[i], 0] + logits_L2[ends[j], 1]),
+                int(characters_L2[begins[i], 0]),
+                int(characters_L2[ends[j], 1]),
+            )
+            for i, j in np.argwhere(fits)
+        ]
+
+    def _best(self, spans: list[_Span], nothing: float, context: str) -> list[dict[str, Any]]:
+        """The best answers of all windows, each text span once; the empty one where the data has unanswerable questions."""
+        by_span: dict[tuple[int, int], float] = {}
+        for span in sorted(spans, key=lambda each: (-each.score, each.start, each.end)):
+            by_span.setdefault((span.start, span.end), span.score)
+        best = [(context[start:end], start, end, score) for (start, end), score in list(by_span.items())[:_CANDIDATES]]
+        threshold = self.settings.null_score_threshold
+        if threshold is not None or not best:
+            empty = ("", 0, 0, nothing)
+            is_first = not best or (threshold is not None and nothing - best[0][3] > threshold)
+            best = [empty, *best] if is_first else [best[0], *sorted([*best[1:], empty], key=lambda each: -each[3])]
+        scores = np.array([score for *_, score in best], np.float64)
+        likely = np.exp(scores - scores.max())
+        likely /= likely.sum()
+        return [
+            {"text": text, "start": start, "end": end, "score": float(share)}
+            for (text, start, end, _), share in zip(best[: self.settings.n_best], likely, strict=False)
+        ]
+
+
+class _Span(NamedTuple):
+    """A possible answer: its score, and its first character and the one after its last."""
+
+    score: float
+    start: int
+    end: int
+
+
+def squad_scores(given: Sequence[str], right: Sequence[Sequence[str]]) -> dict[str, float]:
+    """exact_match and f1: SQuAD's metrics, means over questions from 0 to 100.
+
+    Texts are compared in lower case, without punctuation, articles and extra space. Exact match: the same text as one of the
+    right answers. F1: of the words in common, the best over the right answers. A question without an answer is right if and
+    only if the empty text is given.
+
+    `given` has one answer per question, `right` the right answers of each; none where it has none.
+    """
+    pairs = [
+        ([_normal(text) for text in texts] or [""], _normal(answer)) for answer, texts in zip(given, right, strict=True)
+    ]
+    count = max(1, len(pairs))
+    return {
+        "exact_match": 100.0 * sum(answer in texts for texts, answer in pairs) / count,
+        "f1": 100.0 * sum(max(_f1(answer, text) for text in texts) for texts, answer in pairs) / count,
+    }
+
+
+def _normal(text: str) -> str:
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def _f1(answer: str, text: str) -> float:
+    given, right = answer.split(), text.split()
+    if not given or not right:
+        return float(given == right)
+    common = sum((Counter(given) & Counter(right)).values())
+    return 2.0 * common / (len(given) + len(right))

@@ -1,1 +1,0 @@
-"""Labelled (or plain) text: files to rows, rows to token numbers. No TensorFlow."""

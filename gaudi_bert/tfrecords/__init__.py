@@ -1,0 +1,1 @@
+"""TFRecords: wire format, scan, histogram, plan, write, verify, inspect."""

@@ -1,0 +1,42 @@
+"""The stage `pack`: histogram, plan and write in one call, for a folder of records and nothing else.
+
+The histogram and the plan are kept beside the packed folder, in `<out>-plan/`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gaudi_bert.artefacts.results import PackResult
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import check_name
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.plan import plan
+from gaudi_bert.tfrecords.write import write
+
+
+def pack(
+    records: str | Path,
+    out: Path,
+    settings: PackingSettings,
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> PackResult:
+    """Pack `records` (a folder, a file or a glob of unpacked TFRecords) into the folder `out`."""
+    check_name(out)
+    if Path(records).is_dir() and out.resolve() == Path(records).resolve():
+        raise InputError(f"{out}: the output folder is the input folder; choose another one")
+    histogram_path = out.with_name(f"{out.name}-plan") / "histogram.json"
+    plan_path = histogram_path.with_name("plan.json")
+    common: dict[str, Any] = {"reporter": reporter, "overwrite": overwrite, "store": store}
+    histogram(records, histogram_path, workers=workers, **common)
+    planned = plan([histogram_path], plan_path, settings, **common)
+    written = write(records, plan_path, out, workers=workers, **common)
+    return PackResult(written, planned)

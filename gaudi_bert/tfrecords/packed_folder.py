@@ -1,0 +1,275 @@
+"""The metadata of a packed folder, whoever packed it: gaudi-bert, or the vendor's script that came before it.
+
+The predecessor (see `artefacts.packed`) writes one file or more per strategy, named `strategy_<lengths>_part_<n>`, and
+beside the folder `<folder>_metadata.json`, which holds counts but no sizes. The sizes are therefore taken from the first
+record, and the packs are counted in the files: its packer could lose records and still report them as written, so the two
+numbers are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+from gaudi_bert.artefacts.base import LARGEST_COUNT
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.plan import Plan
+from gaudi_bert.artefacts.references import METADATA_NAME
+from gaudi_bert.artefacts.shard_index import index_path, read_starts
+from gaudi_bert.artefacts.shards import Shard, ShardTable
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.errors import InputError, shown
+from gaudi_bert.common.figures import PackingFigures
+from gaudi_bert.common.files import explained_os_errors, followed, read_json, write_json
+from gaudi_bert.tfrecords.random_access import FileCache, RecordFiles
+from gaudi_bert.tfrecords.scanning.scan import first_record
+from gaudi_bert.tfrecords.wire.framing import record_place
+from gaudi_bert.tfrecords.wire.schema import PackedSchema, RecordError, check_features, packed_schema_of
+
+_PREDECESSOR_DEPTH = 3
+_FILE_PATTERN = "strategy_*_part_*"
+_TOP_STRATEGIES = 8
+
+
+def read_metadata(folder: Path | str) -> Metadata:
+    """The metadata of a packed folder: ours inside it, or the predecessor's beside it (`<folder>_metadata.json`)."""
+    folder = Path(folder)
+    with explained_os_errors(folder, "read"), suppress(FileNotFoundError):
+        os.stat(folder)
+    sibling = predecessor_metadata_path(folder)
+    if not (folder / METADATA_NAME).exists() and sibling.exists():
+        return _read_predecessor_metadata(folder, sibling)
+    return Metadata.read(folder)
+
+
+def predecessor_metadata_path(folder: Path) -> Path:
+    """`<folder>_metadata.json` beside `folder`."""
+    folder = followed(folder)
+    return folder.parent / f"{folder.name}_metadata.json"
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether a folder has the metadata of packs: TFRecords, tables, or the predecessor's."""
+    paths = (folder / METADATA_NAME, TableMetadata.path_in(folder), predecessor_metadata_path(folder))
+    return any(path.exists() for path in paths)
+
+
+# --- the shards of a folder, of which there may be hundreds of thousands
+
+
+def open_shards(folder: Path, metadata: Metadata, cache: FileCache | None = None) -> RecordFiles:
+    """The packs of a folder by their shards and numbers, found by the index of their group where there is one."""
+    table = metadata.shard_table
+    return RecordFiles(ShardPaths(folder, table), PackedSchema.of(metadata), table.packs, _Starts(folder, table), cache)
+
+
+@dataclass(frozen=True)
+class ShardPaths(Sequence[Path]):
+    """The paths of the shards of a folder, made when they are asked for."""
+
+    folder: Path
+    table: ShardTable
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, number: int) -> Path: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Path]: ...
+
+    def __getitem__(self, number: int | slice) -> Path | list[Path]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        return self.folder / self.table.name(number % len(self))
+
+
+@dataclass(frozen=True)
+class _Starts:
+    """Where the records of a shard begin, as the index of its group says."""
+
+    folder: Path
+    table: ShardTable
+
+    def __call__(self, shard: int) -> IntArray | None:
+        if self.table.given_names:
+            return None
+        before, packs, size = self.table.packs_before(shard), int(self.table.packs[shard]), int(self.table.bytes[shard])
+        return read_starts(index_path(self.folder, self.table.place(shard)[0]), before, packs, size)
+
+
+def check_shards(folder: Path, table: ShardTable) -> None:
+    """Refuse a folder in which a shard is missing, or has another size than the metadata say."""
+    for path, size in zip(_names(folder, table), table.bytes.tolist(), strict=True):
+        try:
+            found = os.stat(path)
+        except OSError:
+            found = None
+        if found is None or not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{path}: the shard is missing, the metadata names it; write the packed data again")
+        if found.st_size != size:
+            raise InputError(f"{path}: has {found.st_size:,} bytes, the metadata says {size:,}; write the packed data again")
+
+
+def _names(folder: Path, table: ShardTable) -> Iterator[str]:
+    """The paths of all shards as text, which takes little time."""
+    if table.given_names:
+        yield from (f"{folder}/{name}" for name in table.given_names)
+        return
+    for group, (first, end) in enumerate(zip(table.group_firsts, [*table.group_firsts[1:], len(table)], strict=True)):
+        begin = f"{folder}/packed-{group:05d}-"
+        yield from (f"{begin}{number:05d}{table.ending}" for number in range(end - first))
+
+
+def _read_predecessor_metadata(folder: Path, sibling: Path) -> Metadata:
+    """The metadata of a folder that the predecessor packed.
+
+    What it did not record is given as its neutral value: no inputs, no checksums, an empty histogram, seed 0; the lower
+    bound is the number of tokens divided by the length of a row.
+    """
+    counts = _read_counts(sibling)
+    paths = sorted(path for path in folder.glob(_FILE_PATTERN) if path.is_file())
+    if not paths:
+        raise InputError(f"{folder}: holds no {_FILE_PATTERN} file, which {sibling.name} belongs to; check the path")
+    schema = _schema_of(paths[0])
+    sizes = [int(packs) for packs in RecordFiles(paths, schema).sizes]
+    packs = sum(sizes)
+    if packs != counts.packs:
+        raise InputError(
+            f"{folder}: its files hold {packs} packs, {sibling.name} says {counts.packs}: files are missing, or its packer "
+            "lost records; pack the data again, or correct new_number_of_samples to train on what is there"
+        )
+    shards = tuple(
+        Shard(name=path.name, packs=packs, bytes=path.stat().st_size) for path, packs in zip(paths, sizes, strict=True)
+    )
+    return _metadata(sibling, counts, schema, shards)
+
+
+class _PredecessorMetadata(Metadata):
+    """The metadata of a folder that the predecessor packed: it has no groups, but files of any name."""
+
+    shards: tuple[Shard, ...]
+
+    @cached_property
+    def shard_table(self) -> ShardTable:
+        """The shards as arrays."""
+        return ShardTable.of(self.shards)
+
+    def known_by(self) -> list[Any]:
+        """What tells these packs from others: names and sizes of all files."""
+        return [shard.model_dump() for shard in self.shards]
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What the predecessor recorded."""
+
+    packs: int
+    sequences: int
+    padding_tokens: int
+
+
+def _read_counts(sibling: Path) -> _Counts:
+    content = read_json(sibling)
+    dropped = _count(sibling, content, "sequences_dropped", 0)
+    return _Counts(
+        packs=_count(sibling, content, "new_number_of_samples"),
+        sequences=_count(sibling, content, "original_number_of_samples") - dropped,
+        padding_tokens=_count(sibling, content, "padding_tokens_packed_dataset"),
+    )
+
+
+def _metadata(sibling: Path, counts: _Counts, schema: PackedSchema, shards: tuple[Shard, ...]) -> Metadata:
+    slots = counts.packs * schema.max_sequence_length
+    tokens = slots - counts.padding_tokens
+    if not 0 <= counts.padding_tokens < slots or counts.sequences < counts.packs:
+        raise InputError(
+            f"{sibling}: {counts.sequences} sequences and {counts.padding_tokens} padding tokens do not go with "
+            f"{counts.packs} packs of {schema.max_sequence_length}; it belongs to other data"
+        )
+    figures = PackingFigures(counts.sequences, counts.packs, tokens, slots, -(-tokens // schema.max_sequence_length))
+    return _PredecessorMetadata(
+        format_version=2,
+        tool_version="predecessor",
+        max_sequence_length=schema.max_sequence_length,
+        max_predictions=schema.max_predictions,
+        masked_slots=schema.masked_slots,
+        depth=schema.depth,
+        seed=0,
+        algorithm="nnls",
+        vocabulary=None,
+        **figures.stored(),
+        shard_multiple=1,
+        input_files=0,
+        groups=(),
+        shards=shards,
+        histogram=(),
+    )
+
+
+def _count(sibling: Path, content: Any, key: str, default: int | None = None) -> int:
+    """A count, which the predecessor writes as a float."""
+    value = content.get(key, default) if isinstance(content, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST_COUNT or value % 1:
+        raise InputError(
+            f"{sibling}: `{key}` is {shown(value)}, it must be a whole number; this is not the predecessor's metadata"
+        )
+    return int(value)
+
+
+def _schema_of(path: Path) -> PackedSchema:
+    """The sizes of the first record of `path`."""
+    features = first_record(path)
+    try:
+        schema = packed_schema_of(features)
+        check_features(features, schema)
+    except RecordError as error:
+        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+    if schema.depth != _PREDECESSOR_DEPTH:
+        raise InputError(f"{path}: its packs hold {schema.depth} sequences, the predecessor's hold {_PREDECESSOR_DEPTH}")
+    return schema
+
+
+def write_predecessor_metadata(folder: Path, plan: Path) -> Path:
+    """Write the metadata that the predecessor's trainer looks for beside a folder that we packed by `plan`; its path.
+
+    `top_8_strategies` are the lengths themselves: the predecessor's numbers point into a list that it does not save.
+    """
+    metadata = Metadata.read(folder)
+    path = predecessor_metadata_path(folder)
+    if metadata.depth != _PREDECESSOR_DEPTH or metadata.masked_slots != metadata.max_predictions + _PREDECESSOR_DEPTH:
+        raise InputError(
+            f"{folder / METADATA_NAME}: depth {metadata.depth} and {metadata.masked_slots} masked slots; the predecessor's "
+            f"trainer reads depth {_PREDECESSOR_DEPTH} and {metadata.max_predictions} + {_PREDECESSOR_DEPTH} slots only; "
+            f"plan with --depth {_PREDECESSOR_DEPTH} --masked-slots {metadata.max_predictions + _PREDECESSOR_DEPTH}"
+        )
+    strategies = Plan.read(plan).mixture
+    slots = metadata.max_sequence_length
+    top = sorted(strategies.items(), key=lambda item: (-item[1], item[0]))[:_TOP_STRATEGIES]
+    write_json(
+        path,
+        {
+            "sequences_dropped": 0,
+            "num_strategies_utilized": len(strategies),
+            "new_number_of_samples": metadata.packs,
+            "original_number_of_samples": metadata.sequences,
+            "compression_ratio": 1 - metadata.packs / metadata.sequences,
+            "expected_speedup": metadata.packing_factor,
+            "theoretical_speedup": metadata.sequences * slots / metadata.tokens,
+            "avg_seq_per_sample": metadata.packing_factor,
+            "padding_tokens_original_dataset": metadata.sequences * slots - metadata.tokens,
+            "padding_tokens_packed_dataset": metadata.padding_tokens,
+            "packing_efficiency": metadata.efficiency,
+            "top_8_strategies": [list(lengths) for lengths, _ in top],
+        },
+    )
+    return path

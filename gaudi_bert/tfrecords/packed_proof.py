@@ -1,0 +1,249 @@
+"""The flow of `verify`, for packed TFRecords and packed tables, and the proof of every key of their JSON files.
+
+How the sequences of a group are read and compared is told apart in `data.verify` and `tables.verify_table`. From what they
+read they make the manifests and the metadata anew; here the stored ones are held to these. So each key is recomputed from
+the data or, where it cannot be, stands in the code that makes them anew as a copy of what is stored.
+
+The result is stored in the folder itself, so that the same folder is not verified twice. It holds for the files that were
+read: a hidden file next to it identifies them (their inodes and times), so a copied folder, or one with a file that changed,
+is verified again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from gaudi_bert.artefacts.base import Artefact
+from gaudi_bert.artefacts.completion import Signature, begin_artefact, first_difference, is_finished, settings_path
+from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.references import InputFile, manifest_path
+from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.shard_index import index_path
+from gaudi_bert.artefacts.shards import Shard
+from gaudi_bert.artefacts.store.mirrored_folder import (
+    fetch,
+    files_in,
+    is_mirrored,
+    last_change,
+    names_in,
+    release,
+    remove,
+    shown,
+)
+from gaudi_bert.artefacts.verification import TableVerification, Verification
+from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.crc32c import crc32c
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import hidden_beside, read_file, read_text, write_text
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.packing.certificate import simple_certificate
+
+Stored = TypeVar("Stored", Verification, TableVerification)
+Manifest = TypeVar("Manifest", bound=Artefact)
+
+
+@dataclass(frozen=True)
+class Proof(Generic[Stored]):
+    """What the files of a packed folder must say, by what was read; its manifests were held to that already."""
+
+    metadata: Metadata | TableMetadata
+    verification: Stored
+
+
+def verify_folder(
+    packed: Path,
+    metadata: Metadata | TableMetadata,
+    inputs: Mapping[Path, int],
+    kind: type[Stored],
+    prove: Callable[[], Proof[Stored]],
+    *,
+    reporter: Reporter,
+    overwrite: bool,
+) -> Made[Stored]:
+    """Verify a packed folder, unless that was done and nothing has changed since.
+
+    Args:
+        inputs: the files that it was made from, with their bytes.
+        prove: reads both sides and compares their sequences.
+    """
+    out = kind.path_in(packed)
+    seen, sources = hidden_beside(out, "seen"), lambda: itertools.chain(_files_of(packed, metadata), inputs)
+    identity = _identity_of(sources())
+    sha256 = hashlib.sha256(read_file(metadata.path_in(packed))).hexdigest()
+    files = {path.name: size for path, size in inputs.items()}
+    signature = Signature("verify", {}, {"metadata_sha256": sha256, "files": files})
+    if not overwrite and is_finished(out, out, signature) and _is_of_these(out, seen, identity, sources()):
+        reporter.say(f"{shown(packed)}: already verified, nothing to do")
+        return Made(kind.read_of(out, metadata), skipped=True)
+    is_writable = is_mirrored(packed) or os.access(packed, os.W_OK)
+    if is_writable:
+        # A verification is of no use to anyone once its data changed, so it is replaced without `overwrite`.
+        remove(out, settings_path(out))
+        begin_artefact(out, out, signature)
+    else:
+        reporter.say(f"note: {shown(packed)} is read-only, so the verification cannot be stored there")
+    proof = prove()
+    _check_files(packed, metadata, proof)
+    if is_writable:
+        write_text(seen, identity)
+        proof.verification.write(out)
+    return Made(proof.verification)
+
+
+def _files_of(packed: Path, metadata: Metadata | TableMetadata) -> Iterator[Path]:
+    """The shards, and what lies beside those of each group."""
+    table = metadata.shard_table
+    yield from (packed / table.name(number) for number in range(len(table)))
+    if isinstance(metadata, Metadata):
+        for number in range(len(table.group_firsts)):
+            yield from (manifest_path(packed, number), index_path(packed, number))
+
+
+def _identity_of(sources: Iterable[Path]) -> str:
+    """Identifies files as they are now: a copy has other inodes, a file that was written to has another time."""
+    digest = hashlib.sha256()
+    for source in sources:
+        try:
+            status = None if is_mirrored(source) else os.stat(source)
+        except FileNotFoundError:
+            continue  # the proof names what is missing
+        known = (last_change(source),) if status is None else (status.st_size, status.st_ino, status.st_ctime_ns)
+        digest.update(repr((source.name, *known)).encode("utf-8"))
+    return digest.hexdigest()
+
+
+def _is_of_these(out: Path, seen: Path, identity: str, sources: Iterable[Path]) -> bool:
+    """Whether a stored verification is of these files as they are now; in a store, whether none is newer."""
+    if is_mirrored(out):
+        return max(map(last_change, sources)) <= last_change(out) < math.inf
+    return seen.exists() and read_text(seen) == identity
+
+
+# --- what is held to the folder before its shards are read
+
+
+def check_shards(packed: Path, metadata: Metadata | TableMetadata) -> None:
+    """The folder holds the shards of the metadata, and no other that a reader might take for its own."""
+    table, foreign = metadata.shard_table, []
+    sizes = np.full(len(table), -1, np.int64)
+    for name, size in _sizes_in(packed):
+        number = table.number(name)
+        if number is not None:
+            sizes[number] = size
+        elif name.startswith("packed-"):
+            foreign.append(name)
+    if (sizes != table.bytes).any():
+        number = int(np.argmax(sizes != table.bytes))
+        found = f"{sizes[number]} bytes, metadata.json says {table.bytes[number]}"
+        problem = "the shard is missing" if sizes[number] < 0 else found
+        raise FailedError(f"{packed / table.name(number)}: {problem}; {metadata.remedy}")
+    if foreign:
+        raise FailedError(f"{packed / min(foreign)}: is not in metadata.json; remove it, or {metadata.remedy}")
+
+
+def _sizes_in(packed: Path) -> Iterator[tuple[str, int]]:
+    """The files of a folder and their sizes; of one on this machine, nothing is kept."""
+    if is_mirrored(packed):
+        yield from ((name, info.bytes) for name, info in files_in(packed).items())
+        return
+    with os.scandir(packed) as entries:
+        yield from ((entry.name, entry.stat().st_size) for entry in entries if entry.is_file())
+
+
+def check_crc32c(packed: Path, stored: Sequence[Shard], present: Sequence[Shard], remedy: str) -> None:
+    """The shards of a group are those of its manifest."""
+    for one, other in zip(stored, present, strict=False):  # other names, or fewer, are found where all keys are compared
+        if one.name == other.name and one.crc32c != other.crc32c:
+            raise FailedError(f"{packed / one.name}: its CRC-32C differs from the manifest of its group; {remedy}")
+
+
+def check_inputs(packed: Path, packed_files: Iterable[InputFile], present: Iterable[InputFile], remedy: str) -> None:
+    """The input files are those that were packed; otherwise the first that is new, missing or changed is named."""
+    known, now = ({file.name: (file.identity, file.sequences) for file in files} for files in (packed_files, present))
+    for name in [*now, *known]:
+        if now.get(name) != known.get(name):
+            gone = "was packed but is missing now" if name not in now else "has changed since it was packed"
+            problem = gone if name in known else "is not among those that were packed"
+            raise FailedError(f"{packed}: input file {name} {problem}; {remedy}")
+
+
+def check_numbers(packed: Path, metadata: Metadata | TableMetadata) -> None:
+    """The shards of each group are numbered without a gap, and as many as `shard_multiple` asks for."""
+    table = metadata.shard_table
+    for number, shards in enumerate(table.group_sizes.tolist()):
+        fewer = isinstance(metadata, TableMetadata) and shards and metadata.shard_multiple % shards == 0
+        if shards % metadata.shard_multiple and not fewer:
+            raise FailedError(
+                f"{metadata.path_in(packed)}: shard_multiple is {metadata.shard_multiple}, but group {number} has"
+                f" {shards} shards; {metadata.remedy}"
+            )
+
+
+# --- metadata.json and the manifests, held to what was read
+
+
+def read_manifest(kind: type[Manifest], packed: Path, number: int) -> tuple[Manifest, int]:
+    """The stored manifest of a group, and its CRC-32C."""
+    path = manifest_path(packed, number)
+    fetch(path)
+    try:
+        return kind.read(path), crc32c(read_file(path))
+    except InputError as error:
+        raise FailedError(str(error)) from error
+    finally:
+        release(path)
+
+
+def _check_files(packed: Path, metadata: Metadata | TableMetadata, proof: Proof[Stored]) -> None:
+    groups = len(metadata.shard_table.group_firsts)
+    known = {path(packed, number).name for number in range(groups) for path in (manifest_path, index_path)}
+    path = metadata.path_in(packed)
+    for name in names_in(path.parent):
+        if re.fullmatch(r"group-.*\.(json|index)", name) and name not in known:
+            what = "manifest" if name.endswith(".json") else "index"
+            raise FailedError(
+                f"{path.with_name(name)}: the {what} of a group that metadata.json does not have; {metadata.remedy}"
+            )
+    check_same(path, metadata, proof.metadata)
+
+
+def check_same(path: Path, stored: Artefact, right: Artefact) -> None:
+    """A stored file says what the data say."""
+    difference = first_difference(stored.as_json(), right.as_json(), "by the data")
+    if difference is not None:
+        raise FailedError(f"{path}: {difference}; {stored.remedy}")
+
+
+def check_bound(
+    path: Path, claimed: int, packs: int, groups: Callable[[], Iterable[IntArray]], depth: int, remedy: str
+) -> None:
+    """The bound that a file states can be proven, group by group; by a solver where simple sums do not do.
+
+    Args:
+        claimed: fewest packs that the groups need together.
+        groups: gives of each, int64 [L]: what is packed as one, by its length.
+    """
+    proven = sum(simple_certificate(counts, depth).bound for counts in groups())
+    if claimed <= min(proven, packs):
+        return
+    # The solvers are slow to load, and rarely needed here.
+    from gaudi_bert.packing.algorithms import pack_histogram
+    from gaudi_bert.packing.exact.bounds import prove_bound
+    from gaudi_bert.packing.histogram import Histogram
+
+    proven = sum(prove_bound(counts, depth).bound for counts in groups())
+    if proven < claimed <= packs:
+        # The quick proof is not always the best one that a plan can carry.
+        proven = sum(pack_histogram(Histogram(len(counts), counts), "optimal", depth).lower_bound for counts in groups())
+    if not claimed <= min(proven, packs):
+        raise FailedError(f"{path}: lower_bound is {claimed}, only {proven} packs can be proven; {remedy}")

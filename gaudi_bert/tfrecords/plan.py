@@ -1,0 +1,328 @@
+"""The stage `plan`: histograms in, `plan.json` out: which lengths share a pack, how often, and how near the optimum that is.
+
+The plan is a function of the histograms and the settings alone, byte for byte. Each group of files is packed within itself;
+the bound of the plan is the sum of the groups' proven bounds. Groups are formed from names and sizes; the counts of a file
+are read when its group is packed, part by part (`artefacts.plan`), so that many machines can make the parts of one plan, and
+memory is bounded by a part. See `grouped_output` for kills and several writers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.grouped_output import GroupedOutput
+from gaudi_bert.artefacts.histogram import CountedFile
+from gaudi_bert.artefacts.plan import (
+    GROUPS_OF_A_PART,
+    ListedPart,
+    Plan,
+    PlannedGroup,
+    PlanPart,
+    PlanTotals,
+    SmallerBudget,
+    files_sha256,
+    part_path,
+    totals_of,
+)
+from gaudi_bert.artefacts.results import GroupsResult, Made
+from gaudi_bert.artefacts.store.copies import local_copy
+from gaudi_bert.artefacts.store.location import shown_place
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, names_in
+from gaudi_bert.common.files import read_file
+from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.packing.algorithms import pack_histogram
+from gaudi_bert.packing.groups import form_groups, group_histogram, too_large_files
+from gaudi_bert.packing.masked_budget import budget_costs, least_masked_slots, smaller_budgets
+from gaudi_bert.packing.result import Packing
+from gaudi_bert.tfrecords.histogram import CountedRecords, read_histograms
+from gaudi_bert.tfrecords.scanning.scan import worker_count
+
+
+def plan(
+    histograms: Sequence[Path],
+    out: Path,
+    settings: PackingSettings,
+    *,
+    finish: bool = False,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> Made[PlanTotals]:
+    """Plan the packing of the records that `histograms` count.
+
+    Args:
+        histograms: one or several histogram.json; they are merged.
+        finish: make no part, but check that all are there (see `plan_shard`) and write plan.json.
+
+    Returns:
+        The quality of the plan, in total, and the seconds that it took, which are never stored.
+    """
+    started = time.monotonic()
+    with _opened(histograms, out, settings, reporter, store) as (output, records):
+        if output.begin(overwrite):
+            return Made(Plan.read(output.final).totals, seconds=0.0, skipped=True)
+        planning = _planning(records, settings, output, workers)
+        if not finish:
+            _make_parts(output, planning, range(planning.parts))
+        content = _finish(output, planning)
+    if records.files is None:
+        reporter.say(
+            f"{shown_place(out)}: the histogram has no counts per file, so this plan cannot be written, only looked at"
+        )
+    return Made(content.totals, seconds=round(time.monotonic() - started, 3))
+
+
+def plan_shard(
+    histograms: Sequence[Path],
+    out: Path,
+    settings: PackingSettings,
+    shard: tuple[int, int],
+    *,
+    last_finishes: bool = False,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> Made[PlanTotals] | GroupsResult:
+    """Make the parts K, K + N, ... of a plan, for `shard` (K, N); `plan` with `finish` afterwards, once.
+
+    Args:
+        histograms: all of them, whichever part is made.
+        last_finishes: write plan.json as well if all parts are there then, so that nobody has to `finish`.
+
+    Returns:
+        The totals of the groups of these parts, or of the whole plan where it is finished.
+    """
+    with _opened(histograms, out, settings, reporter, store) as (output, records):
+        if output.begin(overwrite):
+            return Made(Plan.read(output.final).totals, skipped=True)
+        planning = _planning(records, settings, output, workers)
+        numbers = range(planning.parts)[shard[0] :: shard[1]]
+        made = _make_parts(output, planning, numbers)
+        if last_finishes and {part_path(output.final, part).name for part in range(planning.parts)}.issubset(
+            names_in(output.folder)
+        ):
+            return Made(_finish(output, planning).totals)
+        sums: Counter[str] = Counter()
+        for _, part in output.each_whole(numbers):
+            for group in part.groups:
+                sums.update(groups=1, sequences=group.sequences, packs=group.packs, tokens=group.tokens)
+    return GroupsResult(sums["groups"], made, sums["sequences"], sums["packs"], sums["tokens"])
+
+
+@contextmanager
+def _opened(
+    histograms: Sequence[Path], out: Path, settings: PackingSettings, reporter: Reporter, store: StoreSettings | None
+) -> Iterator[tuple[_PlanOutput, CountedRecords]]:
+    """Where the plan is made, and what the histograms say."""
+    with ExitStack() as stack:
+        records = read_histograms([stack.enter_context(local_copy(path, store)) for path in histograms])
+        signature = Signature("plan", settings.model_dump(mode="json"), {"histogram_sha256": records.sha256})
+        path = stack.enter_context(mirrored(out.parent, store)) / out.name
+        yield _PlanOutput(path.parent, path, signature, PlanPart, lambda part: part_path(path, part), reporter), records
+
+
+@dataclass(frozen=True)
+class _PlanOutput(GroupedOutput[int, PlanPart]):
+    """plan.json, which is whole when its parts are."""
+
+    unit = "part"
+
+    @property
+    def artefact(self) -> Path:
+        """The file that is written last."""
+        return self.final
+
+    def is_whole(self, summary: PlanPart) -> bool:
+        """A part is of these settings and histograms."""
+        return summary.signature_sha256 == self.signature.sha256
+
+
+@dataclass(frozen=True)
+class _Planning:
+    """What is planned: `groups` of files, one group without files where only counts are known."""
+
+    records: CountedRecords
+    groups: Sequence[Sequence[CountedFile]]
+    settings: PackingSettings
+    signature_sha256: str
+    workers: int | None
+
+    @property
+    def parts(self) -> int:
+        """How many parts the plan has."""
+        return -(-len(self.groups) // GROUPS_OF_A_PART)
+
+    @property
+    def least_masked_slots(self) -> int:
+        """The smallest budget for which there is any packing at all; 0 where it is not known."""
+        return least_masked_slots(self.records.histogram) or 0
+
+    def groups_of(self, part: int) -> Sequence[Sequence[CountedFile]]:
+        """The groups of a part."""
+        return self.groups[part * GROUPS_OF_A_PART : (part + 1) * GROUPS_OF_A_PART]
+
+    def make(self, part: int, task: Task) -> PlanPart:
+        """A part, as it is stored."""
+        groups = self.groups_of(part)
+        packings = self._pack(groups, task)
+        depth = self.settings.depth
+        needed = [packing.masked_slots_needed for packing in packings if packing.masked_slots_needed is not None]
+        budgets = smaller_budgets(self.least_masked_slots, max(needed, default=0))
+        costs = budget_costs([(packing.mixture, packing.histogram) for packing in packings], packings[0].depth, budgets)
+        return PlanPart(
+            format_version=2,
+            part=part,
+            signature_sha256=self.signature_sha256,
+            depth=max(packing.depth_used if depth == "max" else packing.depth for packing in packings),
+            masked_slots=max(packing.masked_slots or 0 for packing in packings) or None,
+            masked_slots_needed=max(needed, default=None),
+            smaller_masked_slots=tuple(SmallerBudget(masked_slots=budget, packs=packs) for budget, packs in costs.items()),
+            files=tuple(file for files in groups for file in files),
+            groups=tuple(
+                PlannedGroup(
+                    files=tuple(file.name for file in files),
+                    sequences=packing.sequences,
+                    packs=packing.packs,
+                    lower_bound=packing.lower_bound,
+                    algorithm_used=packing.algorithm_used,
+                    strategies=tuple(packing.mixture.items()),
+                    bound_prices=tuple(packing.certificate.prices.tolist()),
+                )
+                for files, packing in zip(groups, packings, strict=True)
+            ),
+        )
+
+    def _pack(self, groups: Sequence[Sequence[CountedFile]], task: Task) -> list[Packing]:
+        """Pack each group; several at once where there are cores (the kernels run outside Python's lock)."""
+        whole, settings = self.records.histogram, self.settings
+
+        def pack(files: Sequence[CountedFile]) -> Packing:
+            counts = (file.counts.rows for file in files)
+            packing = pack_histogram(
+                group_histogram(counts, whole.max_sequence_length) if files else whole,
+                settings.algorithm,
+                settings.depth,
+                leftovers=settings.leftovers,
+                max_predictions=self.records.max_predictions,
+                masked_slots=settings.masked_slots,
+                seed=settings.seed,
+            )
+            task.advance()
+            return packing
+
+        workers = worker_count(self.workers, len(groups))
+        if workers == 1:
+            return [pack(group) for group in groups]
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(pack, groups))
+
+
+def _planning(records: CountedRecords, settings: PackingSettings, output: _PlanOutput, workers: int | None) -> _Planning:
+    """Form the groups of files; one group without files where only counts are known."""
+    limits = settings.group_sequences, settings.group_bytes
+    groups: list[list[CountedFile]] = [[]]
+    if records.files is not None:
+        for file in too_large_files(records.files, *limits):
+            output.reporter.say(
+                f"{file.name}: {file.sequences:,} sequences, {file.bytes:,} bytes: larger than a group may be"
+                f" ({limits[0]:,} sequences, {limits[1]:,} bytes), so it is a group of its own"
+            )
+        groups = form_groups(records.files, *limits, settings.seed)
+    return _Planning(records, groups, settings, output.signature.sha256, workers)
+
+
+def _make_parts(output: _PlanOutput, planning: _Planning, numbers: Sequence[int]) -> int:
+    """Make those of the parts that are not there yet; how many groups they have."""
+    missing = output.missing(numbers)
+    groups = sum(len(planning.groups_of(number)) for number in missing)
+    with output.reporter.task("plan", groups, "groups") as task:
+        for number in missing:
+            with output.writing(number, f"{output.final}: part {number}") as needed:
+                if needed:
+                    planning.make(number, task).write(output.summary_path(number))
+    return groups
+
+
+@dataclass
+class _Parts:
+    """What plan.json says of parts that are read one after the other."""
+
+    output: _PlanOutput
+    listed: list[ListedPart] = field(default_factory=list)
+    depth: int = 0
+    masked_slots: int = 0
+    needed: list[int | None] = field(default_factory=list)
+    costs: list[tuple[SmallerBudget, ...]] = field(default_factory=list)
+
+    def groups(self, parts: int) -> Iterator[PlannedGroup]:
+        """The groups of all parts, which must be there."""
+        for number, part in self.output.all_whole(range(parts), "gaudi-bert plan"):
+            data = read_file(self.output.summary_path(number))
+            size = {file.name: file.bytes for file in part.files}
+            entry = ListedPart(
+                bytes=len(data),
+                sha256=hashlib.sha256(data).hexdigest(),
+                packs=tuple(group.packs for group in part.groups),
+                input_bytes=tuple(sum(size[name] for name in group.files) for group in part.groups),
+            )
+            self.listed.append(entry)
+            self.depth = max(self.depth, part.depth)
+            self.masked_slots = max(self.masked_slots, part.masked_slots or 0)
+            self.needed.append(part.masked_slots_needed)
+            self.costs.append(part.smaller_masked_slots)
+            yield from part.groups
+
+    def packs_within(self, budget: int) -> int:
+        """Packs in all, by what each part says of this budget, or of the next smaller one that it knows."""
+        total = 0
+        for listed, needed, costs in zip(self.listed, self.needed, self.costs, strict=True):
+            smaller = [cost.packs for cost in costs if cost.masked_slots <= budget < (needed or 0)]
+            total += smaller[0] if smaller else sum(listed.packs)
+        return total
+
+
+def _finish(output: _PlanOutput, planning: _Planning) -> Plan:
+    """Put the parts together, and write plan.json."""
+    records, settings, parts = planning.records, planning.settings, _Parts(output)
+    length = records.histogram.max_sequence_length
+    totals = totals_of(parts.groups(planning.parts), length, settings.algorithm, None)
+    needed = max((needed for needed in parts.needed if needed is not None), default=None)
+    budgets = smaller_budgets(planning.least_masked_slots, needed or 0)
+    masked_totals = {
+        "masked_slots": parts.masked_slots or None,
+        "masked_slots_needed": needed,
+        "smaller_masked_slots": tuple(
+            SmallerBudget(masked_slots=budget, packs=parts.packs_within(budget)) for budget in budgets
+        ),
+    }
+    content = Plan(
+        format_version=2,
+        algorithm=settings.algorithm,
+        depth=parts.depth,
+        max_sequence_length=length,
+        max_predictions=records.max_predictions,
+        masked_slots=parts.masked_slots or None,
+        seed=settings.seed,
+        shard_multiple=settings.shard_multiple,
+        shard_bytes=settings.shard_bytes,
+        histogram_sha256=records.sha256,
+        vocabulary=records.vocabulary,
+        writable=records.files is not None,
+        totals=PlanTotals(**{**totals, **masked_totals}),
+        files_sha256=files_sha256((file.name, file.bytes) for file in records.files or ()),
+        parts=tuple(parts.listed),
+    )
+    output.write_final(content)
+    return content

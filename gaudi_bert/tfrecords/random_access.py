@@ -1,0 +1,328 @@
+"""Records of many files by their numbers, as dense arrays: where they begin, the bytes left to the page cache.
+
+A file is mapped into memory when it is opened. Where its records begin, the index of its group says (`wire/shard_index.py`),
+and then only the pages of the records that are read are touched; a file without one is walked, from length to length. The
+length of a record, its checksum, and that of its bytes are looked at when it is read. A compressed file is first written out
+to a temporary file without a name. A record in an encoding that the kernels do not take is decoded by the general reader.
+
+Files are open until they are let go: by `StreamReader`, which also prepares the next ones; or by `keep`. `read` opens those
+that are not open.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray
+from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors, open_file
+from gaudi_bert.common.memory import address_of, copy_bytes, load_u32, load_word
+from gaudi_bert.reading.streams import ShardFiles
+from gaudi_bert.tfrecords.arrays import decode_columns
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import FRAME_BYTES, PROBLEMS, RecordStream, ScanStatus, record_place
+from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES, PackedSchema, RecordError, UnpackedSchema, check_features
+
+_LARGEST = 2**31 - 1
+# Linux reads no more ahead at a time than the disk's own read-ahead, which is this much unless it was changed.
+_READ_AHEAD_BYTES = 128 * 1024
+
+
+class FileCache(Protocol):
+    """Local copies of files.
+
+    Attributes:
+        threads: how many are fetched at once.
+    """
+
+    threads: int
+
+    def bring(self, number: int) -> None:
+        """Have a file here until it is released as often as it was brought."""
+
+    def release(self, number: int) -> None:
+        """A file that was brought is not read any more."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What is known of a file before it is opened.
+
+    Attributes:
+        starts: int64 [records + 1], where the frames of its records begin; the last is the end of the file.
+        is_walked: they were found in the file itself, not in an index.
+        content: of a compressed file, its bytes, uncompressed.
+    """
+
+    starts: IntArray
+    is_walked: bool
+    content: _Mapped | None
+
+
+class RecordFiles(ShardFiles["_Prepared"]):
+    """Files of records with the same features, the shards of a `StreamReader`.
+
+    Args:
+        paths: the files, numbered in this order.
+        counts: records of each file; None where nothing says it.
+        starts_of: where the records of a file begin, as an index says, or None; None where there is no index at all.
+        cache: brings the files here; None where they lie here.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        schema: PackedSchema | UnpackedSchema,
+        counts: Sequence[int] | IntArray | None = None,
+        starts_of: Callable[[int], IntArray | None] | None = None,
+        cache: FileCache | None = None,
+    ) -> None:
+        self.paths, self.schema, self._counts, self._starts_of, self._cache = paths, schema, counts, starts_of, cache
+        self.threads = 1 if cache is None else cache.threads
+        self._open: dict[int, _OpenFile] = {}
+        # The addresses of the bytes and of the starts of each file that is open, and how many records it has.
+        self._places = np.zeros((len(paths), 3), np.int64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which maps the files itself."""
+        return RecordFiles, (self.paths, self.schema, self._counts, self._starts_of, self._cache)
+
+    @property
+    def sizes(self) -> IntArray:
+        """Records of each file, int64, counted where nothing says it."""
+        if self._counts is None:
+            self._counts = [len(self.prepare(number).starts) - 1 for number in range(len(self.paths))]
+        return np.asarray(self._counts, np.int64)
+
+    def prepare(self, number: int) -> _Prepared:
+        """Find out where the records of a file begin."""
+        path = self.paths[number]
+        if self._cache is not None:
+            self._cache.bring(number)
+        starts = self._starts_of(number) if self._starts_of is not None else None
+        if starts is not None:
+            return _Prepared(starts, False, None)
+        count = int(self._counts[number]) if self._counts is not None else None
+        content, is_compressed = _mapped_content(path)
+        starts = _walk(path, content.bytes, count)
+        return _Prepared(starts, True, content if is_compressed else None)
+
+    def hold(self, number: int, prepared: _Prepared) -> None:
+        """Open a file that was prepared."""
+        file = self._open[number] = _OpenFile(self.paths[number], prepared)
+        self._places[number] = file.place
+
+    def let_go(self, number: int) -> None:
+        """Close an open file."""
+        self._places[number] = 0
+        del self._open[number]
+        self.forget(number)
+
+    def forget(self, number: int) -> None:
+        """A file that was prepared is not opened after all."""
+        if self._cache is not None:
+            self._cache.release(number)
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Close all files but these."""
+        for number in self._open.keys() - set(numbers):
+            self.let_go(number)
+
+    def expect(self, number: int, first: int, last: int) -> None:
+        """Records `first` up to below `last` of an open file are read soon: the disk reads them meanwhile."""
+        self._open[number].advise(mmap.MADV_WILLNEED, first, last)
+
+    def leave(self, number: int, first: int, last: int) -> None:
+        """These records are not read again: their pages leave this process, though not the page cache."""
+        self._open[number].advise(mmap.MADV_DONTNEED, first, last)
+
+    def read(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
+        """Each feature of some records by its name, int32 or float32 [n, size].
+
+        `files`, int64 [n], are the numbers of their files, and `records` their numbers in these.
+        """
+        if not self._places[files, 1].all():
+            for number in np.unique(files[self._places[files, 1] == 0]).tolist():
+                self.hold(number, self.prepare(number))
+        lengths = np.empty(len(files), np.int64)
+        absent = _find_lengths(self._places, files, records, lengths)
+        if absent >= 0:
+            self._refuse(int(files[absent]), int(records[absent]))
+        ends = np.cumsum(lengths)
+        offsets, payloads = ends - lengths, np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        bad = _copy_payloads(self._places, files, records, lengths, payloads, offsets)
+        if bad >= 0:
+            raise InputError(self._open[int(files[bad])].problem(int(records[bad])))
+        try:
+            return decode_columns(payloads, offsets, lengths, self.schema.features, "records")
+        except InputError:  # which, and whether the general reader takes it, is found out one by one
+            rows = [
+                self._decode(payloads[begin:end].tobytes(), int(file), int(record))
+                for begin, end, file, record in zip(offsets, ends, files, records, strict=True)
+            ]
+            return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _refuse(self, file: int, record: int) -> None:
+        if 0 <= record < self._places[file, 2]:
+            raise InputError(self._open[file].problem(record))
+        raise IndexError(f"{self.place(file, record)} is requested, but the file does not have it")
+
+    def place(self, file: int, record: int) -> str:
+        """What to call a record in an error."""
+        return f"{self.paths[file]}: record {record}"
+
+    def _decode(self, payload: bytes, file: int, record: int) -> dict[str, AnyArray]:
+        """One record by the general reader; numbers beyond 32 bits become the nearest ones, for the caller to refuse."""
+        try:
+            features = decode_example(payload)
+            check_features(features, self.schema)
+        except RecordError as error:
+            raise InputError(f"{self.place(file, record)}: {error}; write the records again") from error
+        return {
+            spec.name: features[spec.name].astype(np.float32)
+            if spec.kind == "float32"
+            else np.clip(features[spec.name], -_LARGEST, _LARGEST).astype(np.int32)
+            for spec in self.schema.features
+        }
+
+
+class _OpenFile:
+    """A file's bytes, and where its records' frames begin."""
+
+    def __init__(self, path: Path, prepared: _Prepared) -> None:
+        self._path, self._starts, self._is_walked = path, prepared.starts, prepared.is_walked
+        self._content = prepared.content or _mapped_file(path)
+        size = self._content.bytes.size
+        if size != self._starts[-1]:
+            raise InputError(f"{path}: has {size:,} bytes now, {self._starts[-1]:,} before; start again")
+        self.advise(mmap.MADV_RANDOM, 0, len(self._starts) - 1)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The addresses of the bytes and of the starts, and how many records there are."""
+        return self._content.bytes.ctypes.data, self._starts.ctypes.data, len(self._starts) - 1
+
+    def advise(self, advice: int, first: int, last: int) -> None:
+        """Tell the operating system how records `first` up to below `last` are read."""
+        if self._content.pages is not None:
+            begin, end = int(self._starts[first]) // mmap.PAGESIZE * mmap.PAGESIZE, int(self._starts[last])
+            step = _READ_AHEAD_BYTES if advice == mmap.MADV_WILLNEED else max(1, end - begin)
+            for piece in range(begin, end, step):
+                self._content.pages.madvise(advice, piece, min(step, end - piece))
+
+    def problem(self, record: int) -> str:
+        """What to say of a record whose length or checksum is wrong."""
+        start, end = int(self._starts[record]), int(self._starts[record + 1])
+        place = record_place(self._path, record, start)
+        status, records, _ = _walk_frames(self._content.bytes[start:end], np.empty(0, np.int64))
+        if self._is_walked or (status == ScanStatus.GOOD and records == 1):
+            return f"{place}: {PROBLEMS[ScanStatus.BAD_BYTES]}"
+        return (
+            f"{place}: is no record of {end - start:,} bytes, as the index of its group says; remove that group-*.index, or "
+            "write the packed data again"
+        )
+
+
+class _Mapped:
+    """The bytes of a file in memory, uint8, and their pages; an empty file has none."""
+
+    def __init__(self, handle: Any, size: int) -> None:
+        self.pages = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else None
+        self.bytes: ByteArray = np.frombuffer(self.pages or b"", np.uint8)
+
+
+def _mapped_file(path: Path) -> _Mapped:
+    with explained_os_errors(path, "read"), open_file(path) as handle:
+        return _Mapped(handle, path.stat().st_size)
+
+
+def _mapped_content(path: Path) -> tuple[_Mapped, bool]:
+    """The uncompressed bytes of a file, and whether it is a compressed one."""
+    if path.stat().st_size == 0:
+        return _mapped_file(path), False
+    with RecordStream(path) as stream, explained_os_errors(path, "read"):
+        if not stream.compression:
+            return _mapped_file(path), False
+        with tempfile.TemporaryFile() as plain:
+            piece = memoryview(bytearray(1 << 20))
+            while count := stream.read_into(piece):
+                plain.write(piece[:count])
+            plain.flush()
+            return _Mapped(plain, plain.tell()), True
+
+
+def _walk(path: Path, content: ByteArray, count: int | None) -> IntArray:
+    """Where the records of a file begin, and its end; `count` are those that the metadata says, None where nothing does."""
+    room = np.empty(count if count is not None else _walk_frames(content, np.empty(0, np.int64))[1], np.int64)
+    status, records, position = _walk_frames(content, room)
+    if status != ScanStatus.GOOD:
+        raise InputError(f"{record_place(path, records, position)}: {PROBLEMS[ScanStatus(status)]}")
+    if records != len(room):
+        raise InputError(f"{path}: holds {records:,} records, the metadata says {len(room):,}; write the data again")
+    return np.append(room, content.size)
+
+
+@borrowing_kernel
+def _walk_frames(buffer: ByteArray, starts: IntArray) -> tuple[int, int, int]:
+    """Go from frame to frame and note where each starts, as far as `starts` has room.
+
+    Returns:
+        GOOD, or why it stopped; how many records there are before; the position of the frame at which it stopped.
+    """
+    base, position, records = address_of(buffer), 0, 0
+    while position < buffer.size:
+        remaining = buffer.size - position
+        if remaining < 12:
+            return ScanStatus.INCOMPLETE, records, position
+        size = load_word(base + position)
+        if mask_crc(crc_of_word(size)) != load_u32(base + position + 8):
+            return ScanStatus.BAD_LENGTH, records, position
+        if size < 0 or size > MAX_RECORD_BYTES:
+            return ScanStatus.TOO_LONG, records, position
+        if size + 16 > remaining:
+            return ScanStatus.INCOMPLETE, records, position
+        if records < starts.size:
+            starts[records] = position
+        position += size + 16
+        records += 1
+    return ScanStatus.GOOD, records, position
+
+
+@borrowing_kernel
+def _find_lengths(places: IntArray, files: IntArray, records: IntArray, lengths: IntArray) -> int:
+    """Set `lengths` to the bytes of the payloads, by where the records begin; which record is none, or -1."""
+    for number in range(records.size):
+        file, record = files[number], records[number]
+        if record < 0 or record >= places[file, 2]:
+            return number
+        start = places[file, 1] + 8 * record
+        lengths[number] = load_word(start + 8) - load_word(start) - FRAME_BYTES
+        if lengths[number] < 0:
+            return number
+    return -1
+
+
+@borrowing_kernel
+def _copy_payloads(
+    places: IntArray, files: IntArray, records: IntArray, lengths: IntArray, target: ByteArray, offsets: IntArray
+) -> int:
+    """Copy payloads of these lengths into `target`, each to its offset; which one has a wrong length or checksum, or -1."""
+    for number in range(records.size):
+        file, size = files[number], lengths[number]
+        frame = places[file, 0] + load_word(places[file, 1] + 8 * records[number])
+        if load_word(frame) != size or mask_crc(crc_of_word(size)) != load_u32(frame + 8):
+            return number
+        payload = frame + 12
+        if mask_crc(crc32c_at(payload, size, 0)) != load_u32(payload + size):
+            return number
+        copy_bytes(address_of(target) + offsets[number], payload, size)
+    return -1

@@ -1,0 +1,1 @@
+"""Reading record files at full speed, and what they hold."""

@@ -1,0 +1,304 @@
+"""Reading record files at full speed: pieces into a buffer, kernels over the buffer, files in threads.
+
+`RecordScan` joins a stream, a buffer and a *format* (what to do with records: index unpacked ones here, check and hash
+packed ones in `file_contents`). It reads a piece that fits the processor's cache, runs the format's kernel over it,
+and moves what is left of the last record to the front of the buffer. A record that the kernel calls unusual is handed to
+the general reader and put back in canonical encoding, so that it ends where it ended. Where a writer leaves lists of one
+value unpacked, that is up to four bytes longer than what it replaces; they take the place of the CRC before it, which has
+been checked (or of the bytes that are kept free at the front).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, ByteArray
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords.scanning.contract import canonical_example
+from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences, compact_rows, empty_index, scan_unpacked
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.features import feature_table
+from gaudi_bert.tfrecords.wire.framing import (
+    FRAME_BYTES,
+    NO_RECORD,
+    PROBLEMS,
+    RecordStream,
+    ScanStatus,
+    append_frames,
+    frame,
+    read_records,
+    record_place,
+)
+from gaudi_bert.tfrecords.wire.schema import (
+    MAX_RECORD_BYTES,
+    PackedSchema,
+    RecordError,
+    UnpackedSchema,
+    check_features,
+    unpacked_schema_of,
+)
+
+PIECE_BYTES = 1 << 20
+FRONT_BYTES = 16
+_MOST_GROWTH = 4
+
+
+class _RecordFormat(Protocol):
+    """What a scan does with the records of one file.
+
+    Attributes:
+        records: how many of the file were taken so far.
+    """
+
+    records: int
+
+    @property
+    def schema(self) -> UnpackedSchema | PackedSchema:
+        """The sizes that every record must have."""
+        ...
+
+    def start_piece(self) -> None:
+        """Another piece of the file is about to be read."""
+        ...
+
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+        """Run the kernel over the buffer from `position`; (why it stopped, position of the record at which it stopped)."""
+        ...
+
+
+def scan_buffer() -> ByteArray:
+    """A buffer for scans in constant memory: one per thread."""
+    return np.zeros(FRONT_BYTES + MAX_RECORD_BYTES + FRAME_BYTES + PIECE_BYTES, np.uint8)
+
+
+class UnpackedFormat:
+    """Indexes unpacked records, in constant memory: the rows are those of the last piece, and point into its buffer.
+
+    Args:
+        index: filled from the front; its buffer is the one that is scanned.
+    """
+
+    def __init__(self, schema: UnpackedSchema, index: IndexedSequences) -> None:
+        self.schema, self.index = schema, index
+        self.records = 0
+        self.rows = 0
+        self._table = feature_table(schema.features)
+
+    @classmethod
+    def for_pieces(cls, schema: UnpackedSchema, buffer: ByteArray) -> UnpackedFormat:
+        """With room for the records of one piece in `buffer`."""
+        rows = (PIECE_BYTES + MAX_RECORD_BYTES) // (3 * schema.max_sequence_length + 16) + 1
+        return cls(schema, empty_index(buffer, rows))
+
+    def start_piece(self) -> None:
+        """As `_RecordFormat.start_piece`: forget the rows of the last piece."""
+        self.rows = 0
+
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+        """As `_RecordFormat.take`."""
+        first = self.rows
+        length, predictions = self.schema.max_sequence_length, self.schema.max_predictions
+        status, position, self.rows = scan_unpacked(self.index, first, position, filled, length, predictions, self._table)
+        self.records += self.rows - first
+        return ScanStatus(status), position
+
+
+class CompactedFormat(UnpackedFormat):
+    """Indexes a whole file, and copies the real values of its sequences to an arena, where they stay (a group).
+
+    Args:
+        index: with a row for each record of the file; its buffer is the one that is scanned.
+        arena: uint8, does not overlap that buffer; offsets are positions in it.
+        start, end: the part of the arena that this file may fill.
+    """
+
+    def __init__(self, schema: UnpackedSchema, index: IndexedSequences, arena: ByteArray, start: int, end: int) -> None:
+        super().__init__(schema, index)
+        self._arena, self._position, self._end = arena, start, end
+
+    def start_piece(self) -> None:
+        """As `_RecordFormat.start_piece`; the rows stay."""
+
+    def take(self, position: int, filled: int) -> tuple[ScanStatus, int]:
+        """As `_RecordFormat.take`."""
+        first = self.rows
+        status, position = super().take(position, filled)
+        rows = self.index.rows[first : self.rows]
+        sizes = (rows[name].sum(dtype=np.int64) for name in ("ids_bytes", "length", "masked_ids_bytes", "positions_bytes"))
+        needed = int(sum(sizes))
+        if self._position + needed > self._end:
+            raise ValueError(f"an arena of {self._end} bytes is too small for {needed} more")
+        self._position = compact_rows(self.index, first, self.rows, self._arena, self._position)
+        return status, position
+
+
+class RecordScan:
+    """One pass over one file.
+
+    Args:
+        buffer: uint8, from `scan_buffer` (a smaller one will do for a file that fits into it); the one that `records` reads.
+        progress: called with the bytes of the file that were read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        records: _RecordFormat,
+        buffer: ByteArray,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.path, self.records, self.buffer = path, records, buffer
+        self._progress = progress
+        self.file_bytes = 0
+        self.file_crc32c = 0
+        self._records_crc32c = 0
+
+    def pieces(self) -> Iterator[None]:
+        """Read and take piece after piece; the format holds the result when control comes back."""
+        start = position = filled = FRONT_BYTES
+        before = -start  # position in the stream = position in the buffer + before
+        view = self.buffer.data
+        with RecordStream(self.path) as stream:
+            while True:
+                self.records.start_piece()
+                if filled > start:
+                    rest = filled - position
+                    self.buffer[start : start + rest] = self.buffer[position:filled].copy()
+                    before += position - start
+                    position, filled = start, start + rest
+                count = stream.read_into(view[filled : filled + PIECE_BYTES])
+                if self._progress is not None:
+                    self._progress(stream.file_bytes - self.file_bytes)
+                self.file_bytes = stream.file_bytes
+                if count == 0:
+                    break
+                filled += count
+                position = self._take(position, filled, before)
+                self.file_crc32c = stream.file_crc32c if stream.compression else self._records_crc32c
+                yield
+        if position < filled:
+            raise InputError(f"{self._place(position + before)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+
+    def _take(self, position: int, filled: int, before: int) -> int:
+        """Take all whole records up to `filled`; the position of the first that is not whole."""
+        made_usual, counted = -1, position
+        while True:
+            status, position = self.records.take(position, filled)
+            counted = self._count_bytes(counted, position)
+            if status == ScanStatus.INCOMPLETE:
+                return position
+            if status != ScanStatus.UNUSUAL or position == made_usual:
+                raise InputError(f"{self._place(position + before)}: {PROBLEMS[status]}")
+            counted = self._count_bytes(position, position + self._frame_bytes(position))
+            position = made_usual = self._make_usual(position, before)
+
+    def _count_bytes(self, start: int, end: int) -> int:
+        """Add the good records in buffer[start:end], as they lie on the disk, to the file's CRC; the later of the two."""
+        if start < end:
+            self._records_crc32c = append_frames(self._records_crc32c, self.buffer, start, end)
+        return max(start, end)
+
+    def _frame_bytes(self, position: int) -> int:
+        return int(struct.unpack_from("<Q", self.buffer.data, position)[0]) + FRAME_BYTES
+
+    def _make_usual(self, position: int, before: int) -> int:
+        """Put the record at `position` into canonical encoding, so that it ends where it ended; its new position."""
+        end = position + self._frame_bytes(position)
+        try:
+            canonical = frame(canonical_example(self.buffer[position + 12 : end - 4].tobytes(), self.records.schema))
+        except RecordError as error:
+            raise InputError(f"{self._place(position + before)}: {error}") from error
+        if len(canonical) > end - position + _MOST_GROWTH:
+            raise InputError(f"{self._place(position + before)}: {PROBLEMS[ScanStatus.UNUSUAL]}")
+        self.buffer[end - len(canonical) : end] = np.frombuffer(canonical, np.uint8)
+        return end - len(canonical)
+
+    def _place(self, offset: int) -> str:
+        return record_place(self.path, self.records.records, offset)
+
+
+def first_record(path: Path) -> dict[str, AnyArray]:
+    """The features of the first record of a file."""
+    try:
+        payload = next(read_records(path), None)
+        if payload is None:
+            raise InputError(f"{path}: {NO_RECORD}")
+        return decode_example(payload)
+    except RecordError as error:
+        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+
+
+def unpacked_schema(path: Path) -> tuple[UnpackedSchema, list[str]]:
+    """The sizes of the first record of a file, and its features that packs do not carry."""
+    features = first_record(path)
+    try:
+        schema = unpacked_schema_of(features)
+        check_features(features, schema)
+    except (RecordError, InputError) as error:
+        raise InputError(f"{record_place(path, 0, 0)}: {error}") from error
+    known = {spec.name for spec in schema.features}
+    return schema, sorted(set(features) - known)
+
+
+# --- work on files and shards in threads
+#
+# The kernels run outside Python's lock, so threads scale like processes and share memory. Results come in the order of
+# the items, whatever order they are done in. The first error in that order is the one that is raised, so the message
+# does not depend on timing; work not yet begun is then dropped.
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def worker_count(workers: int | None, items: int) -> int:
+    """How many threads to use for so many items; `workers` None means all cores that this process may use."""
+    if workers is not None and workers < 1:
+        raise InputError(f"workers = {workers}: at least 1 is needed; leave it out for all cores")
+    return max(1, min(items, workers if workers is not None else len(os.sched_getaffinity(0))))
+
+
+def map_in_threads(
+    function: Callable[[_Item, ByteArray], _Result],
+    items: Sequence[_Item],
+    workers: int | None,
+    make_buffer: Callable[[], ByteArray],
+) -> list[_Result]:
+    """`function(item, buffer)` for every item; each thread has one buffer from `make_buffer`."""
+    count = worker_count(workers, len(items))
+    if count == 1:
+        buffer = make_buffer()
+        return [function(item, buffer) for item in items]
+    local = threading.local()
+    failed = threading.Event()
+
+    def run(item: _Item) -> _Result | None:
+        if failed.is_set():
+            return None
+        if not hasattr(local, "buffer"):
+            local.buffer = make_buffer()
+        try:
+            return function(item, local.buffer)
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        futures = [pool.submit(run, item) for item in items]
+        try:
+            return [future.result() for future in futures]  # type: ignore[misc]
+        except BaseException:
+            failed.set()  # also where this thread was interrupted: the others end after what they are at
+            raise
+
+
+def map_files(function: Callable[[_Item, ByteArray], _Result], files: Sequence[_Item], workers: int | None) -> list[_Result]:
+    """`function(file, buffer)` for every file, with a buffer for scans in constant memory."""
+    return map_in_threads(function, files, workers, scan_buffer)

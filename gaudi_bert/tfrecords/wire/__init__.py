@@ -1,0 +1,1 @@
+"""The bytes of TFRecords and of tf.train.Example."""

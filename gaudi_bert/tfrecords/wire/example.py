@@ -1,0 +1,327 @@
+"""tf.train.Example on the wire, in plain Python: a deterministic encoder and a general decoder.
+
+The message is `Example{Features features=1}`, `Features{map<string, Feature> feature=1}`, `Feature{oneof
+BytesList=1, FloatList=2, Int64List=3}`, each list `{repeated value=1}`. The encoder writes keys in sorted
+order and lists packed, which is what `SerializeToString(deterministic=True)` gives. The decoder takes and refuses
+what protobuf's pure-Python parser does: any order, packed and unpacked values, repeated keys (the last wins), split
+messages (they are merged), unknown fields and groups (skipped, but they must be well-formed).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from gaudi_bert.common.arrays import AnyArray, ByteArray, IntArray, RowArray
+from gaudi_bert.common.compiled import borrowing_kernel, inlined_kernel
+from gaudi_bert.common.crc32c import crc32c_at, crc_of_word, mask_crc
+from gaudi_bert.common.memory import store_u8, store_u32, store_word
+from gaudi_bert.tfrecords.wire.schema import MAX_SEQUENCE_LENGTH, FeatureSpec, RecordError
+
+_VARINT, _FIXED64, _BYTES, _START_GROUP, _END_GROUP, _FIXED32 = range(6)
+_MOST_GROUPS = 100  # one inside the other, as in protobuf
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+
+
+def encode_example(features: Mapping[str, Sequence[int] | Sequence[float] | AnyArray]) -> bytes:
+    """Serialise an Example, keys sorted and lists packed.
+
+    Args:
+        features: integers (or booleans) become an Int64List, floating-point numbers a FloatList of float32.
+
+    Raises:
+        TypeError: a feature is neither.
+    """
+    entries = []
+    for name in sorted(features, key=lambda key: key.encode("utf-8")):
+        values = np.asarray(features[name])
+        if values.size == 0 or values.dtype.kind in "iub":
+            kind, data = _INT64_LIST, _encode_varints(np.ascontiguousarray(values, dtype=np.int64).reshape(-1))
+        elif values.dtype.kind == "f":
+            kind, data = _FLOAT_LIST, np.ascontiguousarray(values, dtype="<f4").tobytes()
+        else:
+            raise TypeError(f"feature `{name}` is of type {values.dtype}; integers or floating-point numbers are needed")
+        values_list = _field(1, data) if data else b""
+        entries.append(_field(1, _field(1, name.encode("utf-8")) + _field(2, _field(kind, values_list))))
+    return _field(1, b"".join(entries)) if entries else b""
+
+
+def decode_example(payload: bytes | memoryview) -> dict[str, AnyArray]:
+    """Parse an Example: each feature as an int64, float32 or (bytes) object array; an empty feature is an empty int64 array.
+
+    Raises:
+        RecordError: the bytes are not an Example.
+    """
+    features: dict[str, AnyArray] = {}
+    for number, wire, value in _fields(memoryview(payload)):
+        if number == 1 and wire == _BYTES:
+            for entry_number, entry_wire, entry in _fields(value):
+                if entry_number == 1 and entry_wire == _BYTES:
+                    name, decoded = _decode_entry(entry)
+                    features[name] = decoded
+    return features
+
+
+@borrowing_kernel
+def _write_varints(values: IntArray, out: ByteArray) -> int:
+    at = 0
+    for value in values:
+        rest = np.uint64(value)
+        while rest > np.uint64(127):
+            out[at] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
+            rest >>= np.uint64(7)
+            at += 1
+        out[at] = np.uint8(rest)
+        at += 1
+    return at
+
+
+def _encode_varints(values: IntArray) -> bytes:
+    out = np.empty(10 * values.size, np.uint8)
+    return out[: _write_varints(values, out)].tobytes()
+
+
+def encode_varint(value: int) -> bytes:
+    """A number of 0 or more as a varint."""
+    encoded = bytearray()
+    while value > 127:
+        encoded.append((value & 127) | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | _BYTES]) + encode_varint(len(data)) + data
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for count in range(10):
+        if at >= len(data):
+            raise RecordError("not a tf.train.Example: a number runs past its end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << (7 * count)
+        if byte < 128:
+            return value & (2**64 - 1), at
+    raise RecordError("not a tf.train.Example: a number of more than ten bytes")
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """The fields of a message: number, wire type and value (a varint as its own bytes).
+
+    The number is -1 where the tag takes more than a byte. All fields of these messages have tags of one byte, and
+    protobuf's parser looks tags up by their bytes, so a longer one is an unknown field even if its number is known.
+    """
+    at = 0
+    while at < len(data):
+        tag, after = _read_varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise RecordError("not a tf.train.Example: a field is numbered 0")
+        start, end = (after, _end_of_group(data, after)) if wire == _START_GROUP else _value_span(data, after, wire)
+        yield (number if after == at + 1 else -1), wire, data[start:end]
+        at = end
+
+
+def _value_span(data: memoryview, at: int, wire: int) -> tuple[int, int]:
+    """Where the value of a field begins and ends."""
+    start = at
+    if wire == _VARINT:
+        _, end = _read_varint(data, at)
+    elif wire == _BYTES:
+        size, start = _read_varint(data, at)
+        end = start + size
+    elif wire in (_FIXED64, _FIXED32):
+        end = start + (8 if wire == _FIXED64 else 4)
+    else:
+        raise RecordError(f"not a tf.train.Example: wire type {wire}")
+    if end > len(data):
+        raise RecordError("not a tf.train.Example: a field runs past its end")
+    return start, end
+
+
+def _end_of_group(data: memoryview, at: int) -> int:
+    """Where the group ends whose start tag lies before `at`: behind its end tag, with all groups inside it."""
+    depth = 1
+    while depth:
+        tag, at = _read_varint(data, at)
+        wire = tag & 7
+        if wire == _END_GROUP:
+            depth -= 1
+        elif wire == _START_GROUP:
+            depth += 1
+            if depth >= _MOST_GROUPS:
+                raise RecordError(f"not a tf.train.Example: {_MOST_GROUPS} groups one inside the other")
+        else:
+            _, at = _value_span(data, at, wire)
+    return at
+
+
+def _decode_entry(entry: memoryview) -> tuple[str, AnyArray]:
+    name, parts = "", []
+    for number, wire, value in _fields(entry):
+        if number == 1 and wire == _BYTES:
+            try:
+                name = bytes(value).decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise RecordError("not a tf.train.Example: the name of a feature is not UTF-8") from error
+        elif number == 2 and wire == _BYTES:
+            parts.append(bytes(value))
+    return name, _decode_feature(memoryview(b"".join(parts)))
+
+
+def _decode_feature(feature: memoryview) -> AnyArray:
+    """The value of the oneof: a later list of another kind replaces the earlier, one of the same kind is appended to it."""
+    kind = 0
+    lists: list[bytes] = []
+    for number, wire, value in _fields(feature):
+        if number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) and wire == _BYTES:
+            if number != kind:
+                kind, lists = number, []
+            lists.append(bytes(value))
+    data = memoryview(b"".join(lists))
+    if kind == _FLOAT_LIST:
+        return _decode_floats(data)
+    if kind == _BYTES_LIST:
+        values = [bytes(value) for number, wire, value in _fields(data) if number == 1 and wire == _BYTES]
+        return np.array([*values, None], dtype=object)[:-1]
+    return _decode_integers(data)
+
+
+def _decode_floats(data: memoryview) -> AnyArray:
+    parts = []
+    for number, wire, value in _fields(data):
+        if number == 1 and wire in (_BYTES, _FIXED32):
+            if len(value) % 4:
+                raise RecordError("not a tf.train.Example: a list of floats that is not a multiple of four bytes")
+            parts.append(bytes(value))
+    return np.frombuffer(b"".join(parts), dtype="<f4").astype(np.float32)
+
+
+def _decode_integers(data: memoryview) -> AnyArray:
+    values: list[int] = []
+    for number, wire, value in _fields(data):
+        if number == 1 and wire in (_BYTES, _VARINT):
+            at = 0
+            while at < len(value):
+                item, at = _read_varint(value, at)
+                values.append(item)
+    return np.array(values, dtype=np.uint64).astype(np.int64)
+
+
+# --- writing framed records in place (numba kernels)
+#
+# A map entry is `0A n (0A n key) (12 n (kind n (0A n values)))`: with the size of the values known, all lengths
+# are, so each byte is written once and in order. Words are stored whole, so up to 24 bytes after a key are touched before
+# they get their value: an output buffer needs `SLACK_BYTES` more than its records.
+
+SLACK_BYTES = 64
+
+_KEY_ROW = np.dtype([(name, np.int64) for name in ("key_bytes", "word_0", "word_8", "word_16", "list_tag")])
+
+
+def position_table() -> ByteArray:
+    """The varints 0 .. 8191, one after the other."""
+    values = np.arange(MAX_SEQUENCE_LENGTH)
+    long = values[128:]
+    pairs = np.stack([(long & 127) | 128, long >> 7], axis=1)
+    table: ByteArray = np.concatenate([values[:128], pairs.reshape(-1)]).astype(np.uint8)
+    return table
+
+
+def key_rows(features: Sequence[FeatureSpec]) -> RowArray:
+    """[features] rows: length of the key, the key as three words, the tag of its list."""
+    rows = []
+    for spec in features:
+        if len(spec.key_bytes) > 24:
+            raise ValueError(f"feature `{spec.name}` has a name of {len(spec.key_bytes)} bytes; at most 24 are written")
+        words = struct.unpack("<3q", spec.key_bytes.ljust(24, b"\0"))
+        rows.append((len(spec.key_bytes), *words, 0x12 if spec.kind == "float32" else 0x1A))
+    return np.array(rows, _KEY_ROW)
+
+
+@inlined_kernel
+def position_bytes(length: int) -> int:
+    """Size of the varints 0 .. length - 1."""
+    return length if length <= 128 else 2 * length - 128
+
+
+@inlined_kernel
+def varint_size(value: int) -> int:
+    """Bytes of a varint below 2**21."""
+    return 1 if value < 128 else (2 if value < 16384 else 3)
+
+
+@inlined_kernel
+def store_varint(at: int, value: int) -> int:
+    """Write a varint; the address after it."""
+    while value > 127:
+        store_u8(at, (value & 127) | 128)
+        at += 1
+        value >>= 7
+    store_u8(at, value)
+    return at + 1
+
+
+@inlined_kernel
+def message_size(content: int) -> int:
+    """Size of a length-delimited field with so many bytes of content."""
+    return 1 + varint_size(content) + content
+
+
+@inlined_kernel
+def _entry_size(key_size: int, values_size: int) -> int:
+    """Size of a map entry without its tag and length, for packed values of `values_size` bytes."""
+    return 2 + key_size + message_size(message_size(message_size(values_size)))
+
+
+@borrowing_kernel
+def content_size(keys: RowArray, sizes: IntArray) -> int:
+    """Bytes of all map entries, for values of `sizes` bytes, int64 [features]."""
+    content = 0
+    for feature in range(keys.size):
+        content += message_size(_entry_size(keys[feature].key_bytes, sizes[feature]))
+    return content
+
+
+@borrowing_kernel
+def start_record(at: int, content: int) -> int:
+    """Write the frame's length and the head of the Example around `content` bytes; the address of the first map entry."""
+    size = message_size(content)
+    store_word(at, size)
+    store_u32(at + 8, mask_crc(crc_of_word(size)))
+    store_u8(at + 12, 0x0A)
+    return store_varint(at + 13, content)
+
+
+@borrowing_kernel
+def finish_record(at: int, end: int) -> int:
+    """Write the CRC of the record whose frame begins at `at` and whose payload ends at `end`; the address after it."""
+    store_u32(end, mask_crc(crc32c_at(at + 12, end - at - 12, 0)))
+    return end + 4
+
+
+@borrowing_kernel
+def store_entry_head(at: int, keys: RowArray, feature: int, values_size: int) -> int:
+    """Write the head of a map entry, up to its values; the address of the first value."""
+    key = keys[feature]
+    packed = message_size(values_size)
+    message = message_size(packed)
+    store_u8(at, 0x0A)
+    at = store_varint(at + 1, _entry_size(key.key_bytes, values_size))
+    store_u8(at, 0x0A)
+    store_u8(at + 1, key.key_bytes)
+    store_word(at + 2, key.word_0)
+    store_word(at + 10, key.word_8)
+    store_word(at + 18, key.word_16)
+    at += 2 + key.key_bytes
+    store_u8(at, 0x12)
+    at = store_varint(at + 1, message)
+    store_u8(at, key.list_tag)
+    at = store_varint(at + 1, packed)
+    store_u8(at, 0x0A)
+    return store_varint(at + 1, values_size)

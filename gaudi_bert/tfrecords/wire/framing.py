@@ -1,0 +1,278 @@
+"""TFRecord framing: length (8 bytes), its masked CRC-32C (4), payload, its masked CRC-32C (4); plain, or
+whole in GZIP or ZLIB.
+
+`RecordStream` hands out the uncompressed bytes of a file in pieces and keeps the CRC-32C of the file as it
+lies on the disk; `read_records` is the simple reader on top of it, for few records or where speed does not
+matter. `next_record` walks through the frames in a buffer, inside kernels.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from gaudi_bert.common.arrays import ByteArray
+from gaudi_bert.common.compiled import borrowing_kernel
+from gaudi_bert.common.crc32c import append_crc, crc32c, crc32c_at, crc_of_word, mask_crc, masked
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.files import explained_os_errors, open_file, regular
+from gaudi_bert.common.memory import address_of, load_u32, load_word, prefetch
+from gaudi_bert.tfrecords.wire.schema import MAX_RECORD_BYTES
+
+FRAME_BYTES = 16
+NO_RECORD = "holds no record; remove it, or make it again"
+_REMEDY = "copy or make the file again"
+_PIECE_BYTES = 1 << 20
+
+
+class ScanStatus(IntEnum):
+    """What a record is, or why a scan stopped at it."""
+
+    INCOMPLETE = 0
+    """More of the file must be read."""
+    GOOD = 1
+    INDEX_FULL = 2
+    BAD_LENGTH = 3
+    BAD_BYTES = 4
+    TOO_LONG = 5
+    UNUSUAL = 6
+    """Not in the encoding that the kernel takes; the general reader decides."""
+
+
+PROBLEMS = {
+    ScanStatus.INCOMPLETE: f"the file is cut short; {_REMEDY}",
+    ScanStatus.INDEX_FULL: "the file holds more records than the plan knows; make the histogram and the plan again",
+    ScanStatus.BAD_LENGTH: f"its length is damaged (CRC); {_REMEDY}",
+    ScanStatus.BAD_BYTES: f"its bytes are damaged (CRC); {_REMEDY}",
+    ScanStatus.TOO_LONG: f"longer than any legal record ({MAX_RECORD_BYTES} bytes); {_REMEDY}",
+    ScanStatus.UNUSUAL: "the record cannot be read; report it with this file",
+}
+"""What is wrong with a record at which reading ends."""
+
+
+def frame(payload: bytes) -> bytes:
+    """`payload` as a TFRecord."""
+    length = struct.pack("<Q", len(payload))
+    return length + struct.pack("<I", masked(crc32c(length))) + payload + struct.pack("<I", masked(crc32c(payload)))
+
+
+def write_record(handle: BinaryIO, payload: bytes) -> None:
+    """Write `payload` to `handle` as a TFRecord."""
+    handle.write(frame(payload))
+
+
+def record_place(path: Path, record: int, offset: int) -> str:
+    """How errors name a place: the record's number counts from 0, the offset is of its first uncompressed byte."""
+    return f"{path}: record {record} at byte {offset}"
+
+
+class RecordStream:
+    """The uncompressed bytes of one file, read once from the front.
+
+    Attributes:
+        compression: "", "GZIP" or "ZLIB", seen from the first bytes.
+        file_bytes, file_crc32c: of what has been read from the disk so far; the CRC only with `checksum`, or if compressed.
+    """
+
+    def __init__(self, path: Path, checksum: bool = False) -> None:
+        self.path = path
+        self.file_bytes = 0
+        self.file_crc32c = 0
+        with explained_os_errors(path, "read"):
+            self._handle = open(regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+            self.compression = _compression_of(path, self._handle.read(12))
+            self._handle.seek(0)
+        self._checksum = checksum or bool(self.compression)
+        window = {"GZIP": zlib.MAX_WBITS + 16, "ZLIB": zlib.MAX_WBITS}
+        self._window = window.get(self.compression, 0)
+        self._inflater = zlib.decompressobj(self._window) if self._window else None
+        self._input = b""
+
+    def __enter__(self) -> RecordStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._handle.close()
+
+    def read_into(self, view: memoryview) -> int:
+        """Fill `view` from its front; the number of bytes, 0 at the end of the file."""
+        with explained_os_errors(self.path, "read"):
+            if self._inflater is None:
+                count = self._handle.readinto(view)
+                self._account(view[:count])
+                return count
+            data = self._inflate(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _account(self, data: memoryview | bytes) -> None:
+        self.file_bytes += len(data)
+        if self._checksum:
+            self.file_crc32c = crc32c(data, self.file_crc32c)
+
+    def _inflate(self, most: int) -> bytes:
+        """At most `most` uncompressed bytes; several GZIP members in one file follow each other."""
+        while True:
+            if not self._input:
+                self._input = self._handle.read(_PIECE_BYTES)
+                self._account(self._input)
+                if not self._input:
+                    if self._inflater is not None and not self._inflater.eof:
+                        raise InputError(f"{self.path}: the {self.compression} data is cut short; {_REMEDY}")
+                    return b""
+            if self._inflater is None or self._inflater.eof:
+                self._inflater = zlib.decompressobj(self._window)
+            try:
+                data = self._inflater.decompress(self._input, most)
+            except zlib.error as error:
+                raise InputError(f"{self.path}: damaged {self.compression} data ({error}); {_REMEDY}") from error
+            self._input = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+            if data:
+                return data
+
+
+def read_records(path: Path | str) -> Iterator[bytes]:
+    """The payloads of a file, both CRCs checked."""
+    path = Path(path)
+    with RecordStream(path) as stream:
+        record, offset = 0, 0
+        while header := _read_exactly(stream, 12, record, offset):
+            place = record_place(path, record, offset)
+            length, length_crc = struct.unpack("<QI", header)
+            if masked(crc32c(header[:8])) != length_crc:
+                raise InputError(f"{place}: {PROBLEMS[ScanStatus.BAD_LENGTH]}")
+            if length > MAX_RECORD_BYTES:
+                raise InputError(f"{place}: {PROBLEMS[ScanStatus.TOO_LONG]}")
+            body = _read_exactly(stream, length + 4, record, offset)
+            if len(body) < length + 4:
+                raise InputError(f"{place}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+            if masked(crc32c(body[:length])) != struct.unpack("<I", body[length:])[0]:
+                raise InputError(f"{place}: {PROBLEMS[ScanStatus.BAD_BYTES]}")
+            yield body[:length]
+            record, offset = record + 1, offset + length + FRAME_BYTES
+
+
+def _read_exactly(stream: RecordStream, count: int, record: int, offset: int) -> bytes:
+    """`count` bytes; empty only at a clean end of the file."""
+    data = bytearray(count)
+    filled = 0
+    while filled < count:
+        got = stream.read_into(memoryview(data)[filled:])
+        if not got:
+            break
+        filled += got
+    if 0 < filled < count:
+        raise InputError(f"{record_place(stream.path, record, offset)}: {PROBLEMS[ScanStatus.INCOMPLETE]}")
+    return bytes(data[:filled])
+
+
+def _compression_of(path: Path, head: bytes) -> str:
+    if not head:
+        raise InputError(f"{path}: the file is empty; remove it, or make it again")
+    if len(head) == 12 and masked(crc32c(head[:8])) == struct.unpack("<I", head[8:])[0]:
+        return ""
+    foreign = _foreign_format(path)
+    if foreign is not None:
+        raise InputError(f"{path}: not a TFRecord file but {foreign}")
+    if head[:2] == b"\x1f\x8b":
+        return "GZIP"
+    if len(head) >= 2 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0:
+        return "ZLIB"
+    problem = "not a TFRecord file (the first length has a wrong CRC), nor GZIP or ZLIB"
+    raise InputError(f"{path}: {problem}; check the path{_or_a_pattern(path)}")
+
+
+def _or_a_pattern(path: Path) -> str:
+    """A pattern for most of the other files in the folder, whose names differ in numbers only."""
+    names = [glob.escape(name) for name in os.listdir(path.parent) if name != path.name]
+    patterns = Counter(re.sub("[0-9]+", "*", name) for name in names if not name.startswith("."))
+    for pattern, _ in patterns.most_common(1):
+        if "*" in pattern and not fnmatch.fnmatchcase(path.name, pattern):
+            return f", or give the records by a pattern: '{path.with_name(pattern)}'"
+    return ""
+
+
+# --- walking through the frames in a buffer, both CRCs checked (numba kernels)
+
+
+@borrowing_kernel
+def next_record(start: int, end: int) -> tuple[int, int]:
+    """The record whose frame begins at address `start`, in bytes up to address `end`.
+
+    Returns:
+        (status, size of the payload); INCOMPLETE: it is not wholly there; GOOD: it is, and its CRCs are right.
+    """
+    if end - start < 12:
+        return ScanStatus.INCOMPLETE, 0
+    size = load_word(start)
+    if mask_crc(crc_of_word(size)) != load_u32(start + 8):
+        return ScanStatus.BAD_LENGTH, 0
+    if size < 0 or size > MAX_RECORD_BYTES:
+        return ScanStatus.TOO_LONG, size
+    if size + 16 > end - start:
+        return ScanStatus.INCOMPLETE, size
+    payload = start + 12
+    for line in range(size, 2 * size, 64):  # the next record comes from memory while this one is looked at
+        prefetch(payload + line)
+    if mask_crc(crc32c_at(payload, size, 0)) != load_u32(payload + size):
+        return ScanStatus.BAD_BYTES, size
+    return ScanStatus.GOOD, size
+
+
+@borrowing_kernel
+def append_frames(crc: int, buffer: ByteArray, position: int, end: int) -> int:
+    """The CRC-32C of all bytes so far, from `crc` and the good records in buffer[position:end].
+
+    A payload's CRC is in its frame already and only joined to the others: its bytes are not read again.
+    """
+    base = address_of(buffer)
+    while position < end:
+        frame = base + position
+        size = load_word(frame)
+        crc = crc32c_at(frame, 12, crc)
+        stored = (load_u32(frame + 12 + size) - 0xA282EAD8) & 0xFFFFFFFF
+        crc = append_crc(crc, size, ((stored >> 17) | (stored << 15)) & 0xFFFFFFFF)
+        crc = crc32c_at(frame + 12 + size, 4, crc)
+        position += size + 16
+    return crc
+
+
+# --- files of other tools that people take for RECORDS
+
+_TAR_MAGIC = slice(257, 262)
+_MEGATRON_INDEX = b"MMIDIDX"
+_TABLES = {b"PAR1": "a Parquet table", b"ARROW1": "an Arrow table"}
+_AS_A_TABLE = "write its token ids as a Parquet table with a list column `input_ids` and run `gaudi-bert import` on that"
+
+
+def _foreign_format(path: Path) -> str | None:
+    """What a file that is not a TFRecord is, and what to do with it; None where that is not known."""
+    head = _head(path, 512)
+    if head[_TAR_MAGIC] == b"ustar" or path.name.endswith((".tar.gz", ".tgz")):
+        return f"a tar archive, as WebDataset writes them; {_AS_A_TABLE}"
+    index = path.with_suffix(".idx") if path.suffix == ".bin" else path
+    if _head(index, len(_MEGATRON_INDEX)) == _MEGATRON_INDEX:
+        return f"one of the two files of a Megatron data set (.bin and .idx); {_AS_A_TABLE}"
+    for magic, name in _TABLES.items():
+        if head.startswith(magic):
+            return f"{name}; run `gaudi-bert import` on it first"
+    return None
+
+
+def _head(path: Path, count: int) -> bytes:
+    if not path.is_file():
+        return b""
+    with open_file(path) as handle:
+        return handle.read(count)

@@ -1,0 +1,283 @@
+"""The stage `write`: the packed shards of a plan, group by group, and metadata.json when all groups are there.
+
+See `grouped_output` for groups, kills and several writers. From an object store, the files of a group are fetched while the
+group before it is packed; to one, every shard goes up as soon as it is whole.
+
+A group with fewer packs than shards still has them all, some of them empty files: then every reader may count
+on a multiple of `shard_multiple` shards per group, and rank r of W reads the shards whose index mod W is r.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaudi_bert import __version__
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.artefacts.grouped_output import PackedOutput
+from gaudi_bert.artefacts.packed import GroupManifest, Metadata, PackedSums, of_counts
+from gaudi_bert.artefacts.plan import PlannedGroup, WritablePlan
+from gaudi_bert.artefacts.references import METADATA_NAME, InputFile, VocabularyInfo, manifest_path
+from gaudi_bert.artefacts.results import GroupsResult, Made
+from gaudi_bert.artefacts.shard_index import SizeArray, index_path, write_index
+from gaudi_bert.artefacts.shards import Shard, shard_bounds, shard_name
+from gaudi_bert.artefacts.store.copies import local_copy
+from gaudi_bert.artefacts.store.location import in_store, shown_place, url_of
+from gaudi_bert.artefacts.store.mirrored_folder import mirrored, read_ahead, release
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.common.arrays import ByteArray, IntArray
+from gaudi_bert.common.dealing import deal_sequences
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import followed
+from gaudi_bert.common.progress import Reporter, Task
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.packing.certificate import Certificate, check_certificate, simple_certificate
+from gaudi_bert.tfrecords.files import open_inputs, records_folder
+from gaudi_bert.tfrecords.packed_shards import WRITERS_PER_CORE, PackEncoder, count_group_shards, output_buffer
+from gaudi_bert.tfrecords.packed_shards import write_shard as write_packs
+from gaudi_bert.tfrecords.scanning.group import buffer_bytes, group_buffer, match_files, planned_files, read_group
+from gaudi_bert.tfrecords.scanning.scan import map_in_threads, worker_count
+from gaudi_bert.tfrecords.wire.schema import PackedSchema
+
+
+def write(
+    records: str | Path,
+    plan: Path,
+    out: Path,
+    *,
+    finish: bool = False,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> Made[Metadata]:
+    """Write the packed records of a plan.
+
+    Args:
+        finish: write no group, but check that all are there (see `write_shard`) and write metadata.json.
+    """
+    started = time.monotonic()
+    _check_apart(records, out)
+    with local_copy(plan, store) as path, mirrored(out, store) as folder:
+        content = WritablePlan.read(path)
+        output = _output(folder, content, reporter)
+        if output.begin(overwrite):
+            return Made(Metadata.read(folder), skipped=True)
+        content.check_totals()
+        if not finish:
+            for number in range(content.group_count):
+                _prove_group(content, number)
+            _write_groups(records, output, content, range(content.group_count), workers, store)
+        metadata = _finish(output, content)
+    return Made(metadata, seconds=round(time.monotonic() - started, 3))
+
+
+def write_shard(
+    records: str | Path,
+    plan: Path,
+    out: Path,
+    shard: tuple[int, int],
+    *,
+    reporter: Reporter,
+    overwrite: bool = False,
+    workers: int | None = None,
+    store: StoreSettings | None = None,
+) -> Made[Metadata] | GroupsResult:
+    """Write the groups K, K + N, ... of a plan, for `shard` (K, N); `write` with `finish` afterwards, once.
+
+    Returns:
+        The totals of these groups, or of the whole folder where it was finished already.
+    """
+    _check_apart(records, out)
+    with local_copy(plan, store) as path, mirrored(out, store) as folder:
+        content = WritablePlan.read(path)
+        output = _output(folder, content, reporter)
+        if output.begin(overwrite):
+            return Made(Metadata.read(folder), skipped=True)
+        numbers = range(content.group_count)[shard[0] :: shard[1]]
+        written = _write_groups(records, output, content, numbers, workers, store)
+        return output.groups_result(numbers, written)
+
+
+def _output(folder: Path, plan: WritablePlan, reporter: Reporter) -> PackedOutput[GroupManifest]:
+    return PackedOutput(
+        folder,
+        folder / METADATA_NAME,
+        Signature("write", {key: getattr(plan, key) for key in Metadata.planned}, {"plan_sha256": plan.sha256}),
+        GroupManifest,
+        lambda number: manifest_path(folder, number),
+        reporter,
+        source_sha256=plan.sha256,
+        command="gaudi-bert write",
+    )
+
+
+def _check_apart(records: str | Path, out: Path) -> None:
+    """Refuse to write into the folder of the records."""
+    if in_store(records) or in_store(out):
+        same = in_store(records) and in_store(out) and url_of(records) == url_of(out)
+    else:
+        same = followed(records_folder(records)) == followed(out)
+    if same:
+        raise InputError(f"{shown_place(records)}: the output folder is the folder of the records; choose another one")
+
+
+def _write_groups(
+    records: str | Path,
+    output: PackedOutput[GroupManifest],
+    plan: WritablePlan,
+    numbers: Sequence[int],
+    workers: int | None,
+    store: StoreSettings | None,
+) -> int:
+    """Write the groups that have no manifest yet; how many that were."""
+    with open_inputs(records, Objects(store)) as inputs:
+        paths = match_files(inputs.shown, inputs.sizes, plan)
+        if inputs.vocabulary is not None and VocabularyInfo.of(inputs.vocabulary) != plan.vocabulary:
+            raise InputError(
+                f"{inputs.vocabulary}: is not the vocabulary of the plan; make the histogram and the plan again"
+            )
+        pending = output.missing(numbers)
+        if pending:
+            _write_pending(output, plan, _GroupFiles(paths, plan, pending), workers)
+    return len(pending)
+
+
+class _GroupFiles(Sequence[list[Path]]):
+    """Where the files of each of some groups lie; the plan is read for it part by part, when a group's turn comes."""
+
+    def __init__(self, paths: Mapping[str, Path], plan: WritablePlan, groups: Sequence[int]) -> None:
+        self._paths, self._plan, self.groups = paths, plan, groups
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, which: Any) -> Any:
+        if isinstance(which, slice):
+            return [self[batch] for batch in range(len(self))[which]]
+        return list(self.of(self.groups[which]))
+
+    def of(self, group: int) -> dict[Path, InputFile]:
+        """The files of a group, by where they are."""
+        return planned_files(self._paths, self._plan, group)
+
+
+def _write_pending(
+    output: PackedOutput[GroupManifest], plan: WritablePlan, members: _GroupFiles, workers: int | None
+) -> None:
+    """Write one group after the other; where files are fetched, those of the next group meanwhile."""
+    buffer = group_buffer(0)
+    total = sum(map(plan.input_bytes, members.groups))
+    with output.reporter.task("write", total, "bytes") as task, read_ahead(members) as batches:
+        for batch, number in enumerate(members.groups):
+            with batches.batch(batch), output.writing(number, f"{output.folder}: group {number}") as needed:
+                if not needed:
+                    continue
+                _prove_group(plan, number)
+                files = members.of(number)
+                if buffer.size < buffer_bytes(files):
+                    buffer = group_buffer(buffer_bytes(files))
+                manifest = _write_group(output.folder, plan, number, files, buffer, task, workers)
+                manifest.write(manifest_path(output.folder, number))
+
+
+def _write_group(
+    out: Path,
+    plan: WritablePlan,
+    number: int,
+    files: Mapping[Path, InputFile],
+    buffer: ByteArray,
+    task: Task,
+    workers: int | None,
+) -> GroupManifest:
+    """Read, pack and write one group; half of its bytes count as progress when read, half when packed."""
+    planned = plan.group(number)
+    schema = PackedSchema.of(plan)
+    group = read_group(files, schema.unpacked, buffer, workers, lambda count: task.advance(count / 2))
+    assignment = deal_sequences(group.lengths, planned.strategies, plan.seed, number)
+    shards = count_group_shards(schema, group, assignment, plan.shard_multiple, plan.shard_bytes)
+    bounds = shard_bounds(planned.packs, shards, sum(plan.group_packs[:number]))
+    encoder = PackEncoder(schema, group, assignment)
+    share = plan.input_bytes(number) / planned.packs / 2
+    cores = worker_count(workers, shards)
+    slots = threading.Semaphore(cores)
+
+    def make(shard: int, output: ByteArray) -> tuple[Shard, SizeArray]:
+        path = out / shard_name(number, shard, Metadata.shard_ending)
+        first, last = int(bounds[shard]), int(bounds[shard + 1])
+        written = write_packs(path, encoder, first, last, output, slots, lambda packs: task.advance(packs * share))
+        release(path)
+        return written
+
+    written = map_in_threads(make, range(shards), WRITERS_PER_CORE * cores, lambda: output_buffer(schema))
+    index = index_path(out, number)
+    index_crc32c = write_index(index, [sizes for _, sizes in written])
+    release(index)
+    return GroupManifest(
+        format_version=2,
+        plan_sha256=plan.sha256,
+        group=number,
+        packs=planned.packs,
+        **of_counts(np.bincount(group.lengths, minlength=plan.max_sequence_length + 1)[1:].tolist()),
+        inputs=tuple(file.model_copy(update={"sequences": 0}) for file in files.values()),
+        index_crc32c=index_crc32c,
+        shards=tuple(shard for shard, _ in written),
+    )
+
+
+def _finish(output: PackedOutput[GroupManifest], plan: WritablePlan) -> Metadata:
+    """Hold all manifests to the plan and write metadata.json."""
+    sums = PackedSums()
+    files = 0
+    for manifest, crc32c in output.manifests(range(plan.group_count)):
+        planned = plan.group(manifest.group)
+        files += len(planned.files)
+        right = {"packs": planned.packs, **of_counts(_counts(planned, plan.max_sequence_length).tolist())}
+        if any(getattr(manifest, key) != value for key, value in right.items()):
+            raise FailedError(
+                f"{manifest_path(output.folder, manifest.group)}: {manifest.sequences} sequences, {manifest.packs} packs,"
+                f" not those of the plan; {manifest.remedy}"
+            )
+        sums.add(manifest, crc32c)
+    metadata = Metadata(
+        **{key: getattr(plan, key) for key in Metadata.planned},
+        **sums.stored(plan.max_sequence_length, plan.totals.lower_bound),
+        tool_version=__version__,
+        vocabulary=plan.vocabulary,
+        input_files=files,
+    )
+    output.write_final(metadata)
+    return metadata
+
+
+# --- the proof of a plan, before anything is written by it; one of many writers proves each group before it writes it
+
+
+def _prove_group(plan: WritablePlan, number: int) -> None:
+    """Recompute the bound of a group, in whole numbers, from its prices and the lengths that it packs."""
+    group = plan.group(number)
+    counts = _counts(group, plan.max_sequence_length)
+    claimed = simple_certificate(counts, plan.depth)
+    if group.bound_prices is not None and claimed.bound < group.lower_bound:
+        claimed = Certificate(np.array(group.bound_prices, np.int64), plan.depth, group.lower_bound)
+    try:
+        proven = check_certificate(claimed, counts)
+    except (FailedError, InputError) as error:
+        raise InputError(f"{plan.path}: group {number}: {error}; make the plan again") from error
+    if not group.lower_bound <= min(proven, group.packs):
+        raise InputError(
+            f"{plan.path}: group {number}: its prices prove {proven} packs, not {group.lower_bound}; make the plan again"
+        )
+
+
+def _counts(group: PlannedGroup, max_sequence_length: int) -> IntArray:
+    """int64 [L]: how many sequences of each length the strategies of the group hold."""
+    counts = np.zeros(max_sequence_length + 1, np.int64)
+    lengths = np.array([length for strategy, _ in group.strategies for length in strategy], np.int64)
+    np.add.at(counts, lengths, np.array([count for strategy, count in group.strategies for _ in strategy], np.int64))
+    return counts[1:]

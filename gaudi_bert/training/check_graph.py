@@ -1,0 +1,122 @@
+"""`doctor --graph`: is a pipeline's training step fit for Gaudi, and what does it cost; no card is needed.
+
+Sizes come from the packed data where it has been written, else from the settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gaudi_bert.artefacts.references import METADATA_NAME
+from gaudi_bert.artefacts.work_folder import WorkFolder
+from gaudi_bert.common.progress import human_bytes
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.model.inputs import BatchSizes
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.training.results import GraphResult
+from gaudi_bert.training.run_plan import RunPlan
+from gaudi_bert.training.tensorflow.graph import CardFit, report_on_step
+from gaudi_bert.training.train import model_config
+
+PROBLEMS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class _DataSizes:
+    origin: str
+    max_sequence_length: int
+    masked_slots: int
+    depth: int
+    packing_factor: float
+    vocabulary_size: int | None
+
+
+def check_graph(settings: PipelineSettings, folder: WorkFolder) -> GraphResult:
+    """Trace the training step of a pipeline, check it, and say what it costs.
+
+    The packed data in its work folder, if any, gives the sizes.
+    """
+    data = _sizes(settings, folder.split("train").packed)
+    config = model_config(settings.model, data.vocabulary_size, data.max_sequence_length)
+    cards = settings.resources.processes_per_worker
+    plan = RunPlan(
+        settings.training,
+        data.packing_factor,
+        processes=settings.resources.workers * cards,
+        processes_per_worker=cards,
+        slots_per_pack=data.max_sequence_length,
+        packs=None,
+    )
+    steps = plan.accumulation_steps
+    packs = settings.training.micro_batch_packs
+    sizes = BatchSizes(packs, data.max_sequence_length, data.masked_slots, data.depth)
+    report = report_on_step(config, plan.settings, sizes, steps, settings.gaudi.hccl_memory_MB)
+    return GraphResult(
+        pipeline=settings.name,
+        sizes_from=data.origin,
+        sizes=sizes,
+        vocabulary=config.vocab_size,
+        precision=settings.training.precision,
+        accumulation_steps=steps,
+        report=report,
+    )
+
+
+def _sizes(settings: PipelineSettings, packed: Path) -> _DataSizes:
+    if (packed / METADATA_NAME).exists():
+        metadata = read_metadata(packed)
+        return _DataSizes(
+            origin=str(packed),
+            max_sequence_length=metadata.max_sequence_length,
+            masked_slots=metadata.masked_slots,
+            depth=metadata.depth,
+            packing_factor=metadata.packing_factor,
+            vocabulary_size=metadata.vocabulary.size if metadata.vocabulary is not None else None,
+        )
+    prepare, packing = settings.prepare, settings.packing
+    depth = prepare.max_sequence_length if packing.depth == "max" else packing.depth
+    return _DataSizes(
+        origin="the settings; nothing is packed yet, so one sequence per pack is assumed",
+        max_sequence_length=prepare.max_sequence_length,
+        masked_slots=packing.masked_slots or prepare.max_predictions + depth,
+        depth=depth,
+        packing_factor=1.0,
+        vocabulary_size=prepare.train_vocab if prepare.vocab is None and prepare.records is None else None,
+    )
+
+
+def describe_graph(result: GraphResult) -> list[str]:
+    """The result for people."""
+    sizes, report = result.sizes, result.report
+    lines = [
+        f"{result.pipeline}: micro-batches of {sizes.packs} packs x {sizes.positions} positions, "
+        f"{sizes.masked_slots} masked slots, depth {sizes.depth}, vocabulary {result.vocabulary:,} "
+        f"(from {result.sizes_from})",
+        f"matrix products: {report.flops_per_micro_batch / 1e9:,.1f} GFLOP per micro-batch, "
+        f"{report.flops_per_update / 1e9:,.1f} GFLOP per update ({result.accumulation_steps:,} micro-batches per card)",
+        f"memory of a card: {report.parameters:,} parameters {human_bytes(report.parameter_bytes)}, "
+        f"optimizer {human_bytes(report.optimizer_bytes)}, gradient {human_bytes(report.gradient_bytes)}, "
+        f"kept for the backward pass {human_bytes(report.activation_bytes)}, "
+        f"at its peak {human_bytes(report.peak_bytes)} ({result.precision}, estimated)",
+        *(_card_line(card, sizes.packs) for card in report.cards),
+    ]
+    shown = [
+        f"fix      {problem.kind}: {problem.type} {problem.operation} in {problem.graph}: {problem.found}"
+        for problem in report.problems[:PROBLEMS_SHOWN]
+    ]
+    hidden = len(report.problems) - len(shown)
+    fit = "fit for Gaudi: static shapes, no host calls, no 64-bit data, no strings"
+    return [
+        *lines,
+        *shown,
+        *([f"... and {hidden:,} more"] if hidden > 0 else []),
+        "not fit for Gaudi" if report.problems else fit,
+    ]
+
+
+def _card_line(fit: CardFit, packs: int) -> str:
+    if fit.most_packs == 0:
+        return f"{fit.card}: not even one pack fits"
+    room = "fits" if packs <= fit.most_packs else "does not fit"
+    return f"{fit.card}: up to about {fit.most_packs:,} packs per micro-batch; {packs} {room}"

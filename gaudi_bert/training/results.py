@@ -1,0 +1,108 @@
+"""What the stages of the model are given and return: frozen and typed. No TensorFlow, so that runners can import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gaudi_bert.training.run_plan import RunPlan
+
+if TYPE_CHECKING:  # they stand beside what loads TensorFlow
+    from gaudi_bert.model.inputs import BatchSizes
+    from gaudi_bert.training.tensorflow.graph import GraphReport
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What training or fine-tuning would be."""
+
+    plan: RunPlan
+
+
+@dataclass(frozen=True)
+class FineTuneInput:
+    """The files of a run.
+
+    `vocabulary` is a folder with the tokenizer, where it does not lie with the weights.
+    """
+
+    data: Path
+    evaluation_data: Path | None
+    model: Path
+    vocabulary: Path | None = None
+
+
+@dataclass(frozen=True)
+class FeedingFinding:
+    """What a way of feeding packs to a model does; `alone` and `neighbour` are None where the model refused it.
+
+    `alone` is the largest difference between packed and alone, `neighbour` the largest change by a changed neighbour.
+    """
+
+    way: str
+    right: bool
+    alone: float | None
+    neighbour: float | None
+    refusal: str
+
+
+@dataclass(frozen=True)
+class VerifyHuggingFaceResult:
+    """Which ways of feeding packs to a `transformers` model are right."""
+
+    model: str
+    model_type: str
+    attention: str
+    right: tuple[str, ...]
+    findings: tuple[FeedingFinding, ...]
+
+
+@dataclass(frozen=True)
+class VerifyModelResult:
+    """How far packed is from unpacked.
+
+    Outputs and losses have their largest difference; `gradient` is the largest difference of a variable's gradient, as a
+    share of its norm, and `gradient_of` that variable. `leaks` counts the sequences that changed when a neighbour in their
+    pack did, of `leak_comparisons`.
+    """
+
+    weights: str
+    data: str
+    packs: int
+    sequences: int
+    hidden_states: float
+    pooled_output: float
+    masked_lm_logits: float
+    next_sentence_logits: float
+    masked_lm_loss: float
+    next_sentence_loss: float
+    gradient: float
+    gradient_of: str
+    per_sequence_loss_difference: float
+    leaks: int
+    leak_comparisons: int
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written: its files, the model's parameters, the vocabulary that lies beside it, a SavedModel's sizes."""
+
+    format: str
+    files: tuple[str, ...]
+    parameters: int
+    vocabulary: str | None
+    sizes: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class GraphResult:
+    """Whether a pipeline's training step is fit for Gaudi, and what it costs; `sizes_from` says where its sizes are from."""
+
+    pipeline: str
+    sizes_from: str
+    sizes: BatchSizes
+    vocabulary: int
+    precision: str
+    accumulation_steps: int
+    report: GraphReport

@@ -1,0 +1,1 @@
+"""The training step in TensorFlow, and its device."""

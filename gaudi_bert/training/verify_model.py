@@ -1,0 +1,281 @@
+"""Stage verify-model: packing changes nothing, shown for a user's own weights and data.
+
+The first packs of the data go through the model packed and one sequence to a row; outputs, losses and the
+gradient of every variable must agree to float32 rounding. Then all tokens of one sequence of each pack are
+changed, and no bit of any other sequence's outputs may change. Without a checkpoint, the weights are seeded
+random ones; without data, so are the sequences.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from gaudi_bert.common.arrays import Float32Array, Int32Array, IntArray, random_words
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.progress import Reporter, count_of
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.model.config import BertConfig
+from gaudi_bert.model.equivalence import Differences, compare_packed_with_unpacked, probe_leaks
+from gaudi_bert.model.inputs import PACKED_FEATURES, as_packed
+from gaudi_bert.model.sequences import Sequence, join_sequences, split_packs
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.schema import RecordError, check_features
+from gaudi_bert.training.checkpoint import find_checkpoint, read_checkpoint
+from gaudi_bert.training.input.batches import check_values, value_limits
+from gaudi_bert.training.input.source import DataSource, check_fits
+from gaudi_bert.training.results import VerifyModelResult
+from gaudi_bert.training.stored_inputs import local_weights, open_data
+
+OUTPUT_BOUND = 1e-5
+GRADIENT_BOUND = 1e-5
+ZERO_GRADIENT_BOUND = 1e-9
+PACKS = 8
+RANDOM_LENGTH, RANDOM_VOCABULARY, RANDOM_PACKS = 128, 997, 5
+MOST_JOINED = 8
+# Packs looked at for some that hold several sequences.
+SEARCHED = 256
+
+Batch = dict[str, Int32Array | Float32Array]
+Values = dict[str, Float32Array] | None
+Loss = Literal["token", "sequence"]
+LOSSES: tuple[Loss, ...] = ("token", "sequence")
+Dtype = Literal["float32", "float64"]
+# The name of a record in errors, and its features.
+NamedRecord = tuple[str, dict[str, IntArray | Float32Array]]
+_KINDS = {"int64": "int32", "float32": "float32"}
+
+
+def verify_model(
+    *, checkpoint: Path | None, data: Path | None, reporter: Reporter, packs: int = PACKS, seed: int = 12345
+) -> VerifyModelResult:
+    """Prove that packed equals unpacked.
+
+    Without a checkpoint, weights are random; without data, so are the sequences. Unpacked records are joined to packs first.
+    """
+    with open_data(data) if data is not None else nullcontext() as source:
+        if checkpoint is None:
+            config, values = _random_config(source), None
+        else:
+            with local_weights(checkpoint) as weights:
+                config, values = _read_weights(weights)
+        if source is not None:
+            check_fits(source, config)
+            batch = _first_packs(source, config, packs)
+        else:
+            batch = _random_packs(config, seed)
+    model = _build(config, values, seed, "float32")
+    per_token, per_sequence = (_compare(model, batch, values, seed, reporter, loss) for loss in LOSSES)
+    return VerifyModelResult(
+        weights="random" if checkpoint is None else str(checkpoint),
+        data="random" if data is None else str(data),
+        packs=per_token.packs,
+        sequences=per_token.sequences,
+        **per_token.differences,
+        gradient=per_token.gradient,
+        gradient_of=per_token.gradient_of,
+        per_sequence_loss_difference=per_sequence.differences["masked_lm_loss"],
+        leaks=0,
+        leak_comparisons=_probe(model, batch, reporter),
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The largest difference of each output and loss, by name, and of the gradients, with the variable's name."""
+
+    packs: int
+    sequences: int
+    differences: dict[str, float]
+    gradient: float
+    gradient_of: str
+
+
+def _compare(
+    model: BertForPretraining, batch: Batch, values: Values, seed: int, reporter: Reporter, loss: Loss
+) -> _Comparison:
+    """Outputs, losses and gradients; the gradients that float32 cannot tell apart are settled in float64."""
+    compared = compare_packed_with_unpacked(model, batch, loss)
+    packed = f"{count_of(compared.sequences, 'sequence')} in {count_of(compared.packs, 'pack')}"
+    reporter.say(f"verify-model: {packed}, masked-LM loss per {loss}")
+    differences = {}
+    for name, (difference, largest) in {**compared.outputs, **compared.losses}.items():
+        bound = OUTPUT_BOUND * max(1.0, largest)
+        reporter.say(f"verify-model:   {name}: differs by {difference:.1e} at most (allowed {bound:.1e})")
+        if not difference <= bound:
+            raise FailedError(f"{name}: packed and unpacked differ by {difference:.1e}, allowed is {bound:.1e}")
+        differences[name] = difference
+    ratios = _gradient_ratios(compared)
+    unclear = [name for name, ratio in ratios.items() if not ratio <= GRADIENT_BOUND]
+    if unclear:
+        wide_model = _build(model.config, values, seed, "float64")
+        exact = _gradient_ratios(compare_packed_with_unpacked(wide_model, batch, loss))
+        for name in unclear:
+            reporter.say(
+                f"verify-model:   gradient of {name}: {ratios[name]:.1e} in float32, where it nearly cancels; "
+                f"{exact[name]:.1e} in float64"
+            )
+            ratios[name] = exact[name]
+    worst = max(ratios, key=lambda name: ratios[name])
+    reporter.say(
+        f"verify-model:   gradients of {len(ratios)} variables: differ by {ratios[worst]:.1e} of their norm at most "
+        f"(allowed {GRADIENT_BOUND:.0e}), {worst}"
+    )
+    if not ratios[worst] <= GRADIENT_BOUND:
+        raise FailedError(
+            f"gradient of {worst}: packed and unpacked differ by {ratios[worst]:.1e} of its norm, "
+            f"allowed is {GRADIENT_BOUND:.0e}"
+        )
+    return _Comparison(compared.packs, compared.sequences, differences, ratios[worst], worst)
+
+
+def _gradient_ratios(differences: Differences) -> dict[str, float]:
+    """|difference| / |gradient| of each variable; 0 where both are 0 to within 1e-9 (the key biases)."""
+    return {
+        name: 0.0 if difference <= ZERO_GRADIENT_BOUND and size <= ZERO_GRADIENT_BOUND else difference / max(size, 1e-30)
+        for name, (difference, size) in differences.gradients.items()
+    }
+
+
+def _probe(model: BertForPretraining, batch: Batch, reporter: Reporter) -> int:
+    """Change every sequence once; how many others were compared."""
+    compared = 0
+    for chosen in range(int(batch["input_mask"].max())):
+        report = probe_leaks(model, batch, chosen)
+        compared += report.sequences_compared
+        if report.leaks:
+            raise FailedError(f"{report.leaks} sequences changed when a neighbour in their pack did: the mask leaks")
+        if not report.own_outputs_moved:
+            raise FailedError(
+                "changing the tokens of a sequence did not change its own outputs: the weights ignore the input"
+            )
+    if compared:
+        reporter.say(f"verify-model:   leak probe: {compared} sequences beside a changed one, none differs by a bit")
+    else:
+        reporter.say("verify-model:   leak probe: nothing to compare, no pack that was looked at holds two sequences")
+    return compared
+
+
+def _read_weights(checkpoint: Path) -> tuple[BertConfig, dict[str, Float32Array]]:
+    file = find_checkpoint(checkpoint)
+    stored = read_checkpoint(file)
+    if "model" not in stored.settings:
+        raise InputError(f"{file}: holds no model settings; use a checkpoint that `train` wrote")
+    return BertConfig.from_json(stored.settings["model"]), dict(stored.variables)
+
+
+def _random_config(source: DataSource | None) -> BertConfig:
+    """A small BERT, with room for the data."""
+    length = source.schema.max_sequence_length if source is not None else RANDOM_LENGTH
+    vocabulary = source.vocabulary_size if source is not None else RANDOM_VOCABULARY
+    return BertConfig(
+        vocab_size=vocabulary if vocabulary is not None else BertConfig.vocab_size,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=length,
+        initializer_range=0.1,
+    )
+
+
+def _build(config: BertConfig, values: Values, seed: int, compute_dtype: Dtype) -> BertForPretraining:
+    model = BertForPretraining(config, seed=seed, compute_dtype=compute_dtype)
+    model.load_values(values or {})
+    return model
+
+
+# --- The packs: the first ones of the data, or random ones
+
+
+def _first_packs(source: DataSource, config: BertConfig, packs: int) -> Batch:
+    """The first packs of several sequences in the data, checked; unpacked sequences are joined to packs first.
+
+    Where there are too few of them among the first `SEARCHED`, packs of one sequence make up the number.
+
+    Returns:
+        The packed features, integers int32.
+    """
+    import tensorflow as tf
+
+    if source.is_packed:
+        records = sorted(_first_records(source, SEARCHED), key=_holds_one)[:packs]
+    else:
+        records = _first_records(source, 3 * packs)
+    names, rows = zip(*records, strict=True)
+    tensors = as_packed(
+        {
+            spec.name: tf.constant(np.stack([row[spec.name] for row in rows]), _KINDS[spec.kind])
+            for spec in source.schema.features
+        }
+    )
+    batch = {name: tensors[name].numpy() for name in PACKED_FEATURES}
+    check_values(batch, value_limits(source, config), lambda row: names[row])
+    if source.is_packed:
+        return batch
+    return _join([placed.sequence for placed in split_packs(batch)], source.schema.max_sequence_length)
+
+
+def _holds_one(record: NamedRecord) -> bool:
+    return np.count_nonzero(record[1]["next_sentence_weights"]) < 2
+
+
+def _first_records(source: DataSource, count: int) -> list[NamedRecord]:
+    stream = (
+        (path, n, record) for file, path in enumerate(source.files) for n, record in enumerate(source.records_of(file))
+    )
+    records: list[NamedRecord] = []
+    for path, number, record in itertools.islice(stream, count):
+        name = f"{path}: record {number}"
+        try:
+            features = decode_example(record)
+            check_features(features, source.schema)
+        except RecordError as error:
+            raise InputError(f"{name}: {error}; write the records again") from error
+        records.append((name, features))
+    if not records:
+        raise InputError(f"{source.path}: holds no records; give a folder that holds some")
+    return records
+
+
+def _random_packs(config: BertConfig, seed: int) -> Batch:
+    """Packs of random sequences of many lengths, some with padding."""
+    length = min(RANDOM_LENGTH, config.max_position_embeddings)
+    words = iter(random_words(100_000, seed, "verify-model").tolist())
+
+    def below(limit: int) -> int:
+        return next(words) % limit
+
+    sequences: list[Sequence] = []
+    while sum(sequence.length for sequence in sequences) < RANDOM_PACKS * length:
+        size = 1 + below(max(1, length // 2))
+        positions = sorted({below(size) for _ in range(1 + size // 7)})
+        sequences.append(
+            Sequence(
+                input_ids=np.array([below(config.vocab_size) for _ in range(size)], np.int32),
+                segment_ids=np.array([place * config.type_vocab_size // size for place in range(size)], np.int32),
+                masked_positions=np.array(positions, np.int32),
+                masked_ids=np.array([below(config.vocab_size) for _ in positions], np.int32),
+                next_sentence_label=int(len(sequences) % 3 < 2),
+            )
+        )
+    return _join(sequences, length)
+
+
+def _join(sequences: list[Sequence], length: int) -> Batch:
+    """Packs by first fit, longest sequence first."""
+    packs: list[list[Sequence]] = []
+    for sequence in sorted(sequences, key=lambda each: -each.length):
+        for pack in packs:
+            if len(pack) < MOST_JOINED and sum(each.length for each in pack) + sequence.length <= length:
+                pack.append(sequence)
+                break
+        else:
+            packs.append([sequence])
+    slots = max(sum(len(sequence.masked_ids) for sequence in pack) for pack in packs)
+    return join_sequences(packs, length, slots, max(len(pack) for pack in packs))

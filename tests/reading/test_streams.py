@@ -1,0 +1,164 @@
+"""Shards opened before they are read and closed when they are left: a bounded number, whatever the number of shards."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.reading.global_order import GlobalOrder, numbers_of_rank
+from gaudi_bert.reading.streams import ShardFiles, StreamReader
+from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
+from tests.builders.many_shards import mapped_files, open_files, write_many_shards
+from tests.builders.packing_case import make_case
+from tests.builders.properties import examples
+from tests.oracles.global_order import dealt_epoch
+
+
+class CountedShards(ShardFiles[int]):
+    """Shards without content, which note what is open, and which records are expected and left."""
+
+    threads = 2
+
+    def __init__(self, damaged: int = -1) -> None:
+        self.damaged, self.lock = damaged, threading.Lock()
+        self.prepared: list[int] = []
+        self.forgotten: list[int] = []
+        self.held: set[int] = set()
+        self.expected: set[tuple[int, int]] = set()
+
+    def prepare(self, shard: int) -> int:
+        if shard == self.damaged:
+            raise InputError(f"shard {shard} is damaged")
+        with self.lock:
+            self.prepared.append(shard)
+        return shard
+
+    def hold(self, shard: int, prepared: int) -> None:
+        assert shard == prepared
+        assert shard not in self.held
+        self.held.add(shard)
+        self.expected = {each for each in self.expected if each[0] != shard}
+
+    def let_go(self, shard: int) -> None:
+        self.held.remove(shard)
+        self.forget(shard)
+
+    def forget(self, shard: int) -> None:
+        with self.lock:
+            self.forgotten.append(shard)
+
+    def expect(self, shard: int, first: int, last: int) -> None:
+        assert shard in self.held
+        assert (shard, first) not in self.expected
+        self.expected.add((shard, first))
+
+    def leave(self, shard: int, first: int, last: int) -> None:
+        assert shard in self.held
+        assert first < last
+
+    def here(self) -> int:
+        with self.lock:
+            return len(self.prepared) - len(self.forgotten)
+
+
+@given(
+    st.lists(st.integers(0, 13) | st.sampled_from([0, 1, 60]), min_size=1, max_size=30).filter(any),
+    st.integers(1, 8),
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.data(),
+)
+@examples(200)
+def test_places_are_those_of_the_order_and_few_shards_are_open(
+    sizes: list[int], streams: int, world_size: int, at_once: int, data
+) -> None:
+    """From any pack of an epoch on, through the next one, in steps of any size."""
+    rank, order = data.draw(st.integers(0, world_size - 1)), GlobalOrder(sizes, 5, 7, streams)
+    start = data.draw(st.integers(0, order.packs))
+    files = CountedShards()
+    reader = StreamReader(files, order, rank, world_size)
+    for epoch, done in ((1, start), (2, 0)):
+        dealt = dealt_epoch(sizes, 5, epoch, 7, streams)
+        numbers = numbers_of_rank(done, order.packs, rank, world_size)
+        for first in range(0, len(numbers), at_once):
+            now = numbers[first : first + at_once]
+            shards, records = reader.places(epoch, now)
+            assert list(zip(shards.tolist(), records.tolist(), strict=True)) == [dealt[number] for number in now]
+            rows = order.locate(epoch, now).rows
+            if rows[-1] < order.full_rows(epoch):
+                assert len(files.held - set(shards.tolist())) <= order.shards_at_once(world_size)
+            assert len(files.held - set(shards.tolist())) <= order.streams
+            assert set(shards.tolist()) <= files.held
+            assert files.here() <= max(order.streams + order.shards_at_once(world_size), len(files.held) + files.threads)
+    reader.close()
+    assert not files.held
+    while files.here():  # a thread may still be at one
+        pass
+
+
+def test_going_back_opens_the_shards_again() -> None:
+    order, files = GlobalOrder([40] * 6, 1, 8, 3), CountedShards()
+    reader = StreamReader(files, order)
+    later, earlier = np.arange(100, 130), np.arange(10, 40)
+    dealt = dealt_epoch([40] * 6, 1, 0, 8, 3)
+    for numbers in (later, earlier, later):
+        assert list(zip(*(each.tolist() for each in reader.places(0, numbers)), strict=True)) == [dealt[n] for n in numbers]
+
+
+def test_each_window_is_asked_for_once_but_not_before_hundreds_of_packs_are_read() -> None:
+    order, files = GlobalOrder([2000] * 4, 1, 100, 2), CountedShards()
+    reader = StreamReader(files, order)
+    for first in range(0, 8000, 40):
+        reader.places(0, np.arange(first, first + 40))
+        if first < 400:
+            assert not files.expected
+    every = {(shard, 100 * window) for shard in range(4) for window in range(20)}
+    skipped = {(shard, first) for shard in range(4) for first in order.shard_order(0, shard).windows[:2, 1].tolist()}
+    assert every - skipped <= files.expected <= every
+
+
+def test_a_shard_that_cannot_be_opened_is_told_of_when_it_is_read() -> None:
+    order = GlobalOrder([5] * 4, 1, 8, 1)
+    last = int(order.locate(0, np.array([19])).shards[0])
+    reader = StreamReader(CountedShards(damaged=last), order)
+    reader.places(0, np.arange(15))
+    with pytest.raises(InputError, match="is damaged"):
+        reader.places(0, np.arange(15, 20))
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_process_has_the_shards_of_its_streams_open(tmp_path: Path, index: bool) -> None:
+    case = make_case(tmp_path / "case")
+    folder = write_many_shards(tmp_path / "many", case.packed, 331, index=index)
+    metadata = read_metadata(folder)
+    files = open_shards(folder, metadata)
+    for rank, world_size in ((0, 1), (3, 4)):
+        order = GlobalOrder(metadata.shard_table.packs, 3)
+        reader, before = StreamReader(files, order, rank, world_size), open_files()
+        numbers, most = numbers_of_rank(0, order.packs, rank, world_size), 0
+        for first in range(0, len(numbers), 8):
+            shards, records = reader.places(0, numbers[first : first + 8])
+            files.read(shards, records)
+            most = max(most, mapped_files(folder))
+            assert open_files() <= before + most + 3  # one that is being prepared
+        assert most <= order.shards_at_once(world_size) + 8
+        reader.close()
+        assert mapped_files(folder) == 0
+
+
+def test_what_nobody_refers_to_is_closed(tmp_path: Path) -> None:
+    case = make_case(tmp_path / "case")
+    folder = write_many_shards(tmp_path / "many", case.packed, 200)
+    metadata = read_metadata(folder)
+    files = open_shards(folder, metadata)
+    reader = StreamReader(files, GlobalOrder(metadata.shard_table.packs, 3))
+    files.read(*reader.places(0, np.arange(150)))
+    assert mapped_files(folder) > 32
+    del files, reader
+    assert mapped_files(folder) == 0

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_bert.cli.estimate_commands import describe_task_estimate
+from gaudi_bert.cli.results import to_json
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.reporting.estimate import estimate, estimate_task, shipped_histograms
+from tests.builders.agree import agree
+from tests.builders.bert_folder import write_tokenizer
+from tests.builders.histograms import HISTOGRAMS
+from tests.builders.reporters import QUIET
+
+SQUAD = HISTOGRAMS / "squad-384.json"
+
+
+def test_every_algorithm_at_every_depth(tmp_path: Path) -> None:
+    picture = tmp_path / "estimate.svg"
+    result = estimate(
+        SQUAD, depths=["2", 3, "max"], algorithms=["none", "spfhp", " lpfhp", "sort"], picture=picture, reporter=QUIET
+    )
+    rows = {(row.algorithm, row.depth): row for row in result.rows}
+    assert list(rows) == [
+        ("none", 1),
+        *((name, depth) for name in ("spfhp", "lpfhp") for depth in (2, 3, "max")),
+        ("sort", 1),
+    ]
+    assert rows["spfhp", 3].packs == 40_711
+    assert rows["spfhp", 3].gap == 40_711 - 40_195
+    assert rows["lpfhp", 2].gap == 0
+    agree(result.unpadding.rows[0].packing, 88_641 / 40_631)
+    assert [row.max_sequence_length for row in result.length_scan] == [384, 432, 480, 512, 576, 768]
+    names = ["estimate", "estimate-histogram", "estimate-mixture", "estimate-scaling"]
+    assert sorted(path.stem for path in tmp_path.iterdir()) == names
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_sorted_batches_alone() -> None:
+    result = estimate(SQUAD, depths=["max"], algorithms=["sort"], reporter=QUIET)
+    assert [row.gap for row in result.rows] == [None]
+
+
+def test_shipped_histograms_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = estimate("squad-384", depths=["2"], algorithms=["lpfhp"], reporter=QUIET)
+    assert (result.source, result.sequences, result.rows[0].packs) == ("squad-384", 88_641, 45_335)
+    (tmp_path / "squad-384").mkdir()  # a folder of that name is the user's
+    with pytest.raises(InputError, match="squad-384"):
+        estimate("squad-384", depths=["2"], algorithms=["lpfhp"], reporter=QUIET)
+
+
+def test_the_six_shipped_histograms() -> None:
+    assert list(shipped_histograms()) == [
+        "squad-384",
+        "wikipedia-128",
+        "wikipedia-384",
+        "wikipedia-512",
+        "wikipedia-1024",
+        "wikipedia-2048",
+    ]
+
+
+def test_records_are_counted_first(shared_data: Path) -> None:
+    folder = shared_data / "wiki-sample" / "tfrecord-512"
+    result = estimate(folder, depths=["2"], algorithms=["lpfhp"], reporter=QUIET)
+    assert (result.sequences, result.tokens, result.max_sequence_length) == (4192, 1_692_664, 512)
+    assert (result.rows[0].packs, result.rows[0].gap) == (3463, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depths": ["0"]}, "depth '0': write whole numbers from 1, or `max`"),
+        ({"depths": ["x"]}, "depth 'x'"),
+        ({"algorithms": ["lpfph"]}, "algorithm `lpfph` is unknown; did you mean `lpfhp`"),
+        ({"picture": Path("x.pdf")}, "written as .png or .svg"),
+        ({"source": "missing.json"}, "cannot read"),
+        ({"source": "wikipedia-521"}, "there is no such file or folder; did you mean `wikipedia-512`"),
+    ],
+)
+def test_bad_requests(changes: dict, message: str) -> None:
+    arguments = {"source": SQUAD, "depths": ["2"], "algorithms": ["lpfhp"], **changes}
+    with pytest.raises(InputError) as caught:
+        estimate(arguments.pop("source"), reporter=QUIET, **arguments)
+    assert message in str(caught.value)
+
+
+# What packing gives on rows: counted by hand on a few, and the published counts of real data where they are at hand.
+
+
+def found(tmp_path: Path, texts: list[str], **settings: object) -> Any:
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    folder = write_tokenizer(tmp_path / "model")
+    given = TaskSettings(name="classification", **settings)  # type: ignore[arg-type]
+    return estimate_task(str(path), folder, given, row_lengths=[8, 16], depths=[1, 2, "max"], reporter=QUIET)
+
+
+def test_six_rows(tmp_path: Path) -> None:
+    """Lengths 3, 3, 3, 5, 6 and 10, of which the last is cut in rows of 8."""
+    result = found(tmp_path, ["cat", "dog", "mat", "the cat sat", "the cat sat on", "the cat sat on mat and dog runs"])
+    assert (result.sequences, result.longest, result.mean_length) == (6, 10, 5.0)
+    by = {(row.max_sequence_length, row.depth): row for row in result.rows}
+    assert [by[8, depth].packs for depth in (1, 2, "max")] == [6, 4, 4]
+    assert [by[16, depth].packs for depth in (1, 2, "max")] == [6, 3, 2]
+    assert (by[8, 1].cut, by[16, 1].cut) == (1, 0)
+    assert all(row.gap == 0 for row in result.rows)
+    lines = describe_task_estimate(to_json(result))
+    assert lines[-1] == "No packing needs fewer: each is proven optimal."
+    assert lines[-3].split() == ["16", "0", "6", "(1.000)", "3", "(2.000)", "2", "(3.000)"]
+
+
+def test_no_rows_and_no_task(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no rows"):
+        found(tmp_path, [])
+    with pytest.raises(InputError, match=r"task.name is not set"):
+        estimate_task("x", tmp_path, TaskSettings(), row_lengths=[8], depths=[1], reporter=QUIET)

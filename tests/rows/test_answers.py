@@ -1,0 +1,184 @@
+"""What tasks answer and how they are measured, spelt out; and how packs of rows are laid out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.packs import BatchShape, Packs, place_packs
+from gaudi_bert.rows.types import IGNORED, NO_WORD, QuestionRow, Sequences, TaggedRow, TextRow
+from gaudi_bert.tasks.kinds.question_answering import squad_scores
+from gaudi_bert.tasks.kinds.task import Draw, Vocabulary, task_named
+from tests.builders.agree import agree
+
+ROWS = [TextRow(number, "text") for number in (1, 2, 3)]
+
+
+def texts(target=None) -> Sequences:
+    return Sequences(np.arange(3), np.array([0, 2, 4, 6]), np.full(6, 5, np.int32), np.zeros(6, np.int8), target=target)
+
+
+def test_classification() -> None:
+    task = task_named("classification")(TaskSettings(), ("no", "yes"))
+    logits = np.array([[0.0, 0.0], [np.log(3.0), 0.0], [-100.0, 100.0]], np.float32)
+    answers = list(task.answers(logits, texts(), ROWS))
+    assert [answer["label"] for answer in answers] == ["no", "no", "yes"]
+    agree(answers[1]["probabilities"], {"no": 0.75, "yes": 0.25})
+    found = task.metrics(logits, texts(np.array([0, 1, 1], np.int32)), ROWS)
+    agree(found, {"accuracy": 2 / 3, "f1_macro": 2 / 3, "matthews_correlation": 0.5})
+
+
+def test_multi_label() -> None:
+    task = task_named("multi-label")(TaskSettings(), ("a", "b", "c"))
+    logits = np.array([[1.0, -1.0, 2.0], [-1.0, -1.0, -1.0], [-1.0, 5.0, -1.0]], np.float32)
+    assert [answer["labels"] for answer in task.answers(logits, texts(), ROWS)] == [["a", "c"], [], ["b"]]
+    target = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], np.float32)
+    found = task.metrics(logits, texts(target), ROWS)
+    agree(found, {"f1_micro": 6 / 7, "f1_macro": (2 / 3 + 1 + 1) / 3, "accuracy": 2 / 3})
+
+
+def test_regression() -> None:
+    task = task_named("regression")(TaskSettings())
+    logits = np.array([[1.0], [2.0], [4.0]], np.float32)
+    assert list(task.answers(logits, texts(), ROWS)) == [{"value": 1.0}, {"value": 2.0}, {"value": 4.0}]
+    found = task.metrics(logits, texts(np.array([0.0, 1.0, 3.0], np.float32)), ROWS)
+    agree(found, {"pearson": 1.0, "spearman": 1.0, "mean_squared_error": 1.0})
+    constant = task.metrics(np.ones((3, 1), np.float32), texts(np.array([0.0, 1.0, 3.0], np.float32)), ROWS)
+    assert constant["pearson"] == constant["spearman"] == 0.0
+
+
+def test_tags_are_entities_with_their_characters() -> None:
+    labels = ("O", "B-x", "I-x", "B-y")
+    task = task_named("token-classification")(TaskSettings(), labels)
+    rows = [TaggedRow(1, ("New", "York", "is", "x"), ("B-x", "I-x", "O", "B-y")), TaggedRow(2, ("Rome",), ("B-y",))]
+    words = np.array([NO_WORD, 0, NO_WORD, 1, 2, 3, NO_WORD, NO_WORD, 0, NO_WORD], np.int32)
+    target = np.array([IGNORED, 1, IGNORED, 2, 0, 3, IGNORED, IGNORED, 3, IGNORED], np.int32)
+    logits = np.zeros((10, 4), np.float32)
+    for token, tag in ((1, 1), (3, 2), (4, 0), (5, 1), (8, 3)):
+        logits[token, tag] = 50.0
+    sequences = Sequences(
+        np.array([0, 1]), np.array([0, 7, 10]), np.full(10, 5, np.int32), np.zeros(10, np.int8), words=words, target=target
+    )
+    one = [{"start": 0, "end": 8, "tag": "x", "score": 1.0}, {"start": 12, "end": 13, "tag": "x", "score": 1.0}]
+    other = [{"start": 0, "end": 4, "tag": "y", "score": 1.0}]
+    agree(list(task.answers(logits, sequences, rows)), [{"tags": one}, {"tags": other}])
+    found = task.metrics(logits, sequences, rows)
+    agree(found, {"f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "accuracy": 0.8})
+
+
+def question(threshold: float | None, n_best: int = 3):
+    """Two windows of one row: `ab cd` and `cd ef`; [CLS], the question, [SEP], then two words."""
+    settings = TaskSettings(null_score_threshold=threshold, n_best=n_best, max_answer_tokens=2)
+    task = task_named("question-answering")(settings)
+    outside = [-1, -1]
+    characters = np.array(
+        [outside, outside, outside, [0, 2], [3, 5], outside, *[outside] * 3, [3, 5], [6, 8], outside], np.int32
+    )
+    logits = np.zeros((12, 2), np.float32)
+    logits[1] = 99.0  # the question is no answer
+    logits[3, 0], logits[4, 1], logits[10] = 4.0, 5.0, (3.0, 3.0)
+    logits[0], logits[6] = (1.0, 1.0), (20.0, 20.0)  # the least of the windows counts: 2
+    sequences = Sequences(
+        np.zeros(2, np.int64), np.array([0, 6, 12]), np.full(12, 5, np.int32), np.zeros(12, np.int8), characters
+    )
+    return task, logits, sequences, [QuestionRow(1, "q", "what?", "ab cd ef", (("ab cd", 0),))]
+
+
+def test_the_best_answers_of_all_windows() -> None:
+    task, logits, sequences, rows = question(None)
+    (answer,) = task.answers(logits, sequences, rows)
+    assert [(each["text"], each["start"], each["end"]) for each in answer["answers"]] == [
+        ("ab cd", 0, 5),
+        ("ef", 6, 8),
+        ("cd", 3, 5),
+    ]
+    scores = [each["score"] for each in answer["answers"]]
+    assert scores == sorted(scores, reverse=True)
+    agree(scores[1] / scores[0], np.exp(-3.0))
+    assert task.metrics(logits, sequences, rows) == {"exact_match": 100.0, "f1": 100.0}
+
+
+@pytest.mark.parametrize(("threshold", "best"), [(0.0, "ab cd"), (-8.0, "")])
+def test_no_answer_is_an_answer_where_the_data_has_such(threshold: float, best: str) -> None:
+    task, logits, sequences, rows = question(threshold, n_best=20)
+    (answer,) = task.answers(logits, sequences, rows)
+    assert answer["answers"][0]["text"] == best
+    agree(sum(each["score"] for each in answer["answers"]), 1.0)
+    assert sorted(each["text"] for each in answer["answers"]).count("") == 1
+
+
+def test_squad_compares_as_squad_does() -> None:
+    found = squad_scores(["The cat!", "", "x y", "left"], [["cat"], [], ["y z", "q"], []])
+    agree(found, {"exact_match": 50.0, "f1": 100 * (1 + 1 + 0.5 + 0) / 4})
+
+
+def test_masks_are_drawn_anew_each_epoch_and_do_not_know_their_pack() -> None:
+    task = task_named("masked-language-modelling")(TaskSettings(), (), Vocabulary(50, (0, 2, 3), 4))
+    lengths = [9, 30, 3, 2, 17]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.random.default_rng(1).integers(5, 50, offsets[-1]).astype(np.int32)
+    ids[offsets[:-1]], ids[offsets[1:] - 1] = 2, 3
+    sequences = Sequences(np.arange(5), offsets, ids, np.zeros(len(ids), np.int8))
+
+    def masked(packs: Packs, depth: int, epoch: int) -> dict[int, list]:
+        placed = place_packs(sequences, packs, np.arange(len(packs)), BatchShape(len(packs), 64, depth))
+        features = task.target_features(sequences, placed, Draw(1, epoch))
+        found: dict[int, list] = {number: [] for number in range(5)}
+        for pack, (positions, targets, weights) in enumerate(
+            zip(features["masked_positions"], features["targets"], features["target_weights"], strict=True)
+        ):
+            for position, target in zip(positions[weights > 0], targets[weights > 0], strict=True):
+                inside = (placed.packs == pack) & (placed.starts <= position) & (position < placed.starts + placed.lengths)
+                here = int(np.flatnonzero(inside)[0])
+                within = int(position - placed.starts[here])
+                number = int(placed.sequences[here])
+                assert ids[offsets[number] + within] == target
+                found[number].append((within, int(features["input_ids"][pack, position])))
+        return found
+
+    alone, together = Packs(np.arange(5), np.arange(6)), Packs(np.array([4, 1, 0, 3, 2]), np.array([0, 3, 5]))
+    first = masked(alone, 1, 0)
+    assert masked(together, 3, 0) == first
+    assert [len(first[number]) for number in range(5)] == [1, 4, 1, 0, 2]
+    assert masked(alone, 1, 1) != first
+
+
+# --- packs as dense arrays: what lies where, and what the model says brought home
+
+SEQUENCES = Sequences(
+    row=np.arange(4),
+    offsets=np.array([0, 2, 5, 6, 9]),
+    input_ids=np.array([11, 12, 21, 22, 23, 31, 41, 42, 43], np.int32),
+    segment_ids=np.array([0, 1, 0, 0, 1, 0, 0, 1, 1], np.int8),
+)
+PACKS = Packs(np.array([3, 0, 2, 1]), np.array([0, 2, 4]))
+
+
+def test_a_batch_spelt_out() -> None:
+    placed = place_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    found = {name: values.tolist() for name, values in placed.features(SEQUENCES).items()}
+    assert found == {
+        "input_ids": [[31, 21, 22, 23, 0, 0, 0], [41, 42, 43, 11, 12, 0, 0], [0] * 7],
+        "input_mask": [[1, 2, 2, 2, 0, 0, 0], [1, 1, 1, 2, 2, 0, 0], [0] * 7],
+        "segment_ids": [[0, 0, 0, 1, 0, 0, 0], [0, 1, 1, 0, 1, 0, 0], [0] * 7],
+        "positions": [[0, 0, 1, 2, 0, 0, 0], [0, 1, 2, 0, 1, 0, 0], [0] * 7],
+        "sequence_positions": [[0, 1], [0, 3], [0, 0]],
+        "sequence_weights": [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]],
+    }
+
+
+def test_what_is_said_of_a_sequence_or_a_token_goes_home() -> None:
+    placed = place_packs(SEQUENCES, PACKS, np.array([1, 0]), BatchShape(3, 7, 2))
+    of_sequences = np.array([[[2.0], [1.0]], [[3.0], [0.0]], [[-1.0], [-1.0]]])
+    out = np.full((4, 1), np.nan)
+    placed.scatter_sequences(of_sequences, out)
+    assert out[:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    tokens = np.full((9, 1), np.nan)
+    placed.scatter_tokens(placed.features(SEQUENCES)["input_ids"][:, :, np.newaxis].astype(np.float64), tokens)
+    assert tokens[:, 0].tolist() == SEQUENCES.input_ids.tolist()
+
+
+def test_no_packs_are_an_empty_batch() -> None:
+    placed = place_packs(SEQUENCES, PACKS, np.zeros(0, np.int64), BatchShape(2, 7, 3))
+    assert all(not values.any() for values in placed.features(SEQUENCES).values())

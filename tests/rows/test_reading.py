@@ -1,0 +1,228 @@
+"""Rows as they come out of each format, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.fields import read_label_names
+from gaudi_bert.rows.reading import read_rows, windows
+from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, TaggedRow, TextRow
+
+SQUAD = {
+    "version": "v2.0",
+    "data": [
+        {
+            "title": "Rivers",
+            "paragraphs": [
+                {
+                    "context": "The Elbe flows north.",
+                    "qas": [
+                        {"id": "a", "question": "What flows?", "answers": [{"text": "Elbe", "answer_start": 4}]},
+                        {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
+                    ],
+                }
+            ],
+        }
+    ],
+}
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def rows_of(path: Path, task: Any, labelled: bool = True, **settings: Any) -> list[Row]:
+    return list(read_rows(path, task, TaskSettings(**settings), labelled=labelled))
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_json_lines(tmp_path: Path, ending: str) -> None:
+    lines = '\ufeff{"text": "a b", "label": "good"}\n\n{"text": "c", "text_pair": "d\\u2028e", "label": "bad"}'
+    path = write(tmp_path / f"x{ending}", lines)
+    assert rows_of(path, "classification") == [TextRow(1, "a b", None, "good"), TextRow(3, "c", "d\u2028e", "bad")]
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.tsv", 'say "no\t3\tid1\r\none\rtwo\u2028three\x0bfour\t0,3\tid2\n')
+    labels = write(tmp_path / "labels.txt", "joy\nfear\nlove\nanger\n")
+    rows = rows_of(path, "multi-label", columns=("text", "label", "id"), labels=str(labels))
+    assert rows == [
+        TextRow(1, 'say "no', None, ("anger",)),
+        TextRow(2, "one\rtwo\u2028three\x0bfour", None, ("joy", "anger")),
+    ]
+
+
+def test_csv_has_quotes_and_lines_within_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", 'sentence,score\n"one, ""two""\nthree",0.5\nfour,-2\n')
+    rows = rows_of(path, "regression", text="sentence", label="score")
+    assert rows == [TextRow(3, 'one, "two"\nthree', None, 0.5), TextRow(4, "four", None, -2.0)]
+
+
+def test_plain_lines(tmp_path: Path) -> None:
+    assert rows_of(write(tmp_path / "x.txt", "one\n\ntwo\n"), None) == [TextRow(1, "one"), TextRow(3, "two")]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [["x"], []]}), tmp_path / "x.parquet")
+    rows = rows_of(tmp_path / "x.parquet", "multi-label")
+    assert rows == [TextRow(1, "a", None, ("x",)), TextRow(2, "b", None, ())]
+    parquet.write_table(pyarrow.table({"input_ids": [[5, 6], [7]]}), tmp_path / "ids.parquet")
+    assert rows_of(tmp_path / "ids.parquet", "masked-language-modelling") == [IdsRow(1, (5, 6)), IdsRow(2, (7,))]
+
+
+def test_conll(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.conll", "-DOCSTART- -X- O\n\nBonn NNP B-place\nis VBZ O\n\n\n# x O\n")
+    assert rows_of(path, "token-classification") == [
+        TaggedRow(3, ("Bonn", "is"), ("B-place", "O")),
+        TaggedRow(7, ("#",), ("O",)),
+    ]
+    bare = write(tmp_path / "bare.conll", "a\nb\n")
+    assert rows_of(bare, "token-classification", labelled=False) == [TaggedRow(1, ("a", "b"))]
+
+
+def test_words_of_a_text_know_where_they_start(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", '{"text": "Bonn, am  Rhein!"}')
+    (row,) = rows_of(path, "token-classification", labelled=False)
+    assert isinstance(row, TaggedRow)
+    assert row.tokens == ("Bonn", ",", "am", "Rhein", "!")
+    assert row.word_starts().tolist() == [0, 4, 6, 10, 15]
+    assert TaggedRow(1, ("ab", "c", "def")).word_starts().tolist() == [0, 3, 5]
+
+
+def test_squad(tmp_path: Path) -> None:
+    context = "The Elbe flows north."
+    expected = [
+        QuestionRow(1, "a", "What flows?", context, (("Elbe", 4),)),
+        QuestionRow(2, "b", "Why?", context, ()),
+    ]
+    assert rows_of(write(tmp_path / "x.json", json.dumps(SQUAD)), "question-answering") == expected
+    lines = [
+        {"id": "a", "question": "What flows?", "context": context, "answers": {"text": ["Elbe"], "answer_start": [4]}},
+        {"id": "b", "question": "Why?", "context": context, "answers": []},
+    ]
+    path = write(tmp_path / "x.jsonl", "\n".join(map(json.dumps, lines)))
+    assert rows_of(path, "question-answering") == expected
+
+
+def test_windows_of_rows() -> None:
+    rows: list[Row] = [TextRow(number, "x") for number in range(7)]
+    assert [len(window) for window in windows(iter(rows), 3)] == [3, 3, 1]
+    assert list(windows(iter([]), 3)) == []
+
+
+BAD: list[tuple[str, str | bytes, str, dict[str, Any], str]] = [
+    ("x.jsonl", '{"text": "a", "label": "b"}\n{"text": "a"', "classification", {}, "row 2: not JSON"),
+    ("x.jsonl", "[1]", "classification", {}, "row 1: [1] is not an object"),
+    ("x.jsonl", '{"txt": "a", "label": "b"}', "classification", {}, "row 1: has no 'text', only 'txt', 'label'"),
+    ("x.jsonl", '{"text": "a"}', "classification", {}, "row 1: has no 'label'"),
+    ("x.jsonl", '{"text": " ", "label": "b"}', "classification", {}, "row 1: text is empty"),
+    ("x.jsonl", '{"text": 3, "label": "b"}', "classification", {}, "row 1: text is 3; it must be a text"),
+    ("x.jsonl", '{"text": "a", "label": 3}', "classification", {}, "row 1: label is the number 3; name the labels"),
+    ("x.jsonl", '{"text": "a", "label": ["b"]}', "classification", {}, "label is ['b']; it must be the name of a label"),
+    ("x.jsonl", '{"text": "a", "label": true}', "multi-label", {}, "label is True; it must be a list of names"),
+    ("x.jsonl", '{"text": "a", "label": "b"}', "regression", {}, "row 1: label is 'b'; regression needs a finite number"),
+    ("x.jsonl", '{"text": "a", "label": NaN}', "regression", {}, "label is nan; regression needs a finite number"),
+    (
+        "x.jsonl",
+        '{"text": "a", "label": 1e39}',
+        "regression",
+        {},
+        "label is 1e+39; regression needs a finite number that fits",
+    ),
+    ("x.jsonl", '{"text": "a", "label": -1' + "0" * 400 + "}", "regression", {}, "label is a number of 1,329 bits"),
+    ("x.tsv", "text\tlabel\na\t\u0661", "regression", {}, "regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t1_000", "regression", {}, "label is '1_000'; regression needs a finite number"),
+    ("x.tsv", "text\tlabel\na\t" + "9" * 5000, "classification", {}, "name the labels in a file"),
+    ("x.jsonl", '{"text": "a", "label": ' + "9" * 5000 + "}", "classification", {}, "row 1: not JSON"),
+    ("x.jsonl", '{"input_ids": [2, 4294967303, 3]}', "causal-language-modelling", {}, "row 1: input_ids[1] is 4294967303"),
+    ("x.jsonl", '{"input_ids": [2, 1099511627776]}', "masked-language-modelling", {}, "input_ids[1] is 1099511627776"),
+    (
+        "x.jsonl",
+        '{"input_ids": [2, true]}',
+        "causal-language-modelling",
+        {},
+        "input_ids[1] is True; token numbers are whole",
+    ),
+    ("x.jsonl", '{"input_ids": [2, 3.0]}', "causal-language-modelling", {}, "input_ids[1] is 3.0"),
+    ("x.jsonl", '{"tokens": ["a"], "tags": []}', "token-classification", {}, "row 1: has 1 words and 0 tags"),
+    ("x.jsonl", '{"tokens": ["a", ""], "tags": ["O", "O"]}', "token-classification", {}, "tokens[1] is ''"),
+    ("x.jsonl", '{"text": "a"}', "token-classification", {}, "row 1: has no 'tokens', only 'text'"),
+    ("x.jsonl", '{"question": "q", "context": "c"}', "question-answering", {}, "row 1: has no `answers`"),
+    (
+        "x.jsonl",
+        '{"question": "q", "context": "cat", "answers": [{"text": "at", "answer_start": 0}]}',
+        "question-answering",
+        {},
+        "row 1: the answer 'at' is not at 0, 'ca' is",
+    ),
+    ("x.json", '{"data": [{}]}', "question-answering", {}, "is not SQuAD's JSON"),
+    ("x.json", json.dumps(SQUAD), "classification", {}, "SQuAD's JSON is for question-answering"),
+    ("x.conll", "a\tO\nb\n", "token-classification", {}, "row 2: the word 'b' has no tag"),
+    ("x.conll", "a O\n", "classification", {}, "CoNLL is for token-classification"),
+    ("x.tsv", "a\t0\n", "classification", {"columns": ("text", "label", "id")}, "row 1: has 2 cells, the columns are 3"),
+    ("x.tsv", "text\ttext\n", "classification", {}, "two columns are called 'text'"),
+    ("x.tsv", "good\tjoy\nbad\tfear\n", "classification", {}, "row 2: has no 'text', only 'good', 'joy'; name the column"),
+    ("x.csv", "good,joy\nbad,fear\n", "classification", {}, "without a header line, name all: --columns text,label,id"),
+    ("x.csv", 'text,label\n"a,b\n', "classification", {}, "row 2: not CSV"),
+    ("x.jsonl", b'{"text": "\xff"}', "classification", {}, "row 1: not UTF-8 at its byte 10"),
+    ("x.xyz", "a", "classification", {}, "unknown ending"),
+    ("x.jsonl", "{}", "classification", {"columns": ("text",)}, "--columns is for CSV and TSV"),
+    ("x.parquet", "no", "classification", {}, "cannot be read as a Parquet"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "task", "settings", "message"), BAD)
+def test_bad_rows_are_named(
+    tmp_path: Path, name: str, content: str | bytes, task: Any, settings: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(InputError) as caught:
+        rows_of(path, task, **settings)
+    text = str(caught.value)
+    assert message in text
+    assert text.startswith(str(path))
+    assert "\n" not in text
+
+
+def test_damaged_gzip_and_missing_files(tmp_path: Path) -> None:
+    whole = gzip.compress(b'{"text": "a", "label": "b"}\n' * 1000)
+    (tmp_path / "x.jsonl.gz").write_bytes(whole[:-20])
+    with pytest.raises(InputError, match="is damaged or cut short"):
+        rows_of(tmp_path / "x.jsonl.gz", "classification")
+    with pytest.raises(InputError, match="cannot read: No such file"):
+        rows_of(tmp_path / "none.jsonl", "classification")
+
+
+def test_numbers_beyond_the_names_of_labels(tmp_path: Path) -> None:
+    labels = write(tmp_path / "labels.txt", "no\nyes\n")
+    path = write(tmp_path / "x.jsonl", '{"text": "a", "label": 1}\n{"text": "a", "label": "no"}\n{"text": "a", "label": 2}')
+    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
+    assert [next(found).label, next(found).label] == ["yes", "no"]  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="row 3: label is 2; --labels names 0 to 1"):
+        next(found)
+    write(labels, "no\nno\n")
+    with pytest.raises(InputError, match="row 2: 'no' is listed twice"):
+        rows_of(path, "classification", labels=str(labels))
+
+
+def test_a_hundred_thousand_names_are_looked_up_once_each(tmp_path: Path) -> None:
+    """With a search through all names for each row and for each name this would take hours."""
+    names = [f"label {number}" for number in range(100_000)]
+    labels = write(tmp_path / "labels.txt", "\n".join(names) + "\n\n")
+    assert read_label_names(labels) == tuple(names)
+    lines = (json.dumps({"text": "a", "label": name}) for name in reversed(names))
+    path = write(tmp_path / "x.jsonl", "\n".join(lines))
+    found = read_rows(path, "classification", TaskSettings(labels=str(labels)), labelled=True)
+    assert [row.label for row in found] == names[::-1]  # type: ignore[union-attr]

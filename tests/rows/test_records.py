@@ -1,0 +1,231 @@
+"""The same rows from every format, however they are written; a header is never a row, and no option is ignored."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings, TokenizeSettings
+from gaudi_bert.rows.reading import read_rows
+from gaudi_bert.rows.types import TASKS_WITH_LABELS, Row, TextRow
+
+pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
+
+COLUMNS = ("id", "comment", "other", "stars")
+ROWS = [("7", "so, so", "x", "0.5"), ("8", 'he said "no"\nand left', "", "3"), ("9", "four  words \u2028 here", "z", "-1")]
+PLAIN = [(number, text.replace("\n", " "), *rest) for number, text, *rest in ROWS]
+
+
+def content_of(kind: str, rows: Sequence[Sequence[str]], header: bool = True) -> bytes:
+    if kind == "jsonl":
+        lines = (json.dumps(dict(zip(COLUMNS, row, strict=True)) | {"other": row[2] or None}) for row in rows)
+        return "".join(f"{line}\n" for line in lines).encode()
+    table = [COLUMNS, *rows] if header else rows
+    if kind == "csv":
+        text = io.StringIO()
+        csv.writer(text).writerows(table)
+        return text.getvalue().encode()
+    if kind == "tsv":
+        return "".join("\t".join(row) + "\n" for row in table).encode()
+    from pyarrow import parquet
+
+    sink = pyarrow.BufferOutputStream()
+    columns = [[cell or None for cell in column] for column in zip(*rows, strict=True)]
+    parquet.write_table(pyarrow.table(dict(zip(COLUMNS, columns, strict=True))), sink, row_group_size=2)
+    return sink.getvalue().to_pybytes()
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+def rows_of(path: Path, task: Any = None, labelled: bool = False, **settings: Any) -> list[Row]:
+    return list(read_rows(path, task, TaskSettings(**settings), labelled=labelled))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, zstd])
+def test_every_format_gives_the_same_rows(tmp_path: Path, kind: str, compress: Any) -> None:
+    rows = PLAIN if kind == "tsv" else ROWS
+    is_table = kind in ("csv", "tsv")
+    ending = {bytes: "", gzip.compress: ".gz", zstd: ".zst"}[compress]
+    if kind == "parquet" and ending:
+        pytest.skip("Parquet is compressed inside")
+    path = tmp_path / f"x.{kind}{ending}"
+    path.write_bytes(compress(content_of(kind, rows)))
+    named = {"text": "comment", "text_pair": "other", "label": "stars"}
+    expected = [(row[1], row[2] or None, float(row[3])) for row in rows]
+    if not is_table:  # whose cells are texts
+        assert [row[1:3] for row in rows_of(path, text="comment", text_pair="other")] == [row[:2] for row in expected]
+    found = rows_of(path, "regression", labelled=True, **named)
+    assert [tuple(row)[1:] for row in found] == expected
+    assert [row[1:] for row in rows_of(path, text="comment")] == [(row[1], None, None) for row in rows]
+    if is_table:
+        path.write_bytes(compress(content_of(kind, rows, header=False)))
+        bare = rows_of(path, "regression", labelled=True, columns=COLUMNS, **named)
+        assert [tuple(row)[1:] for row in bare] == expected
+
+
+HEADERS = [
+    (("text", "label"), [("text", "label"), ("nice", "joy")]),
+    (("text", "label"), [("comment", "sentiment"), ("nice", "joy")]),
+    (("a", "b"), [("Review", "Stars")]),
+    (("id", "text", "label"), [("", "comment", "rating"), ("0", "nice", "5"), ("1", "bad", "1")]),
+    (("text", "label"), [("kommentar", "sterne"), ("sehr gut", "5"), ("schlecht", "1.5")]),
+    (("text", "other"), [("first name", "OTHER"), ("x", "y")]),
+]
+NO_HEADERS = [
+    (("text", "label"), [("great", "joy"), ("very bad", "anger"), ("so so", "joy")]),
+    (("text", "label"), [("great", "3"), ("very bad", "1")]),
+    (("text", "label"), [("text is a word", "joy")]),
+    (("text",), [("Hello",), ("how are you",)]),
+    (("text", "label"), [("", "joy")]),
+    (("text", "other"), [("text", "text")]),
+    (("text", "label"), [("great", "joy"), ("5", "anger"), ("", "joy")]),
+]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+@pytest.mark.parametrize(("columns", "table"), HEADERS)
+def test_a_header_under_given_names_is_refused(tmp_path: Path, kind: str, columns: Any, table: Any) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(b"\xef\xbb\xbf" + content_of(kind, table, header=False))
+    settings = {"columns": columns, "text": columns[0]}
+    with pytest.raises(InputError, match=r"row 1: .* looks like a header, .*leave --columns out and .*or pass --no-header"):
+        rows_of(path, **settings)
+    assert len(rows_of(path, **settings, no_header=True)) == len(table)
+    with pytest.raises(InputError, match="without a header, name the columns too: --columns"):
+        rows_of(path, no_header=True)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+@pytest.mark.parametrize(("columns", "table"), NO_HEADERS)
+def test_a_row_is_not_treated_as_a_header(tmp_path: Path, kind: str, columns: Any, table: Any) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(content_of(kind, table, header=False))
+    assert [row[1] for row in rows_of(path, columns=columns)] == [cells[0] for cells in table]
+
+
+CELLS = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=("Cs",)), min_size=1, max_size=9)
+
+
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=30))
+def test_no_row_is_lost(tmp_path_factory, table: list[tuple[str, str]]) -> None:
+    for kind in ("csv", "tsv"):
+        path = tmp_path_factory.mktemp("tables") / f"x.{kind}"
+        path.write_bytes(content_of(kind, table, header=False))
+        rows = rows_of(path, columns=("text", "other"), no_header=True)
+        assert [row[1] for row in rows] == [cells[0] for cells in table]
+
+
+FORMATS = {
+    "jsonl": '{"words": ["a"], "body": "b"}\n',
+    "csv": "words,body\na,b\n",
+    "tsv": "words\tbody\na\tb\n",
+    "txt": "a\n",
+    "conll": "a O\n",
+}
+TEXTS = {"text", "text_pair"}
+APPLY = {
+    None: TEXTS,
+    "classification": TEXTS | {"label"},
+    "multi-label": TEXTS | {"label"},
+    "regression": TEXTS | {"label"},
+    "token-classification": {"tokens", "tags", "text"},
+    "masked-language-modelling": {"text"},
+    "causal-language-modelling": {"text"},
+    "question-answering": set(),
+}
+
+
+@pytest.mark.parametrize("key", ["text", "text_pair", "label", "tokens", "tags"])
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("task", APPLY)
+def test_a_column_that_is_named_is_read_or_refused(tmp_path: Path, task: Any, kind: str, key: str) -> None:
+    path = tmp_path / f"x.{kind}"
+    path.write_text(FORMATS[kind])
+    for labelled in (True, False) if task in TASKS_WITH_LABELS else (False,):
+        applies = kind in ("jsonl", "csv", "tsv") and key in APPLY[task] - (set() if labelled else {"label", "tags"})
+        with pytest.raises(InputError) as caught:
+            rows_of(path, task, labelled, **{key: "none"})
+        refused = ("does not apply", "CoNLL is for token-classification")
+        assert any(reason in str(caught.value) for reason in refused) is not applies
+
+
+def test_names_of_columns_are_for_tables(tmp_path: Path) -> None:
+    for kind in ("jsonl", "txt", "conll"):
+        (tmp_path / f"x.{kind}").write_text(FORMATS[kind])
+        for option in ({"columns": ("text", "x")}, {"no_header": True}):
+            with pytest.raises(InputError, match=r"--(columns|no-header) is for CSV and TSV"):
+                rows_of(tmp_path / f"x.{kind}", "token-classification", **option)
+
+
+def test_a_second_text_that_is_named_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"text": "a", "b": "c"}\n{"text": "a", "b": null}\n{"text": "a"}\n')
+    with pytest.raises(InputError, match="row 3: has no 'b', only 'text'; name another with --text-pair-column"):
+        rows_of(tmp_path / "x.jsonl", text_pair="b")
+    (tmp_path / "x.csv").write_text("text,b\na,c\na,\n")
+    assert rows_of(tmp_path / "x.csv", text_pair="b") == [TextRow(2, "a", "c"), TextRow(3, "a")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "task", "settings", "line"),
+    [
+        (
+            "x.csv",
+            "a,b,c\nso so,2,3\n",
+            "regression",
+            {"text": "a", "label": "c"},
+            "CSV, a (text), c (label); row 2 begins 'so so'",
+        ),
+        ("x.tsv", "so\tjoy\n", "classification", {"columns": ("text", "label")}, "TSV, text, label; row 1 begins 'so'"),
+        ("x.jsonl", '\n{"text": "a", "text_pair": "b"}', None, {}, "JSON lines, text, text_pair; row 2 begins 'a'"),
+        ("x.txt", "a  b" * 50, None, {}, "plain text; row 1 begins '" + ("a b" * 50)[:60] + "...'"),
+        ("x.conll", "Bonn O\nis O\n", "token-classification", {}, "CoNLL, tokens, tags; row 1 begins 'Bonn is'"),
+        (
+            "x.jsonl",
+            '{"input_ids": [5, 6]}',
+            "causal-language-modelling",
+            {},
+            "JSON lines, input_ids; row 1 begins '[5, 6]'",
+        ),
+        (
+            "x.jsonl",
+            '{"question": "why?", "context": "c", "answers": []}',
+            "question-answering",
+            {},
+            "JSON lines, question, context; row 1 begins 'why?'",
+        ),
+    ],
+)
+def test_the_first_line_states_what_is_read(
+    tmp_path: Path, name: str, content: str, task: Any, settings: Any, line: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    said: list[str] = []
+    labelled = task is not None and "language" not in task
+    assert list(read_rows(path, task, TaskSettings(**settings), labelled=labelled, say=said.append))
+    assert said == [f"{path}: reads {line}"]
+
+
+def test_settings_of_tokenize_read_a_pair_only_where_it_is_named() -> None:
+    def reading(**given: Any) -> TaskSettings:
+        return TokenizeSettings(max_sequence_length=9, **given).reading
+
+    assert (reading().text_pair, reading().model_fields_set) == ("text", set())
+    assert (reading(text_column="a").text_pair, reading(text_column="a").model_fields_set) == ("a", {"text"})
+    assert reading(text_pair_column="b").model_fields_set == {"text_pair"}

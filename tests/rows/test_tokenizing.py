@@ -1,0 +1,337 @@
+"""Token numbers as transformers' own tokenizer gives them; spans that name the very characters; every word in one window."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.fields import find_labels
+from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
+from gaudi_bert.rows.tokenizing import best_windows, tokenize_rows, window_bounds
+from gaudi_bert.rows.types import IdsRow, QuestionRow, Row, Sequences, TaggedRow, TextRow, join_sequences
+from tests.builders.bert_folder import VOCABULARY, write_tokenizer
+from tests.builders.properties import examples
+
+CONTEXT = "The river flows north over the hill, and the cat sat on the mat. Unable dogs runs south!"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> RowTokenizer:
+    return open_tokenizer(folder)
+
+
+def tokenized(rows: list[Row], tokenizer: RowTokenizer, task: Any, most: int = 64, **settings: Any) -> Sequences:
+    labels = find_labels(rows, task) if task else ()
+    given = TaskSettings(**settings)
+    return tokenize_rows(rows, tokenizer, task=task, settings=given, max_sequence_length=most, labels=labels, file="x.jsonl")
+
+
+def words_of(sequences: Sequences, number: int) -> list[str]:
+    ids = sequences.input_ids[sequences.offsets[number] : sequences.offsets[number + 1]]
+    return [VOCABULARY[token] for token in ids]
+
+
+def test_a_pair_and_a_text(tokenizer: RowTokenizer) -> None:
+    found = tokenized([TextRow(1, "The CAT sat.", "unables"), TextRow(2, "dogs!")], tokenizer, None)
+    assert words_of(found, 0) == ["[CLS]", "the", "cat", "sat", ".", "[SEP]", "un", "##able", "##s", "[SEP]"]
+    assert words_of(found, 1) == ["[CLS]", "dog", "##s", "!", "[SEP]"]
+    assert found.segment_ids.tolist() == [0] * 6 + [1] * 4 + [0] * 5
+    assert found.row.tolist() == [0, 1]
+
+
+WORDS = ["the", "cat", "unableness", "x" * 40, "a.b", "...", "\u4e2d\u56fd", "\u4e2d" * 30 + "\u3002", " ", "\n\n", "\u00dc"]
+
+
+def any_tokenizer(kind: str) -> RowTokenizer:
+    library = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+    special = {"special_tokens": ["<s>", "</s>", "<unk>"], "show_progress": False}
+    if kind == "bpe":
+        library.pre_tokenizer = pre_tokenizers.ByteLevel()
+        trainer: Any = trainers.BpeTrainer(vocab_size=300, **special)
+    else:
+        library.normalizer, library.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=80, unk_token="<unk>", **special)
+    library.train_from_iterator([" ".join(WORDS)] * 9, trainer)
+    library.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
+    return RowTokenizer(library, Path(kind), "0" * 64)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tokenizer: RowTokenizer) -> list[RowTokenizer]:
+    return [tokenizer, any_tokenizer("bpe"), any_tokenizer("unigram")]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(WORDS), st.integers(1, 120)), max_size=9), st.sampled_from(["", " "]), st.booleans()
+)
+def test_a_text_far_too_long_is_cut_as_if_it_were_read_to_its_end(tokenizers, runs, between: str, of_pair: bool) -> None:
+    text = between.join(word for word, count in runs for _ in range(count))
+    for tokenizer in tokenizers:
+        rows: list[Row] = [TextRow(1, "cat"), TextRow(2, text, "the cat" if of_pair else None), TextRow(3, "cat " * 999)]
+        found = tokenized(rows, tokenizer, None, 7, too_long="truncate")
+        tokenizer.tokenizer.enable_truncation(7)
+        theirs = [tokenizer.tokenizer.encode(*row[1:3]) for row in rows]  # type: ignore[misc]
+        tokenizer.tokenizer.no_truncation()
+        assert np.split(found.input_ids, found.offsets[1:-1])[1].tolist() == theirs[1].ids
+        assert found.input_ids.tolist() == [token for encoding in theirs for token in encoding.ids]
+        assert found.cut_rows == sum(bool(encoding.overflowing) for encoding in theirs)
+
+
+def test_memory_does_not_grow_with_the_longest_text(folder: Path) -> None:
+    """Encoded to its end, a text of two million characters takes 800 MB."""
+    code = """
+import resource, sys
+from tests.rows.test_tokenizing import Path, TextRow, open_tokenizer, tokenized
+tokenizer, text = open_tokenizer(Path(sys.argv[1])), "the cat, ... " * 160_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for rows in ([TextRow(1, text)], [TextRow(number, text[:20_000]) for number in range(200)]):
+    tokenized(rows, tokenizer, None, too_long="truncate")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 80
+
+
+def test_a_text_far_too_long_is_refused_by_its_row(tokenizer: RowTokenizer) -> None:
+    with pytest.raises(InputError, match=r"x\.jsonl: row 7: has more than \d{2,3} tokens, a sequence has at most 9"):
+        tokenized([TextRow(3, "cat"), TextRow(7, "cat " * 9999), TextRow(8, "cat " * 10)], tokenizer, None, 9)
+
+
+@pytest.mark.slow
+def test_as_transformers_has_it(folder: Path, tokenizer: RowTokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folder)
+    pairs = [("The river flows", "north and south " * 9), ("Ünable mats?! " * 7, "cats"), ("x" * 120, "na\u0301ive \u4e2d")]
+    rows: list[Row] = [TextRow(number, *pair) for number, pair in enumerate(pairs)]
+    ours = tokenized(rows, tokenizer, None, most=21, too_long="truncate")
+    for number, pair in enumerate(pairs):
+        encoded = theirs(*pair, truncation="longest_first", max_length=21)
+        span = slice(ours.offsets[number], ours.offsets[number + 1])
+        assert ours.input_ids[span].tolist() == encoded["input_ids"]
+        assert ours.segment_ids[span].tolist() == encoded["token_type_ids"]
+    assert ours.cut_rows == 2
+    windows = theirs(
+        "what flows", CONTEXT, truncation="only_second", max_length=15, stride=4, return_overflowing_tokens=True
+    )
+    cut = tokenized([QuestionRow(1, "a", "what flows", CONTEXT)], tokenizer, "question-answering", 15, stride=4)
+    spans = [slice(cut.offsets[number], cut.offsets[number + 1]) for number in range(len(cut))]
+    assert [cut.input_ids[span].tolist() for span in spans] == windows["input_ids"]
+
+
+def test_characters_of_words(tokenizer: RowTokenizer) -> None:
+    text = "The CATS, unable!"
+    rows: list[Row] = [TaggedRow(1, ("CATS", ",", "unable"), None, (4, 8, 10))]
+    found = tokenized(rows, tokenizer, "token-classification")
+    spans = found.characters
+    assert spans is not None
+    assert [text[start:end] for start, end in spans[1:-1]] == ["CAT", "S", ",", "un", "able"]
+    assert found.words is not None
+    assert found.words.tolist() == [-1, 0, -1, 1, 2, -1, -1]
+    assert found.target is None
+
+
+@examples(60)
+@given(
+    words=st.lists(st.sampled_from(["cat", "unables", "dogs", "x7", "\u200d", "!"]), min_size=1, max_size=40), data=st.data()
+)
+def test_every_word_is_in_one_window(words: list[str], data: st.DataObject, tokenizer: RowTokenizer) -> None:
+    most = data.draw(st.integers(4, 20))
+    stride = data.draw(st.integers(0, most - 3))
+    tags = tuple(data.draw(st.sampled_from(["O", "B-x", "I-x"])) for _ in words)
+    rows: list[Row] = [tagged(1, words, tags), tagged(2, ["cat"], ("O",))]
+    found = tokenized(rows, tokenizer, "token-classification", most, too_long="window", stride=stride)
+    assert found.lengths.max() <= most
+    assert found.words is not None
+    assert found.target is not None
+    own = found.row[np.repeat(np.arange(len(found)), found.lengths)]
+    with_pieces = [place for place, word in enumerate(words) if word != "\u200d"]
+    assert sorted(found.words[(own == 0) & (found.words >= 0)].tolist()) == with_pieces
+    names = find_labels(rows, "token-classification")
+    for word, target, row in zip(found.words, found.target, own, strict=True):
+        if word < 0:
+            assert target == -100
+        elif row == 0:
+            assert names[target] == tags[word]
+
+
+def tagged(number: int, words: list[str], tags: tuple[str, ...]) -> TaggedRow:
+    return TaggedRow(number, tuple(words), tags)
+
+
+@examples(60)
+@given(start=st.integers(0, len(CONTEXT) - 1), length=st.integers(1, 30), most=st.integers(18, 64))
+def test_answers_are_found_in_the_windows_that_hold_them(
+    start: int, length: int, most: int, tokenizer: RowTokenizer
+) -> None:
+    text = CONTEXT[start : start + length].strip()
+    if not text:
+        return
+    begin = CONTEXT.index(text, start)
+    row = QuestionRow(1, "a", "what flows?", CONTEXT, ((text, begin),))
+    found = tokenized([row], tokenizer, "question-answering", most, stride=8)
+    assert found.target is not None
+    assert found.characters is not None
+    for number, (first, last) in enumerate(found.target):
+        spans = found.characters[found.offsets[number] : found.offsets[number + 1]]
+        of_context = spans[spans[:, 0] >= 0]
+        holds = of_context[0, 0] <= begin and of_context[-1, 1] >= begin + len(text)
+        assert (last > 0) == holds
+        if holds:
+            assert spans[first, 0] <= begin
+            assert spans[last, 1] >= begin + len(text)
+            assert spans[first, 1] > begin
+            assert spans[last, 0] < begin + len(text)
+
+
+def test_targets_of_texts(tokenizer: RowTokenizer) -> None:
+    rows: list[Row] = [TextRow(1, "cat", None, ("b", "a")), TextRow(2, "dog", None, ()), TextRow(3, "mat", None, ("c",))]
+    found = tokenized(rows, tokenizer, "multi-label")
+    assert found.target is not None
+    assert found.target.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    one = tokenized([TextRow(1, "cat", None, "b"), TextRow(2, "dog", None, "a")], tokenizer, "classification")
+    assert one.target is not None
+    assert one.target.tolist() == [1, 0]
+
+
+def test_language_modelling_takes_texts_and_tokens(tokenizer: RowTokenizer) -> None:
+    rows: list[Row] = [TextRow(1, "the cat sat on the mat"), IdsRow(2, tuple(range(9)))]
+    found = tokenized(rows, tokenizer, "causal-language-modelling", 5, too_long="window")
+    assert [words_of(found, number) for number in range(2)] == [
+        ["[CLS]", "the", "cat", "sat", "[SEP]"],
+        ["[CLS]", "on", "the", "mat", "[SEP]"],
+    ]
+    assert found.lengths.tolist() == [5, 5, 5, 4]
+    assert found.row.tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "settings", "message"),
+    [
+        (
+            [TextRow(4, "the cat sat on the mat")],
+            None,
+            {},
+            "row 4: has 8 tokens, a sequence has at most 7; .* raise --max-s",
+        ),
+        ([TextRow(4, "cat")], None, {"too_long": "window"}, "cannot be taken in windows"),
+        ([TaggedRow(4, ("cat",) * 6)], "token-classification", {}, "row 4: has 8 tokens, .*=truncate, or window"),
+        ([QuestionRow(4, "a", "the cat sat on", "mat")], "question-answering", {}, "row 4: the question has 4 tokens"),
+        ([IdsRow(4, (5, 999))], "masked-language-modelling", {}, "row 4: the token 999 is not of this vocabulary"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    rows: list[Row], task: Any, settings: dict[str, Any], message: str, tokenizer: RowTokenizer
+) -> None:
+    with pytest.raises(InputError, match=message):
+        tokenized(rows, tokenizer, task, 7, **settings)
+
+
+def test_a_label_that_the_model_does_not_know(tokenizer: RowTokenizer) -> None:
+    with pytest.raises(InputError, match=r"x.tsv: row 9: the label 'c' is unknown, known are a, b"):
+        tokenize_rows(
+            [TextRow(9, "cat", None, "c")],
+            tokenizer,
+            task="classification",
+            settings=TaskSettings(),
+            max_sequence_length=8,
+            labels=("a", "b"),
+            file="x.tsv",
+        )
+
+
+def test_folders_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no tokenizer; put the model's tokenizer.json or vocab.txt there"):
+        open_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="not a tokenizer"):
+        open_tokenizer(tmp_path)
+    with pytest.raises(InputError, match=r"nowhere: there is no such folder; check the path"):
+        open_tokenizer(tmp_path / "nowhere")
+
+
+def test_the_tokenizer_beside_the_prefix_of_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", encoding="utf-8")
+    (tmp_path / "model.ckpt.index").touch()
+    assert open_tokenizer(tmp_path / "model.ckpt").vocabulary_size == 5
+
+
+def test_casing_is_the_folder_s_own(tmp_path: Path) -> None:
+    cased = open_tokenizer(write_tokenizer(tmp_path / "cased", lower_case=False))
+    found = tokenized([TextRow(1, "Cat cat")], cased, None)
+    assert words_of(found, 0) == ["[CLS]", "[UNK]", "cat", "[SEP]"]
+    assert (cased.cls_id, cased.sep_id, cased.pad_id, cased.mask_id) == (2, 3, 0, 4)
+    assert cased.vocabulary_size == len(VOCABULARY)
+
+
+# --- windows cover a text, overlap as asked for, and every word is carried by one of them
+
+
+def test_windows_of_eleven_tokens() -> None:
+    assert window_bounds(11, 5, 2, "x").tolist() == [[0, 5], [3, 8], [6, 11]]
+    assert window_bounds(12, 5, 2, "x").tolist() == [[0, 5], [3, 8], [6, 11], [9, 12]]
+    assert window_bounds(5, 5, 9, "x").tolist() == [[0, 5]]
+    assert window_bounds(0, 5, 0, "x").tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize(("room", "shared"), [(1, 0), (13, 6), (116, 58), (255, 127), (256, 128), (381, 128)])
+def test_how_much_windows_share_when_nobody_says_it(room: int, shared: int) -> None:
+    assert window_bounds(1000, room, None, "x").tolist() == window_bounds(1000, room, shared, "x").tolist()
+
+
+def test_windows_that_would_not_go_on() -> None:
+    with pytest.raises(
+        InputError, match=r"x: row 3: has 9 tokens for windows of 4.* lower task.stride, or raise --max-sequence-length"
+    ):
+        window_bounds(9, 4, 4, "x: row 3")
+
+
+@examples(100)
+@given(st.integers(0, 200), st.integers(1, 40), st.data())
+def test_windows_cover_the_text(tokens: int, room: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(0, room - 1))
+    bounds = window_bounds(tokens, room, stride, "x")
+    assert bounds[0, 0] == 0
+    assert bounds[-1, 1] == tokens
+    assert (bounds[:, 1] - bounds[:, 0] <= room).all()
+    assert (bounds[:-1, 1] - bounds[1:, 0] == stride).all()
+    chosen = best_windows(np.arange(tokens), bounds)
+    for token, window in enumerate(chosen):
+        sides = [min(token - start, end - 1 - token) for start, end in bounds]
+        assert sides[window] == max(sides) >= 0
+
+
+def made(target: object) -> Sequences:
+    return Sequences(
+        row=np.array([0, 0, 1]),
+        offsets=np.array([0, 2, 3, 6]),
+        input_ids=np.arange(6, dtype=np.int32),
+        segment_ids=np.array([0, 1, 0, 0, 1, 1], np.int8),
+        target=target,  # type: ignore[arg-type]
+        cut_rows=1,
+    )
+
+
+def test_sequences_of_several_windows_are_joined() -> None:
+    joined = join_sequences([made(np.array([1, 2, 3])), made(np.array([4, 5, 6]))], [2, 3])
+    assert joined.row.tolist() == [0, 0, 1, 2, 2, 3]
+    assert joined.offsets.tolist() == [0, 2, 3, 6, 8, 9, 12]
+    assert joined.lengths.tolist() == [2, 1, 3, 2, 1, 3]
+    assert joined.target.tolist() == [1, 2, 3, 4, 5, 6]  # type: ignore[union-attr]
+    assert (joined.cut_rows, joined.words) == (2, None)

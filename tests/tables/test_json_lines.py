@@ -1,0 +1,133 @@
+"""Lines of JSON are looked at before pyarrow gets them: on some it ends the process, of others it makes several rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow", exc_type=ImportError)
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tables.json_lines import json_parts, json_schema, read_json_lines
+from tests.builders.agree import identical
+from tests.builders.properties import examples
+
+GOOD = b'{"a": [1, 2]}\n'
+
+
+def nested(brackets: bytes, levels: int) -> bytes:
+    opening, closing = brackets[:-1], brackets[-1:]
+    return b'{"a": ' + opening * levels + b"1" + closing * levels + b"}\n"
+
+
+def rows_of(path: Path) -> list[dict]:
+    schema, rows = json_schema(path), []
+    for start, end, _, _ in json_parts(path):
+        rows += read_json_lines(path, start, end, len(rows), schema).to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"null\n" + GOOD, "row 0: 'null' is not one JSON object"),
+        (GOOD + b"null\n", "row 1: 'null' is not one JSON object"),
+        (GOOD + b"[1]\n", "row 1: '.1.' is not one JSON object"),
+        (GOOD + b"7\n", "row 1: '7' is not one JSON object"),
+        (GOOD + b"\n\n" + b'"x"\n', "row 1: .* is not one JSON object"),
+        (GOOD + b"{} null\n", "row 1: .* is not one JSON object"),
+        (GOOD + b'{"a": [1]}{"a": [2]}\n', "row 1: .* is not one JSON object"),
+        (GOOD + b'{"a": [1]}]\n', "row 1: .* is not one JSON object"),
+        (GOOD + b'{"a":\n[1]}\n', "row 1: .* is not JSON, it ends too soon"),
+        (GOOD + b'{"a": "x', "row 1: .* is not JSON, it ends too soon"),
+        (GOOD + b'{"a": "x\\"}\n', "row 1: .* is not JSON, it ends too soon"),
+        (nested(b"[]", 20_000), "row 0: .* is nested deeper than 64 levels"),
+        (nested(b'{"a":}', 20_000), "row 0: .* is nested deeper than 64 levels"),
+        (GOOD + nested(b"[]", 64), "row 1: .* is nested deeper than 64 levels"),
+        (GOOD + b'{"a": [9223372036854775808]}\n', "row 1: .* holds a whole number that does not fit into 64 bits"),
+        (b'{"a": ' + b"9" * 5000 + b"}\n", "row 0: .* holds a whole number that does not fit into 64 bits"),
+        (GOOD + b'{"a": [1], "\xff": 2}\n', "row 1: is not UTF-8"),
+        (GOOD + b'{"a": [1], "b": "\\ud800"}\n', "row 1: "),
+        (b"\x00\n", "row 0: .* is not one JSON object"),
+    ],
+)
+def test_what_is_no_row_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"^{path}: {reason}") as caught:
+        rows_of(path)
+    assert len(str(caught.value)) < len(str(path)) + 300
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["2024-05-01", "2024-05-01 10:00:00", "2024-05-01T10:00:00.5Z", ["2024-05-01"], {"day": {"of": ["2024-05-01"]}, "n": 1}],
+)
+def test_a_text_stays_a_text(tmp_path: Path, content: object) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"date": content, "n": number}) + "\n" for number in range(3)))
+    assert rows_of(path) == [{"date": content, "n": number} for number in range(3)]
+
+
+ROUNDED = 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "row"),
+    [
+        ([{"a": 1.0}, {"a": ROUNDED}], 1),
+        ([{"a": -ROUNDED}, {"a": 1.5}], 0),
+        ([{"a": 1.0, "t": str(ROUNDED)}] * 7 + [{"a": 2**63 - 1, "t": "x"}, {"a": 2**62, "t": "x"}], 7),
+        ([{"a": {"b": [0.5, 1]}}, {"a": {"b": [1, ROUNDED]}}], 1),
+        ([{"a": [{"b": 1.5}, {"b": None}]}, {}, {"a": [{}, {"b": ROUNDED}]}], 2),
+    ],
+)
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
+def test_a_number_that_its_column_does_not_hold_is_refused(tmp_path: Path, rows: list[dict], row: int, start: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(each) + "\n" for each in rows]
+    path.write_text(start + "".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=rf"row {row}: column 'a' holds -?\d+, which is -?\d+ in a column with fractions"):
+        rows_of(path)
+    path.write_text(start + "".join(lines[:row] + lines[row + 1 :]), encoding="utf-8")
+    assert len(rows_of(path)) == len(rows) - 1
+
+
+def test_what_looks_odd_and_is_sound(tmp_path: Path) -> None:
+    rows = [
+        {"text": '}{][" \\', "number": 9223372036854775807, "real": 0.12345678901234567890123},
+        {"text": "\u0660\u2028[[[[", "number": -9223372036854775807, "real": 1e-300},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
+    identical(rows_of(path), rows)
+    rows = [{"n": 2**53 + 1, "of": 1.5, "t": "12345678901234567"}, {"n": 2**62 + 1, "of": 2**60, "t": ""}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    identical(rows_of(path), rows)
+    path.write_bytes(nested(b"[]", 63))
+    assert len(rows_of(path)) == 1
+
+
+@examples(60)
+@given(st.data())
+def test_damage_never_changes_what_is_read_by_python(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Bytes are changed, left out or doubled: what is accepted is what Python's own reader says."""
+    good = b"".join(json.dumps({"a": [n, n + 1], "b": f'"{{{n}'}).encode() + b"\n" for n in range(3))
+    at = data.draw(st.integers(0, len(good) - 1))
+    insert = data.draw(st.sampled_from([b"", b"{", b"}", b"[", b"]", b'"', b"\\", b"\n", b"9" * 20, b"null", b"\xff"]))
+    content = good[:at] + insert + good[at + data.draw(st.integers(0, 2)) :]
+    path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    path.write_bytes(content)
+    try:
+        rows = rows_of(path)
+    except InputError:
+        return
+    expected = [json.loads(line) for line in content.splitlines() if line.strip()]
+    names = sorted({name for row in expected for name in row})
+    identical([[row[name] for name in names] for row in rows], [[row.get(name) for name in names] for row in expected])
+    assert np.all([isinstance(row, dict) for row in expected])

@@ -1,0 +1,266 @@
+"""Tables of any format become packs of Parquet that hold every row exactly once, whatever the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow", exc_type=ImportError)
+parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+
+from gaudi_bert.artefacts.packed import TableMetadata  # noqa: E402
+from gaudi_bert.artefacts.results import Made, PackResult  # noqa: E402
+from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
+from gaudi_bert.common.progress import Reporter  # noqa: E402
+from gaudi_bert.config.sections import TableSettings  # noqa: E402
+from gaudi_bert.tables.pack import pack_table, pack_table_shard  # noqa: E402
+from gaudi_bert.tfrecords.packed_folder import read_metadata  # noqa: E402
+from tests.builders import tables  # noqa: E402
+from tests.builders.folders import contents  # noqa: E402
+from tests.builders.properties import examples  # noqa: E402
+from tests.builders.reporters import QUIET  # noqa: E402
+from tests.oracles.packed_table import check_packed_table, packs_of  # noqa: E402
+
+SMALL = {"max_sequence_length": 61, "shard_multiple": 2, "algorithm": "lpfhp"}
+
+
+def settings(**changes: Any) -> TableSettings:
+    return TableSettings(**{**SMALL, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("rows.parquet", tables.write_parquet),
+        ("rows.arrow", tables.write_stream),
+        ("rows.arrow", tables.write_file),
+        ("rows.feather", tables.write_file),
+        ("rows.jsonl", tables.write_lines),
+        ("rows.jsonl.gz", tables.write_lines),
+        ("saved", tables.write_dataset),
+    ],
+)
+def test_every_row_is_there_once(tmp_path: Path, name: str, write: Callable[..., None]) -> None:
+    rows = tables.random_rows(97, 61, seed=3)
+    write(tmp_path / name, rows)
+    result = pack_table(tmp_path / name, tmp_path / "packed", settings(group_sequences=31), reporter=QUIET, verified=True)
+    check_packed_table(tmp_path / "packed", rows, 61)
+    assert result.written.content.rows == result.written.content.sequences == 97
+    assert result.verified is not None
+    assert result.verified.content.sequences == 97
+    assert sum(result.written.content.histogram) == 97
+
+
+def test_types_stay_as_they_were(tmp_path: Path) -> None:
+    import pyarrow
+
+    columns = {
+        "input_ids": pyarrow.array([[1, 2], [3]], pyarrow.large_list(pyarrow.int16())),
+        "labels": pyarrow.array([[1, -100], [3]], pyarrow.list_(pyarrow.int64())),
+        "loss_mask": pyarrow.array([[True, False], [True]], pyarrow.list_(pyarrow.bool_())),
+        "half": pyarrow.array([[0.5, 1.5], [2.5]], pyarrow.list_(pyarrow.float32())),
+        "when": pyarrow.array([0, 1], pyarrow.timestamp("s")),
+        "meta": pyarrow.array([{"a": 1}, {"a": None}]),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET, verified=True)
+    schema = parquet.read_schema(tmp_path / "out" / "packed-00000-00000.parquet")
+    for name in ("input_ids", "labels", "loss_mask", "half"):
+        assert schema.field(name).type.value_type == columns[name].type.value_type
+        assert schema.field(name).type.list_size == 61
+    assert str(schema.field("meta").type.value_type) == "struct<a: int64>"
+    (pack,) = packs_of(tmp_path / "out")
+    assert [str(moment) for moment in pack["when"]] == [f"1970-01-01 00:00:0{index}" for index in pack["indices"]]
+
+
+def test_numbers_of_tokens_are_stored_byte_by_byte(tmp_path: Path) -> None:
+    """Whole numbers and floats of one value a slot, whatever their width; truths and half floats cannot be."""
+    import pyarrow
+
+    kinds = {
+        "input_ids": pyarrow.int32(),
+        "labels": pyarrow.int64(),
+        "token_type_ids": pyarrow.int8(),
+        "weights": pyarrow.float32(),
+        "chances": pyarrow.float64(),
+        "halves": pyarrow.float16(),
+        "loss_mask": pyarrow.bool_(),
+    }
+    columns = {name: pyarrow.array([[1, 0], [1]]).cast(pyarrow.list_(kind)) for name, kind in kinds.items()}
+    table = pyarrow.table({**columns, "name": ["a", "b"]})
+    with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    pack_table(tmp_path / "rows.arrow", tmp_path / "out", settings(), reporter=QUIET, verified=True)
+    group = parquet.ParquetFile(tmp_path / "out" / "packed-00000-00000.parquet").metadata.row_group(0)
+    stored = {group.column(number).path_in_schema.split(".")[0]: group.column(number) for number in range(group.num_columns)}
+    split = {name for name, chunk in stored.items() if "BYTE_STREAM_SPLIT" in chunk.encodings}
+    assert split == {*kinds, "position_ids", "sequence_ids"} - {"halves", "loss_mask"}
+    assert {name for name, chunk in stored.items() if chunk.statistics is None} == split
+    (pack,) = packs_of(tmp_path / "out")
+    assert [pack[name][:3] for name in kinds] == [[1, 0, 1] if pack["indices"] == [0, 1] else [1, 1, 0]] * len(kinds)
+
+
+def test_one_scenario_slot_by_slot(tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [7, 8, 9], "labels": [7, -100, 9], "name": "a"},
+        {"input_ids": [5, 6], "labels": [5, 6], "name": "b"},
+    ]
+    tables.write_lines(tmp_path / "rows.jsonl", rows)
+    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(max_sequence_length=7), reporter=QUIET)
+    assert packs_of(tmp_path / "out") == [
+        {
+            "input_ids": [5, 6, 7, 8, 9, 0, 0],
+            "labels": [5, 6, 7, -100, 9, -100, -100],
+            "position_ids": [0, 1, 0, 1, 2, 0, 1],
+            "sequence_ids": [1, 1, 2, 2, 2, 0, 0],
+            "seq_lens": [2, 3],
+            "indices": [1, 0],
+            "name": ["b", "a"],
+        }
+    ]
+
+
+@pytest.mark.parametrize("policy", ["truncate", "split", "drop"])
+def test_rows_that_are_too_long(tmp_path: Path, policy: str) -> None:
+    rows = tables.random_rows(83, 150, seed=5)
+    tables.write_stream(tmp_path / "rows.arrow", rows)
+    chosen = settings(too_long=policy, group_sequences=30)
+    result = pack_table(tmp_path / "rows.arrow", tmp_path / "out", chosen, reporter=QUIET, verified=True)
+    check_packed_table(tmp_path / "out", rows, 61, policy)
+    long = [len(row["input_ids"]) for row in rows if len(row["input_ids"]) > 61]
+    effect = result.written.content.too_long
+    assert effect.rows == len(long)
+    assert effect.dropped_rows == (len(long) if policy == "drop" else 0)
+    assert effect.dropped_tokens == {"truncate": sum(long) - 61 * len(long), "split": 0, "drop": sum(long)}[policy]
+    assert effect.added_sequences == (sum(-(-size // 61) - 1 for size in long) if policy == "split" else 0)
+
+
+def test_an_index_says_what_the_packs_hold(tmp_path: Path) -> None:
+    rows = tables.random_rows(83, 150, seed=6)
+    tables.write_parquet(tmp_path / "rows.parquet", rows)
+    for policy in ("truncate", "split"):
+        index, full = (settings(too_long=policy, index_only=only) for only in (True, False))
+        pack_table(tmp_path / "rows.parquet", tmp_path / f"index-{policy}", index, reporter=QUIET, verified=True)
+        pack_table(tmp_path / "rows.parquet", tmp_path / f"full-{policy}", full, reporter=QUIET)
+        found = packs_of(tmp_path / f"index-{policy}")
+        kept = ["seq_lens", "indices", *(["starts"] if policy == "split" else [])]
+        assert [set(pack) for pack in found] == [{"row", *kept}] * len(found)
+        assert [pack["row"] for pack in found] == list(range(len(found)))
+        for one, other in zip(found, packs_of(tmp_path / f"full-{policy}"), strict=True):
+            assert [one[name] for name in kept] == [other[name] for name in kept]
+
+
+def test_the_groups_of_an_index_hold_as_many_rows_as_their_lengths_take_memory(tmp_path: Path) -> None:
+    """32 bytes a row, whatever its tokens take: 6 of 20 row groups are nearly 1 MiB."""
+    tables.write_parquet(tmp_path / "rows.parquet", [{"input_ids": [7]}] * 100_000, row_group_size=5000)
+    chosen = settings(index_only=True, group_bytes=2**20)
+    packed = pack_table(tmp_path / "rows.parquet", tmp_path / "out", chosen, reporter=QUIET).written.content
+    assert len(packed.groups) == 4
+
+
+def test_parts_are_the_whole_in_any_sequence(tmp_path: Path) -> None:
+    rows = tables.random_rows(150, 61, seed=8)
+    (tmp_path / "rows").mkdir()
+    tables.write_parquet(tmp_path / "rows" / "a.parquet", rows[:70])
+    tables.write_parquet(tmp_path / "rows" / "b.parquet", rows[70:])
+    chosen = settings(group_sequences=40)
+    whole = pack_table(str(tmp_path / "rows" / "*.parquet"), tmp_path / "whole", chosen, reporter=QUIET, workers=2)
+    for part in (2, 0, 1):
+        with pytest.raises(FailedError, match="groups are not written"):
+            pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
+        pack_table_shard(tmp_path / "rows", tmp_path / "parts", chosen, (part, 3), reporter=QUIET, workers=1)
+    pack_table(tmp_path / "rows", tmp_path / "parts", chosen, finish=True, reporter=QUIET)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert len(whole.written.content.groups) == 5
+    check_packed_table(tmp_path / "whole", rows, 61)
+    assert all(max(group.packs) - min(group.packs) <= 1 for group in whole.written.content.groups)
+
+
+def test_a_large_row_group_is_read_in_runs(tmp_path: Path) -> None:
+    rows = tables.random_rows(101, 61, seed=9)
+    tables.write_parquet(tmp_path / "rows.parquet", rows, row_group_size=1000)
+    result = pack_table(
+        tmp_path / "rows.parquet", tmp_path / "out", settings(group_sequences=30), reporter=QUIET, verified=True
+    )
+    assert len(result.written.content.groups) == 4
+    check_packed_table(tmp_path / "out", rows, 61)
+
+
+def test_a_second_run_does_nothing_and_other_settings_are_refused(tmp_path: Path) -> None:
+    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(20, 61, seed=10))
+    first = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    before = contents(tmp_path / "out")
+    again = pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    assert again == PackResult(Made(first.written.content, skipped=True))
+    with pytest.raises(InputError, match=r"made with --depth max; you asked for --depth 2: .*--overwrite"):
+        pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET)
+    assert contents(tmp_path / "out") == before
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(depth=2), reporter=QUIET, overwrite=True)
+    assert TableMetadata.read(tmp_path / "out").deepest_pack <= 2
+
+
+def test_only_chosen_columns_are_packed(tmp_path: Path) -> None:
+    rows = [{"input_ids": [1, 2], "tags": ["a", "b"], "labels": [1, 2], "name": "x"}]
+    tables.write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match=r"column tags holds list<.*>; only lists of numbers are packed"):
+        pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(), reporter=QUIET)
+    pack_table(tmp_path / "rows.jsonl", tmp_path / "out", settings(columns=("labels",)), reporter=QUIET, verified=True)
+    (pack,) = packs_of(tmp_path / "out")
+    assert set(pack) == {"input_ids", "labels", "position_ids", "sequence_ids", "seq_lens", "indices"}
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    slots=st.integers(1, 40),
+    policy=st.sampled_from(["truncate", "split", "drop"]),
+    depth=st.sampled_from(["max", 1, 3]),
+    batch=st.sampled_from([1, 3, 64]),
+    group=st.sampled_from([5, 500]),
+)
+@examples(20)
+def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, depth, batch, group) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    rows = [{"input_ids": list(range(index, index + size)), "index": index} for index, size in enumerate(sizes)]
+    tables.write_stream(folder / "rows.arrow", rows, batch)
+    chosen = TableSettings(
+        max_sequence_length=slots, too_long=policy, depth=depth, group_sequences=group, shard_multiple=1, algorithm="lpfhp"
+    )
+    if policy == "drop" and min(sizes) > slots:
+        with pytest.raises(InputError, match="none is left"):
+            pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET)
+        return
+    result = pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET, verified=True)
+    packs = check_packed_table(folder / "out", rows, slots, policy)
+    assert result.written.content.packs == len(packs)
+    assert max(map(len, packs)) <= (slots if depth == "max" else depth)
+    assert result.written.content.lower_bound <= len(packs)
+
+
+def test_a_packed_table_is_no_folder_of_packed_records(tmp_path: Path) -> None:
+    tables.write_parquet(tmp_path / "rows.parquet", tables.random_rows(9, 61, seed=11))
+    pack_table(tmp_path / "rows.parquet", tmp_path / "out", settings(), reporter=QUIET)
+    with pytest.raises(InputError, match="holds a packed table, not packed TFRecords"):
+        read_metadata(tmp_path / "out")
+
+
+def test_what_can_only_be_read_at_once_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tables.random_rows(90, 61, seed=12)
+    tables.write_lines(tmp_path / "rows.jsonl.gz", rows)
+    pack_table(tmp_path / "rows.jsonl.gz", tmp_path / "out", settings(group_sequences=40), reporter=Reporter())
+    assert "90 rows, about" in capsys.readouterr().err
+    check_packed_table(tmp_path / "out", rows, 61)
+
+
+@pytest.mark.parametrize("write", [tables.write_parquet, tables.write_stream, tables.write_lines])
+@pytest.mark.parametrize("token", [2**32 + 7, 2**40, -1, 2**31])
+def test_numbers_that_would_wrap_are_named(tmp_path: Path, write: Callable[..., None], token: int) -> None:
+    ending = {"write_parquet": "parquet", "write_stream": "arrow", "write_lines": "jsonl"}[write.__name__]
+    write(tmp_path / f"rows.{ending}", [{"input_ids": [2, 3]}, {"input_ids": [2, token, 3]}])
+    with pytest.raises(InputError, match=rf"rows.{ending}: row 1: input_ids holds {token}; token ids are 0 to 2147483647"):
+        pack_table(tmp_path / f"rows.{ending}", tmp_path / "out", settings(), reporter=QUIET)
+    assert not (tmp_path / "out").exists()

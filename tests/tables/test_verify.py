@@ -1,0 +1,220 @@
+"""A packed table that was damaged, even where every stored sum was mended to match, is found out; and the place is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pyarrow = pytest.importorskip("pyarrow", exc_type=ImportError)
+parquet = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+
+from gaudi_bert.artefacts.references import NOTES_NAME  # noqa: E402
+from gaudi_bert.common.errors import FailedError, InputError  # noqa: E402
+from gaudi_bert.config.sections import TableSettings  # noqa: E402
+from gaudi_bert.tables.pack import pack_table  # noqa: E402
+from gaudi_bert.tables.verify import verify_table  # noqa: E402
+from tests.builders import tables  # noqa: E402
+from tests.builders.reporters import QUIET  # noqa: E402
+from tests.builders.shards import mend_sums  # noqa: E402
+
+DAY_MS = 86_400_000
+NOTES = Path("packed", NOTES_NAME)
+SHARD = "packed-00000-00000.parquet"
+Pack = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=1))
+    chosen = TableSettings(
+        max_sequence_length=120,
+        shard_multiple=2,
+        algorithm="lpfhp",
+        depth=5,
+        too_long="split",
+    )
+    pack_table(folder / "rows.parquet", folder / "packed", chosen, reporter=QUIET, verified=True)
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def rewrite(packed: Path, change: Callable[[list[Pack]], None]) -> None:
+    """Change the packs of the first shard, and mend the sums that are stored of it."""
+    path = packed / SHARD
+    schema, packs = parquet.read_schema(path), parquet.read_table(path).to_pylist()
+    change(packs)
+    parquet.write_table(pyarrow.Table.from_pylist(packs, schema), path)
+    mend_sums(packed)
+
+
+def set_value(column: str, place: int, value: Any) -> Callable[[list[Pack]], None]:
+    def change(packs: list[Pack]) -> None:
+        packs[0][column][place] = value
+
+    return change
+
+
+def swap_sequences(packs: list[Pack]) -> None:
+    """The row numbers of two sequences of one length."""
+    sizes = packs[0]["seq_lens"]
+    one, other = next((a, b) for a in range(len(sizes)) for b in range(a) if sizes[a] == sizes[b])
+    indices = packs[0]["indices"]
+    indices[one], indices[other] = indices[other], indices[one]
+
+
+def double_pack(packs: list[Pack]) -> None:
+    packs[1] = packs[0]
+
+
+def drop_pack(packs: list[Pack]) -> None:
+    packs.pop()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (set_value("input_ids", 3, 1), r"pack 0: input_ids is not that of row \d+"),
+        (set_value("input_ids", 119, 7), r"pack 0: input_ids is wrong at slot 119"),
+        (set_value("labels", 119, 0), r"pack 0: labels is wrong at slot 119"),
+        (set_value("weights", 2, 0.25), r"pack 0: weights is not that of row \d+"),
+        (set_value("position_ids", 1, 0), r"pack 0: position_ids is wrong at slot 1"),
+        (set_value("position_ids", 119, 77), r"pack 0: position_ids is wrong at slot 119"),
+        (set_value("sequence_ids", 0, 2), r"pack 0: sequence_ids is wrong at slot 0"),
+        (set_value("name", 0, "other"), r"name is not that of the rows"),
+        (set_value("score", 0, None), r"score is not that of the rows"),
+        (set_value("seq_lens", 0, 99), r"is not what the table has|holds more than 120 tokens"),
+        (set_value("indices", 0, 60), r"row 60 is not what the table has"),
+        (set_value("starts", 0, 1), r"row \d+ is not what the table has"),
+        (double_pack, "holds a row that is in another pack too"),
+        (drop_pack, r"row \d+ of the table is in no pack"),
+    ],
+)
+def test_damage_is_named(folder: Path, change: Callable[[list[Pack]], None], reason: str) -> None:
+    rewrite(folder / "packed", change)
+    with pytest.raises(FailedError, match=reason):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    assert not (folder / NOTES / "verification.json").exists()
+
+
+# Columns of five rows, in types that Parquet stores as others, and with NaN at any depth.
+COLUMNS = {
+    "date64": pyarrow.array([0, DAY_MS, None, 3 * DAY_MS, 5 * DAY_MS], pyarrow.date64()),
+    "timestamp of seconds": pyarrow.array([0, 1, None, 3, 5], pyarrow.timestamp("s", "Europe/Berlin")),
+    "time32 of seconds": pyarrow.array([0, 1, None, 3, 5], pyarrow.time32("s")),
+    "dictionary of numbers": pyarrow.array([7, 8, None, 7, 9]).dictionary_encode(),
+    "dictionary of NaN": pyarrow.array([math.nan, 8.0, None, math.nan, 9.0]).dictionary_encode(),
+    "dictionary of long texts": pyarrow.array(["a", "b", None, "a", "c"], pyarrow.large_string()).dictionary_encode(),
+    "half precision": pyarrow.array([math.nan, 1.0, None, 3.0, 5.0], pyarrow.float32()).cast(pyarrow.float16()),
+    "structure": pyarrow.array(
+        [{"a": math.nan, "b": [1.0, None]}, {"a": 0.5, "b": [math.nan]}, None, {"a": None}, {"b": []}]
+    ),
+    "structure of seconds": pyarrow.array(
+        [{"a": 0}, {"a": 1}, None, {"a": None}, {"a": 5}], pyarrow.struct([("a", pyarrow.timestamp("s"))])
+    ),
+    "map": pyarrow.array(
+        [[("k", math.nan)], [("k", 1.0), ("l", None)], None, [], [("k", 2.0)]],
+        pyarrow.map_(pyarrow.string(), pyarrow.float64()),
+    ),
+}
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_values_are_compared_in_the_type_that_parquet_stores(tmp_path: Path, column: str) -> None:
+    table = pyarrow.table({"input_ids": [[1], [2, 3], [4], [5, 6], [7]], "x": COLUMNS[column]})
+    with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    chosen = TableSettings(max_sequence_length=8, shard_multiple=1, algorithm="lpfhp")
+    pack_table(tmp_path / "rows.arrow", tmp_path / "packed", chosen, reporter=QUIET, verified=True)
+    for one, other in ((0, 1), (1, 2), (2, 3), (4, 0)):
+        shutil.copytree(tmp_path / "packed", tmp_path / "changed")
+        rewrite(tmp_path / "changed", partial(swap_values, one, other))
+        with pytest.raises(FailedError, match="x is not that of the rows"):
+            verify_table(tmp_path / "rows.arrow", tmp_path / "changed", reporter=QUIET)
+        shutil.rmtree(tmp_path / "changed")
+
+
+def swap_values(one: int, other: int, packs: list[Pack]) -> None:
+    """The values of two rows in the column x."""
+    of_row = {row: (pack["x"], at) for pack in packs for at, row in enumerate(pack["indices"])}
+    (values, at), (others, there) = of_row[one], of_row[other]
+    values[at], others[there] = others[there], values[at]
+
+
+def test_sequences_that_changed_places(folder: Path) -> None:
+    rewrite(folder / "packed", swap_sequences)
+    with pytest.raises(FailedError, match=r"is not that of row|is not that of the rows"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_damaged_and_missing_shards(folder: Path) -> None:
+    path = folder / "packed" / SHARD
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    with pytest.raises(FailedError, match=rf"{SHARD}: its CRC-32C differs"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    path.unlink()
+    with pytest.raises(FailedError, match=rf"{SHARD}: the shard is missing"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_figures_that_are_not_those_of_the_packs(folder: Path) -> None:
+    stored = folder / NOTES / "metadata.json"
+    value = json.loads(stored.read_text())
+    value["too_long"]["rows"] = 1
+    stored.write_text(json.dumps(value))
+    with pytest.raises(FailedError, match=r"metadata[.]json: too_long[.]rows: 1 there, 0 by the data"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_another_table_is_not_what_was_packed(folder: Path) -> None:
+    tables.write_parquet(folder / "rows.parquet", tables.random_rows(60, 30, seed=2))
+    with pytest.raises(FailedError, match=r"input file rows\.parquet has changed since it was packed"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_what_was_verified_is_not_verified_again(folder: Path) -> None:
+    first = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    again = verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    assert (first.skipped, again.skipped) == (False, True)
+    assert first.content == again.content
+
+
+def test_a_stored_proof_does_not_hold_for_a_copy(folder: Path) -> None:
+    verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+    shutil.copytree(folder / "packed", folder / "copy")
+    data = (folder / "copy" / SHARD).read_bytes()
+    (folder / "copy" / SHARD).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    (folder / "copy" / NOTES_NAME / "verification.json").touch()
+    with pytest.raises(FailedError, match="CRC-32C differs"):
+        verify_table(folder / "rows.parquet", folder / "copy", reporter=QUIET)
+
+
+def test_a_folder_that_is_not_finished(folder: Path) -> None:
+    (folder / NOTES / "metadata.json").unlink()
+    with pytest.raises(InputError, match="not wholly"):
+        verify_table(folder / "rows.parquet", folder / "packed", reporter=QUIET)
+
+
+def test_a_bound_that_cannot_be_proven_is_refused_though_all_files_agree_on_it(tmp_path: Path) -> None:
+    tables.write_lines(tmp_path / "rows.jsonl", [{"input_ids": [7] * 4}] * 12)
+    packed = tmp_path / "packed"
+    chosen = TableSettings(max_sequence_length=9, shard_multiple=1, algorithm="none", depth=2)
+    pack_table(tmp_path / "rows.jsonl", packed, chosen, reporter=QUIET, verified=True)
+    for name, changes in (("metadata.json", {"gap": 5}), ("group-00000.json", {})):
+        stored = json.loads((packed / NOTES_NAME / name).read_text())
+        (packed / NOTES_NAME / name).write_text(json.dumps({**stored, "lower_bound": 7, **changes}))
+    with pytest.raises(FailedError, match=r"group-00000[.]json: lower_bound is 7, only 6 packs can be proven"):
+        verify_table(tmp_path / "rows.jsonl", packed, reporter=QUIET)

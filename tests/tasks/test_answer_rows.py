@@ -1,0 +1,171 @@
+"""A stream of windows: whole or going on where it was, the same bytes; other inputs and settings are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.completion import Signature
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.rows.types import BadRow, Row, TextRow
+from gaudi_bert.tasks.answer_stream import Destination, RowSource, StreamResult, WindowAnswers, answer_stream
+from tests.builders.reporters import QUIET
+
+ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
+BAD = TextRow(8, "too long")
+EXPECTED = b"".join(b"<%d>\n" % number for number in range(1, 24))
+
+
+class KilledError(Exception):
+    """As good as a kill: nothing of ours catches it."""
+
+
+class Answer:
+    """Answers with the numbers of rows; dies in window `dies_in`."""
+
+    def __init__(self, dies_in: int | None = None) -> None:
+        self.windows, self.dies_in = 0, dies_in
+
+    def check(self, rows: Sequence[Row | BadRow]) -> None:
+        """Refuses what is bad."""
+        for row in rows:
+            if row == BAD:
+                raise InputError("row 8: has 92 tokens")
+
+    def answer(self, rows: Sequence[Row | BadRow]) -> WindowAnswers:
+        if self.windows == self.dies_in:
+            raise KilledError
+        self.windows += 1
+        return WindowAnswers(b"".join(b"<%d>\n" % row.number for row in rows), 1, 10, 16, 1.5)
+
+
+def run(
+    out: Path,
+    answer: Answer,
+    rows: Sequence[Row] | Callable[[], Iterator[Row]] = ROWS,
+    *,
+    setting: int = 1,
+    data: str = "x",
+    replayable: bool = True,
+    overwrite: bool = False,
+) -> StreamResult:
+    signature = Signature("predict", {"setting": setting}, {"data": data})
+    destination = Destination(str(out), signature, lambda stream: stream.finish(), overwrite)
+    source = RowSource(rows if callable(rows) else lambda: iter(rows), not replayable)
+    return answer_stream(source, answer, destination, QUIET, window_rows=5)
+
+
+def left_beside(out: Path) -> list[str]:
+    return sorted(path.name for path in out.parent.iterdir() if path.name not in (out.name, f"{out.stem}.settings.json"))
+
+
+def test_all_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "x.jsonl"
+    result = run(out, Answer())
+    assert out.read_bytes() == EXPECTED
+    assert (result.rows, result.cut_rows, result.tokens, result.padding, result.packed) == (23, 5, 50, 0.375, True)
+    assert left_beside(out) == [".x.jsonl.lock"]
+    again = Answer()
+    assert run(out, again).skipped
+    assert again.windows == 0
+
+
+@pytest.mark.parametrize("dies_in", range(5))
+def test_a_killed_run_goes_on(tmp_path: Path, dies_in: int) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(dies_in))
+    assert not out.exists()
+    partial = tmp_path / ".x.jsonl.partial"
+    if partial.exists():
+        with partial.open("ab") as handle:
+            handle.write(b"half a li")
+    after = Answer()
+    result = run(out, after)
+    assert out.read_bytes() == EXPECTED
+    assert after.windows == 5 - dies_in
+    assert (result.rows, result.tokens) == (23, 50)
+
+
+def test_other_settings_start_anew_or_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(2))
+    after = Answer()
+    run(out, after, setting=2)
+    assert after.windows == 5
+    with pytest.raises(InputError, match=r"was made with setting = 2; you asked for setting = 1"):
+        run(out, Answer())
+    run(out, Answer(), overwrite=True)
+    assert out.read_bytes() == EXPECTED
+
+
+def test_a_pipe_must_bring_the_same_rows_again(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(3), replayable=False)
+    others: list[Row] = [TextRow(1, "another"), *ROWS[1:]]
+    with pytest.raises(InputError, match="brings other rows than those answered already"):
+        run(out, Answer(), others, replayable=False)
+    with pytest.raises(InputError, match="brings other rows"):
+        run(out, Answer(), ROWS[:3], replayable=False)
+    anew = Answer(4)
+    with pytest.raises(KilledError):
+        run(out, anew, others, replayable=False, overwrite=True)
+    assert anew.windows == 4
+    run(out, Answer(), replayable=False, overwrite=True)
+    assert out.read_bytes() == EXPECTED
+    with pytest.raises(InputError, match="already exists"):
+        run(out, Answer(), replayable=False)
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no rows"):
+        run(tmp_path / "x.jsonl", Answer(), [])
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_row_that_cannot_be_read_is_met_before_anything_is_computed(tmp_path: Path, replayable: bool) -> None:
+    """But for a pipe, which can be read once only: there, what was before it stays."""
+
+    def bad() -> Iterator[Row]:
+        yield from ROWS[:7]
+        raise InputError("x.jsonl: row 8: text is 3; it must be a text")
+
+    out, before = tmp_path / "x.jsonl", Answer()
+    with pytest.raises(InputError, match="row 8"):
+        run(out, before, bad, replayable=replayable)
+    assert before.windows == (0 if replayable else 1)
+    after = Answer()
+    run(out, after, replayable=replayable)
+    assert (out.read_bytes(), after.windows) == (EXPECTED, 5 - before.windows)
+
+
+def test_what_the_tokenizer_would_refuse_is_met_as_early(tmp_path: Path) -> None:
+    answer = Answer()
+    with pytest.raises(InputError, match="row 8: has 92 tokens"):
+        run(tmp_path / "x.jsonl", answer, [*ROWS[:7], BAD, *ROWS[8:]])
+    assert answer.windows == 0
+
+
+def test_mending_a_row_keeps_the_windows_before_it(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(3), data="as it was")
+    mended = [*ROWS[:17], TextRow(99, "mended"), *ROWS[18:]]
+    after = Answer()
+    run(out, after, mended, data="mended")
+    assert after.windows == 2
+    assert out.read_bytes() == EXPECTED.replace(b"<18>", b"<99>")
+
+
+def test_mending_an_answered_row_starts_anew(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    with pytest.raises(KilledError):
+        run(out, Answer(3), data="as it was")
+    after = Answer()
+    run(out, after, [TextRow(99, "mended"), *ROWS[1:]], data="mended")
+    assert after.windows == 5
+    assert out.read_bytes() == EXPECTED.replace(b"<1>", b"<99>")

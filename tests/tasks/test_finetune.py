@@ -1,0 +1,277 @@
+"""Fine-tuning from files to a folder that transformers opens: what it leaves, killed and run again, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gaudi_bert.artefacts.training import FineTuning
+from gaudi_bert.common.errors import InputError, StoppedError
+from gaudi_bert.config.pipeline import PipelineSettings
+from gaudi_bert.config.sections import TASK_NAMES, TaskSettings
+from gaudi_bert.tasks.kinds.task import task_named
+from gaudi_bert.tasks.models.task_models import read_task_folder, start_weights
+from gaudi_bert.training.distributed.communicator import Communicator
+from gaudi_bert.training.results import DryRun
+from tests.builders.agree import agree
+from tests.builders.command_line import run_command
+from tests.builders.effort import LONG
+from tests.builders.reporters import Listener, StopAfter
+from tests.builders.two_finetunes import evaluated, rows_of
+from tests.tasks.conftest import SETTINGS, run
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """All that a run leaves for others."""
+    names = ("config.json", "model.safetensors", "metrics.json", "predictions.jsonl", "tokenizer.json", "settings.json")
+    return {name: (out / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_what_a_run_leaves_is_what_transformers_opens(task, files, model, finished) -> None:
+    transformers = pytest.importorskip("transformers")
+    out, result = finished(task).out, finished(task).result
+    again = run(task, *files[task], model, out)
+    assert (again.skipped, again.content) == (True, result)
+    assert result.sequences >= 53
+    assert result.packs >= result.lower_bound
+    assert result.evaluated_rows == 19
+    assert set(result.metrics) > {"loss"}
+    kind = json.loads((out / "config.json").read_text())["architectures"][0]
+    opened, report = getattr(transformers, kind).from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    if result.labels:
+        assert tuple(opened.config.id2label.values()) == result.labels
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer("The cat.")["input_ids"][0] == tokenizer.cls_token_id
+    if not task.endswith("language-modelling"):
+        answers = lines_of(out / "predictions.jsonl")
+        assert len(answers) == 19
+    if task == "classification":
+        for row, answer in zip(lines_of(files[task][1]), answers, strict=True):
+            logits = opened.eval()(**tokenizer(row["text"], row["text_pair"], return_tensors="pt")).logits
+            agree(list(answer["probabilities"].values()), logits[0].softmax(-1).tolist(), 1e-5, scale=1.0)
+
+
+# Spans in windows are put together from several sequences; the other tasks are in tests/tasks/test_equivalence.
+@pytest.mark.repeated
+@pytest.mark.parametrize("task", TASK_NAMES if LONG else ("question-answering",))
+def test_evaluation_is_the_same_packed_or_not(task, files, finished) -> None:
+    """The same weights, in packs of five and alone."""
+    out, measured = finished(task).out, files[task][1]
+    alone = evaluated(out, measured, Communicator(), depth=1, seed=PipelineSettings().finetune.seed)
+    agree(FineTuning.read(out / "metrics.json").metrics, alone.figures, 1e-5)
+    if alone.logits is not None:
+        sequences, rows = rows_of(out, measured)
+        answers = list(read_task_folder(out).make_task().answers(alone.logits, sequences, rows))
+        agree(lines_of(out / "predictions.jsonl"), answers, 1e-5, scale=1.0)
+
+
+@pytest.mark.parametrize("stop", [1, 4] if LONG else [4])
+def test_a_stopped_and_resumed_run_leaves_the_same_bytes(files, model, finished, tmp_path, stop) -> None:
+    data, evaluation = files["multi-label"]
+    whole = finished("multi-label").out
+    with pytest.raises(StoppedError):
+        run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=StopAfter(stop))
+    assert not (tmp_path / "stopped" / "metrics.json").exists()
+    listener = Listener()
+    run("multi-label", data, evaluation, model, tmp_path / "stopped", reporter=listener)
+    assert content(tmp_path / "stopped") == content(whole)
+    assert "finetune: resuming after update " in listener.text
+    assert "train: " not in listener.text
+    # As a kill leaves it that comes when the last checkpoint is written and the model is not.
+    for name in ("metrics.json", "model.safetensors", "predictions.jsonl"):
+        (tmp_path / "stopped" / name).unlink()
+    shutil.rmtree(tmp_path / "stopped" / "tensorboard")
+    run("multi-label", data, evaluation, model, tmp_path / "stopped")
+    assert content(tmp_path / "stopped") == content(whole)
+
+
+def test_the_best_checkpoint_is_kept_and_nothing_is_done_twice(files, model, tmp_path) -> None:
+    data, evaluation = files["classification"]
+    changes = {"best_metric": "loss", "learning_rate": 0.05, "warmup_share": 0.0, "epochs": 3, "evaluate_every_updates": 1}
+    result = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes).content
+    losses = {
+        line["update"]: line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "evaluation"
+    }
+    assert result == FineTuning.read(tmp_path / "out" / "metrics.json")
+    assert result.best_update == min(losses, key=losses.__getitem__) < result.updates
+    agree(result.metrics["loss"], losses[result.best_update], 1e-12, scale=1.0)
+    again = run("classification", data, evaluation, model, tmp_path / "out", finetune=changes)
+    assert again.skipped
+    with pytest.raises(InputError, match=r"finetune\.epochs = 3; you asked for finetune\.epochs = 4"):
+        run("classification", data, evaluation, model, tmp_path / "out", finetune={**changes, "epochs": 4})
+
+
+@pytest.mark.parametrize(
+    ("changes", "near"),
+    [({"precision": "bfloat16"}, 0.05), *([({"optimizer": "lamb", "learning_rate": 0.02}, 0.5)] if LONG else [])],
+)
+@pytest.mark.repeated
+def test_a_run_may_compute_with_anything(changes, near, files, model, finished, tmp_path) -> None:
+    """Of regression, whose step is the smallest."""
+    usual = finished("regression")
+    result = run("regression", *files["regression"], model, tmp_path / "out", finetune=changes).content
+    losses = [line["loss"] for line in lines_of(tmp_path / "out/metrics.jsonl") if line["kind"] == "train"]
+    assert result.updates == len(losses)
+    assert np.isfinite(losses).all()
+    weights = [load_file(folder / "model.safetensors") for folder in (usual.out, tmp_path / "out")]
+    assert any(not np.array_equal(value, weights[1][name]) for name, value in weights[0].items())
+    agree(result.metrics["loss"], usual.result.metrics["loss"], near)
+    assert {value.dtype for value in weights[1].values()} == {np.dtype(np.float32)}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_plan_says_how_far_its_batch_is_from_what_was_asked(files, model, tmp_path) -> None:
+    """Whole packs of five sequences: seven are asked for, five are what comes nearest."""
+    data, evaluation = files["classification"]
+    listener = Listener()
+    asked = {"batch_sequences": 7}
+    result = run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
+    assert isinstance(result, DryRun)
+    factor, real = result.plan.packing_factor, result.plan.sequences_per_update
+    agree(real, factor * round(7 / factor))
+    assert result.plan.as_json()["sequences_asked_per_update"] == 7
+    agree(result.plan.change, real / 7 - 1)
+    off = f"{abs(real / 7 - 1):.1%} {'more' if real > 7 else 'fewer'}"
+    note = f"note: that is {off} than finetune.batch_sequences = 7; packs are whole, and every process takes as many"
+    assert [line for line in listener.lines if "note:" in line] == [f"finetune: {note}"]
+    asked = {"batch_sequences": 500}
+    run("classification", data, evaluation, model, tmp_path / "out", listener, dry_run=True, finetune=asked)
+    repeats = next(line for line in listener.lines if "repeat within an update" in line)
+    assert f"set finetune.batch_sequences = {int(result.plan.packs * factor)}, or give more data" in repeats
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_model_is_fine_tuned_further(files, finished, tmp_path) -> None:
+    """Its head is kept; and a decoder goes on as one."""
+    listener = Listener()
+    for task in ("classification", "causal-language-modelling"):
+        run(task, *files[task], finished(task).out, tmp_path / task, listener, dry_run=True)
+    assert listener.text.count("0 variables start from random numbers") == 2
+    decoder = finished("causal-language-modelling").out
+    assert json.loads((decoder / "config.json").read_text())["is_decoder"]
+    start = start_weights(decoder, task_named("causal-language-modelling")(TaskSettings(name="causal-language-modelling")))
+    assert start.config.attention == "causal"
+
+
+def rows(path: Path, *values: Any) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+GOOD = ({"text": "the cat", "label": "a"}, {"text": "the dog", "label": "b"})
+
+
+@pytest.mark.parametrize(
+    ("task", "learnt", "measured", "message"),
+    [
+        ("classification", GOOD, ({"text": "the", "label": "c"},), r"evaluation\.jsonl: row 1: .*'c'"),
+        ("classification", (*GOOD, {"text": " ", "label": "a"}), GOOD, r"train\.jsonl: row 3: .*empty"),
+        (
+            "classification",
+            (*GOOD, {"text": "cat " * 70, "label": "a"}),
+            GOOD,
+            r"row 3: has 72 tokens, .* raise finetune\.max_s",
+        ),
+        ("regression", ({"text": "the cat", "label": "much"},), GOOD, r"train\.jsonl: row 1: .*number"),
+        ("classification", ({"sentence": "the cat", "class": "a"},), GOOD, r"train\.jsonl: row 1: .*text"),
+        ("classification", GOOD[:1], GOOD[:1], r"only the label 'a'"),
+        ("classification", (), GOOD, r"has no label|no rows"),
+    ],
+)
+def test_bad_rows_are_named(task, learnt, measured, message, model, tmp_path) -> None:
+    data, evaluation = rows(tmp_path / "train.jsonl", *learnt), rows(tmp_path / "evaluation.jsonl", *measured)
+    with pytest.raises(InputError, match=message) as error:
+        run(task, data, evaluation, model, tmp_path / "out", task_settings={"too_long": "error"})
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_cannot_be_fine_tuned_is_refused(files, model, tmp_path) -> None:
+    data, evaluation = files["classification"]
+    bare = shutil.copytree(model, tmp_path / "bare")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (bare / name).unlink()
+    with pytest.raises(InputError, match=r"holds no tokenizer; .*--vocab"):
+        run("classification", data, None, bare, tmp_path / "out")
+    with pytest.raises(InputError, match=r"max_sequence_length = 65: the model has 64 positions"):
+        run("classification", data, None, model, tmp_path / "out", finetune={"max_sequence_length": 65})
+    with pytest.raises(InputError, match=r"task\.name: is not set"):
+        run(None, data, None, model, tmp_path / "out")
+    with pytest.raises(InputError, match=r"finetune\.best_metric"):
+        run("classification", data, None, model, tmp_path / "out", finetune={"best_metric": "accuracy"})
+    with pytest.raises(
+        InputError, match=r"best_metric = pearson: classification has no such metric; choose one of .*accuracy"
+    ):
+        run("classification", data, evaluation, model, tmp_path / "out", finetune={"best_metric": "pearson"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_evaluation_data_leaves_the_last_weights(files, model, tmp_path) -> None:
+    data, _ = files["regression"]
+    result = run("regression", data, None, model, tmp_path / "out", finetune={"epochs": 1}).content
+    assert result.metrics == {}
+    assert result.best_update == result.updates
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert np.isfinite(result.packing_factor)
+
+
+# --- `gaudi-bert finetune` killed with SIGKILL, whatever it is doing: the same command goes on and leaves the same bytes
+
+ROOT = Path(__file__).resolve().parents[3]
+KILLED = {**SETTINGS, "batch_sequences": 10, "save_every_updates": 1, "evaluate_every_updates": 2}
+# What is there for the first time when it is killed: in the middle, soon after the start, when the model is being written.
+MIDDLE, OTHERS = "checkpoints/update-00000005.safetensors", ("checkpoints/update-00000002.safetensors", "model.safetensors")
+
+
+def kill_when_there(command: list[str], out: Path, moment: str) -> None:
+    """Run the command in a process of its own until `moment` is there."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen([sys.executable, "-m", "gaudi_bert", *command], cwd=out.parent, env=environment, **pipes)
+    while not (out / moment).exists() and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    said = process.communicate()[0]
+    assert process.returncode in (-signal.SIGKILL, 0), said
+    assert (out / moment).exists(), said
+
+
+def everything_in(out: Path) -> dict[str, bytes]:
+    """All that a run leaves, but for how fast it was."""
+    files = [path for path in out.rglob("*") if path.is_file()]
+    clocks = {out / "metrics.jsonl", out / "tensorflow.log", *out.glob("tensorboard/*")}
+    return {str(path.relative_to(out)): path.read_bytes() for path in files if path not in clocks}
+
+
+@pytest.mark.slow
+@pytest.mark.repeated
+def test_a_run_that_is_killed_again_and_again_leaves_the_same_bytes(files, model, tmp_path) -> None:
+    data, evaluation = files["classification"]
+    words = ["finetune", "--task", "classification", "--data", data, "--evaluation", evaluation, "--model", model]
+    words += [word for key, value in KILLED.items() for word in ("--set", f"finetune.{key}={value}")]
+    whole, killed = ([*map(str, words), "--out", name] for name in ("whole", "killed"))
+    for moment in (OTHERS[0], MIDDLE, OTHERS[1]) if LONG else (MIDDLE,):
+        kill_when_there(killed, tmp_path / "killed", moment)
+    for command in (whole, killed):
+        done = run_command(*command, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+    left = everything_in(tmp_path / "whole")
+    assert everything_in(tmp_path / "killed") == left
+    assert {"model.safetensors", "metrics.json", "predictions.jsonl"} <= left.keys()

@@ -1,0 +1,211 @@
+"""Answers as a user gets them, in the order of the rows: those of transformers' own models, one row at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tasks.predict import PredictOptions, predict
+from tests.builders.agree import agree
+from tests.builders.bert_folder import CONFIG, write_tokenizer
+from tests.builders.command_line import run_command
+from tests.builders.reporters import QUIET
+
+pytestmark = pytest.mark.slow
+
+TEXTS = ["the cat sat on the mat", "dogs runs", "over the hill, and south!", "the river flows north", "unable mat"] * 4
+CONTEXT = "The river flows north over the hill, and the cat sat on the mat. Unable dogs runs south!"
+
+
+def write_model(folder: Path, architecture: str, **config: Any) -> Any:
+    """A folder as transformers writes it, with random weights that make answers differ; returns the model."""
+    import torch
+    import transformers
+
+    torch.manual_seed(3)
+    wanted = transformers.BertConfig(**{**CONFIG, "initializer_range": 0.3, **config})
+    model = getattr(transformers, architecture)(wanted).eval()
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(folder: Path, data: Path, out: Path, options: PredictOptions | None = None, **changes: Any) -> list[dict[str, Any]]:
+    predict(folder, str(data), str(out), options or PredictOptions(), changes, reporter=QUIET)
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+def logits_alone(model: Any, folder: Path, *texts: str) -> Any:
+    import torch
+    from transformers import AutoTokenizer
+
+    with torch.inference_mode():
+        return model(**AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt"))
+
+
+def test_classes_of_texts(tmp_path: Path) -> None:
+    names = {0: "bad", 1: "fair", 2: "good"}
+    model = write_model(tmp_path / "m", "BertForSequenceClassification", id2label=names, num_labels=3)
+    rows = [{"text": text, "label": "whatever"} for text in TEXTS]
+    answers = run(tmp_path / "m", write_rows(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl")
+    assert len(answers) == len(TEXTS)
+    for text, answer in zip(TEXTS, answers, strict=True):
+        expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
+        agree([answer["probabilities"][name] for name in names.values()], expected, 1e-5, scale=1.0)
+        assert answer["label"] == names[int(expected.argmax())]
+    assert len({answer["label"] for answer in answers}) > 1
+
+
+def test_several_labels_and_pairs(tmp_path: Path) -> None:
+    names = {0: "joy", 1: "fear"}
+    given = {"id2label": names, "num_labels": 2, "problem_type": "multi_label_classification"}
+    model = write_model(tmp_path / "m", "BertForSequenceClassification", **given)
+    rows = [{"text": text, "text_pair": "the cat"} for text in TEXTS]
+    for text, answer in zip(
+        TEXTS, run(tmp_path / "m", write_rows(tmp_path / "x.jsonl", rows), tmp_path / "y.jsonl"), strict=True
+    ):
+        expected = logits_alone(model, tmp_path / "m", text, "the cat").logits.sigmoid()[0].numpy()
+        agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
+        assert answer["labels"] == [names[place] for place in np.flatnonzero(expected >= 0.5)]
+
+
+def test_numbers(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=1, problem_type="regression")
+    data = write_rows(tmp_path / "x.jsonl", [{"text": text} for text in TEXTS])
+    expected = [float(logits_alone(model, tmp_path / "m", text).logits) for text in TEXTS]
+    answers = run(tmp_path / "m", data, tmp_path / "y.jsonl")
+    agree([answer["value"] for answer in answers], expected, 1e-5, scale=1.0)
+
+
+def test_tags_with_their_characters(tmp_path: Path) -> None:
+    names = {0: "O", 1: "B-animal", 2: "I-animal", 3: "B-place"}
+    model = write_model(tmp_path / "m", "BertForTokenClassification", id2label=names, num_labels=4)
+    data = write_rows(tmp_path / "x.jsonl", [{"text": CONTEXT}, {"tokens": ["the", "cats", "runs"]}, {"text": "a hill"}])
+    answers = run(tmp_path / "m", data, tmp_path / "y.jsonl")
+    assert [list(answer) for answer in answers] == [["tags"]] * 3
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "m")
+    expected = logits_alone(model, tmp_path / "m", CONTEXT).logits.softmax(-1)[0].numpy()
+    offsets = tokenizer(CONTEXT, return_offsets_mapping=True)["offset_mapping"]
+    by_start = {start: place for place, (start, end) in enumerate(offsets) if end > start}
+    for tag in answers[0]["tags"]:
+        first = by_start[tag["start"]]
+        assert names[int(expected[first].argmax())].endswith(tag["tag"])
+        word = CONTEXT[tag["start"] : tag["end"]]
+        assert word == word.strip() != ""
+        if " " not in word and word.isalpha():
+            agree(tag["score"], expected[first].max(), 1e-5, scale=1.0)
+    assert answers[0]["tags"]
+
+
+def test_answers_to_questions_packed_or_not(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForQuestionAnswering")
+    rows = [{"question": question, "context": CONTEXT} for question in ("what flows north", "who sat", "where")]
+    data = write_rows(tmp_path / "x.jsonl", rows)
+    windows = PredictOptions(max_sequence_length=24)
+    answers = run(tmp_path / "m", data, tmp_path / "y.jsonl", windows, n_best=3, stride=6)
+    alone = PredictOptions(max_sequence_length=24, packed=False)
+    unpacked = run(tmp_path / "m", data, tmp_path / "z.jsonl", alone, n_best=3, stride=6)
+    for one, other in zip(answers, unpacked, strict=True):
+        assert len(one["answers"]) == 3
+        for mine, theirs in zip(one["answers"], other["answers"], strict=True):
+            assert (mine["text"], mine["start"], mine["end"]) == (theirs["text"], theirs["start"], theirs["end"])
+            assert CONTEXT[mine["start"] : mine["end"]] == mine["text"]
+            agree(mine["score"], theirs["score"], 1e-5, scale=1.0)
+
+
+def test_two_classes_that_transformers_did_not_name(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    rows = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "the cat"}])
+    answers = run(tmp_path / "m", rows, tmp_path / "y.jsonl")
+    assert [set(answer["probabilities"]) for answer in answers] == [{"LABEL_0", "LABEL_1"}] * 2
+
+
+def test_what_cannot_be_answered(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2, id2label={0: "bad", 1: "good"})
+    long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}])
+    with pytest.raises(InputError, match=r"x.jsonl: row 2: has 92 tokens, a sequence has at most 64"):
+        run(tmp_path / "m", long, tmp_path / "y.jsonl")
+    assert len(run(tmp_path / "m", long, tmp_path / "y.jsonl", too_long="truncate")) == 2
+    write_model(tmp_path / "mlm", "BertForMaskedLM")
+    with pytest.raises(InputError, match="masked-language-modelling has no answers to predict"):
+        run(tmp_path / "mlm", long, tmp_path / "z.jsonl")
+    with pytest.raises(InputError, match="--precision float16: choose one of float32, bfloat16"):
+        PredictOptions(precision="float16")  # type: ignore[arg-type]
+
+
+def test_a_text_of_nothing_is_the_sequence_of_its_special_tokens(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    for data, content in {
+        "x.jsonl": '{"text": ""}\n{"text": "cat"}\n{"text": " "}\n',
+        "x.tsv": "id\ttext\n1\t\n2\tcat\n3\t \n",
+        "x.csv": 'text\n""\ncat\n" "\n',
+    }.items():
+        (tmp_path / data).write_text(content)
+        answers = run(tmp_path / "m", tmp_path / data, tmp_path / f"{data}.out.jsonl")
+        for text, answer in zip(["", "cat", " "], answers, strict=True):
+            expected = logits_alone(model, tmp_path / "m", text).logits.softmax(-1)[0].numpy()
+            agree(list(answer["probabilities"].values()), expected, 1e-5, scale=1.0)
+    write_model(tmp_path / "tags", "BertForTokenClassification", num_labels=3)
+    rows = write_rows(tmp_path / "y.jsonl", [{"text": ""}, {"tokens": []}, {"text": "the cat"}])
+    assert [answer["tags"] for answer in run(tmp_path / "tags", rows, tmp_path / "tags.jsonl")][:2] == [[], []]
+
+
+def test_rows_that_cannot_be_read_are_named_in_their_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    (tmp_path / "x.jsonl").write_bytes(
+        b'{"text": "cat"}\n{"text": 3}\nnull\n{"text": "\xff"}\n{"text": "\\ud800"}\n{"text": "'
+        + b"cat " * 90
+        + b'"}\n{"text": "dog"}\n'
+    )
+    with pytest.raises(InputError, match=r"x[.]jsonl: row 2: text is 3"):
+        run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl")
+    options = PredictOptions(on_bad_row="skip")
+    answers = run(tmp_path / "m", tmp_path / "x.jsonl", tmp_path / "y.jsonl", options)
+    problems = ["text is 3", "null is not an object", "not UTF-8", "text holds half a character", "has 92 tokens"]
+    assert [next(iter(answer)) for answer in answers] == ["label", *["error"] * 5, "label"]
+    for number, (problem, answer) in enumerate(zip(problems, answers[1:6], strict=True), start=2):
+        assert answer["error"].startswith(f"row {number}: {problem}")
+    whole = write_rows(tmp_path / "good.jsonl", [{"text": "cat"}, {"text": "dog"}])
+    agree([answers[0], answers[6]], run(tmp_path / "m", whole, tmp_path / "z.jsonl"), 1e-5, scale=1.0)
+
+
+def test_rows_that_were_cut_are_counted(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    long = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}, {"text": "cat " * 90}, {"text": "cat " * 11}])
+    done = run_command(
+        "predict",
+        "--model",
+        tmp_path / "m",
+        "--data",
+        long,
+        "--out",
+        tmp_path / "y.jsonl",
+        "--set",
+        "task.too_long=truncate",
+    )
+    assert "1 of 3 rows were too long and were cut to 64 tokens" in done.stderr
+    assert "; 1 were longer than 64 tokens;" in done.stdout
+    done = run_command("predict", "--model", tmp_path / "m", "--data", long, "--out", tmp_path / "z.jsonl", "--json",
+                       "--max-sequence-length", 8, "--set", "task.too_long=truncate")  # fmt: skip
+    result = json.loads(done.stdout)
+    assert (result["rows"], result["cut_rows"], result["max_sequence_length"]) == (3, 2, 8)
+
+
+def test_another_task_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", "BertForSequenceClassification", num_labels=2)
+    data = write_rows(tmp_path / "x.jsonl", [{"text": "cat"}])
+    with pytest.raises(InputError, match=r"task.name = regression: .* is a model of classification; leave it out"):
+        run(tmp_path / "m", data, tmp_path / "y.jsonl", name="regression")
+    run(tmp_path / "m", data, tmp_path / "y.jsonl", name="classification")

@@ -1,0 +1,313 @@
+"""The scan: what other writers may write, read as protobuf reads it and put into one form; damage is refused and named."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords.scanning.contract import canonical_example
+from gaudi_bert.tfrecords.scanning.scan import RecordScan, UnpackedFormat, scan_buffer, unpacked_schema
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.schema import RecordError, UnpackedSchema
+from tests.builders.effort import tries
+from tests.builders.packing_case import QUIET, make_case
+from tests.builders.record_mutations import FILE_DAMAGE, mutants
+from tests.oracles.wire import (
+    FLOAT_KEYS,
+    UNPACKED_KEYS,
+    example,
+    field,
+    frame,
+    map_entry,
+    packed_list,
+    random_sequence,
+    split_list,
+    unpacked_list,
+    varint,
+)
+
+protobuf_example = pytest.importorskip("tests.oracles.protobuf_example", exc_type=ImportError)
+LENGTH, PREDICTIONS = 13, 5
+SCHEMA = UnpackedSchema(LENGTH, PREDICTIONS)
+
+
+def sequence(seed: int) -> dict:
+    return random_sequence(random.Random(seed), LENGTH, PREDICTIONS)
+
+
+def scanned(path: Path) -> Iterator[bytes]:
+    """The records of a file as the scan leaves them in its buffer: in canonical encoding, if it had to change them."""
+    buffer = scan_buffer()
+    records = UnpackedFormat.for_pieces(unpacked_schema(path)[0], buffer)
+    for _ in RecordScan(path, records, buffer).pieces():
+        for offset in records.index.offsets[: records.rows]:
+            size = int(buffer[offset - 12 : offset - 4].view("<u8")[0])
+            yield buffer[offset : offset + size].tobytes()
+
+
+def overlong_list(key: str, values: list) -> bytes:
+    """Packed, each varint with a needless byte."""
+    if key in FLOAT_KEYS:
+        return packed_list(key, values)
+    return field(1, b"".join(varint(value, 1) for value in values))
+
+
+@pytest.mark.parametrize("encode", [packed_list, unpacked_list, split_list, overlong_list])
+@pytest.mark.parametrize("seed", range(2))
+def test_every_legal_encoding_becomes_the_canonical_one(encode, seed: int) -> None:
+    features = sequence(seed)
+    order = list(UNPACKED_KEYS)
+    random.Random(seed).shuffle(order)
+    assert canonical_example(example(features, order, encode), SCHEMA) == example(features)
+
+
+def test_the_canonical_form_is_protobufs_deterministic_serialisation() -> None:
+    for seed in range(20):
+        assert canonical_example(example(sequence(seed), encode=split_list), SCHEMA) == protobuf_example.serialize(
+            sequence(seed)
+        )
+
+
+@pytest.mark.parametrize("kind", ["repeated key", "second features", "merged value", "unknown fields"])
+def test_merging_follows_protobufs_parser(kind: str) -> None:
+    for seed in range(7):
+        features, other = sequence(seed), sequence(seed + 100)
+        key = UNPACKED_KEYS[seed]
+        if kind == "repeated key":
+            payload = example(features, extra=map_entry(key, other[key]))
+        elif kind == "second features":
+            payload = example(features) + field(1, map_entry(key, other[key]))
+        elif kind == "merged value":
+            number = 2 if key in FLOAT_KEYS else 3
+            halves = [field(number, packed_list(key, part)) for part in (features[key][:1], features[key][1:])]
+            entry = field(1, field(1, key.encode()) + field(2, b"".join(halves)))
+            payload = example({name: values for name, values in features.items() if name != key}, extra=entry)
+        else:
+            payload = field(7, b"later") + example(features, extra=field(9, b"?")) + varint(5 << 3) + varint(3)
+        decoded = decode_example(payload)
+        for name, (_, values) in protobuf_example.parse(payload).items():
+            np.testing.assert_array_equal(decoded[name], values)
+
+
+@pytest.mark.parametrize(
+    "compress",
+    [lambda data: data, gzip.compress, zlib.compress, lambda data: gzip.compress(data[:40]) + gzip.compress(data[40:])],
+)
+def test_compressed_files_hold_the_same_records(tmp_path: Path, compress) -> None:
+    sequences = [sequence(seed) for seed in range(9)]
+    path = tmp_path / "part"
+    path.write_bytes(compress(b"".join(frame(example(features, encode=unpacked_list)) for features in sequences)))
+    assert list(scanned(path)) == [example(features) for features in sequences]
+
+
+def broken(**changes) -> dict:
+    """A sequence of 6 tokens with 2 masked positions, and one thing wrong."""
+    features = {
+        "input_ids": [7, 8, 9, 10, 11, 12] + [0] * 7,
+        "input_mask": [1] * 6 + [0] * 7,
+        "segment_ids": [0] * 3 + [1] * 3 + [0] * 7,
+        "masked_lm_positions": [1, 4, 0, 0, 0],
+        "masked_lm_ids": [20, 21, 0, 0, 0],
+        "masked_lm_weights": [1.0, 1.0, 0.0, 0.0, 0.0],
+        "next_sentence_labels": [1],
+    }
+    for key, (place, value) in changes.items():
+        features[key][place] = value
+    return features
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (broken(input_mask=(2, 0)), "`input_mask` is not 1..1 0..0: it holds 0 at 2"),
+        (broken(input_mask=(0, 0)), "it holds 0 at 0"),
+        (broken(input_mask=(3, 2)), "`input_mask` holds 2 at 3, only 0 and 1"),
+        (broken(input_mask=(3, -1)), "`input_mask` holds -1 at 3"),
+        ({**broken(), "input_mask": [0] * 13}, "the sequence is empty"),
+        (broken(input_ids=(9, 5)), "`input_ids` holds 5 at 9, 0 to 0"),
+        (broken(input_ids=(2, -5)), "`input_ids` holds -5 at 2, 0 to"),
+        (broken(input_ids=(2, 2**40)), "`input_ids` holds 1099511627776 at 2"),
+        (broken(segment_ids=(12, 1)), "`segment_ids` holds 1 at 12, 0 to 0"),
+        (broken(segment_ids=(1, 128)), "`segment_ids` holds 128 at 1, 0 to 127"),
+        (broken(masked_lm_positions=(1, 6)), "`masked_lm_positions` holds 6 at 1, 0 to 5"),
+        (broken(masked_lm_positions=(4, 2)), "`masked_lm_positions` holds 2 at 4, 0 to 0"),
+        (broken(masked_lm_ids=(3, 2)), "`masked_lm_ids` holds 2 at 3, 0 to 0"),
+        (broken(masked_lm_weights=(1, 0.5)), "`masked_lm_weights` holds 0.5 at 1"),
+        (broken(masked_lm_weights=(0, 0.0)), "`masked_lm_weights` is not 1..1 0..0"),
+        (broken(masked_lm_weights=(1, float("nan"))), "`masked_lm_weights` holds nan at 1"),
+        (broken(next_sentence_labels=(0, 2)), "`next_sentence_labels` is 2"),
+        ({**broken(), "input_ids": [1] * 12}, "`input_ids` has 12 values, 13 are needed"),
+        ({**broken(), "masked_lm_ids": [20] * 3}, "`masked_lm_ids` has 3 values, 5 are needed"),
+        ({**broken(), "next_sentence_labels": [0, 1]}, "`next_sentence_labels` has 2 values"),
+        ({key: value for key, value in broken().items() if key != "segment_ids"}, "`segment_ids` is missing"),
+    ],
+)
+def test_what_is_ambiguous_is_refused_with_its_reason(features: dict, reason: str) -> None:
+    with pytest.raises(RecordError, match=f".*{reason.replace('.', '[.]')}"):
+        canonical_example(example(features), SCHEMA)
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda good: frame(example(broken(input_mask=(2, 0)))), "`input_mask` is not"),
+        (lambda good: frame(b"\xff" * 6), "not a tf.train.Example"),
+        (lambda good: flipped(good, 60), "its bytes are damaged"),
+        (lambda good: flipped(good, 1), "its length is damaged"),
+        (lambda good: frame(b"", claimed_length=2**40), "longer than any legal record"),
+        *((lambda good, cut=cut: good[:cut], "cut short") for cut in (1, 5, 12, 30)),
+    ],
+)
+def test_refusals_name_file_record_and_offset(tmp_path: Path, damage, reason: str) -> None:
+    path, good = tmp_path / "part-3", frame(example(broken()))
+    path.write_bytes(good + good + damage(good))
+    with pytest.raises(InputError, match=rf"part-3: record 2 at byte {2 * len(good)}: .*{reason}"):
+        list(scanned(path))
+
+
+def test_a_weight_of_minus_zero_is_zero() -> None:
+    assert canonical_example(example(broken(masked_lm_weights=(4, -0.0))), SCHEMA) == example(broken())
+
+
+def test_sizes_must_not_change_within_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    longer = random_sequence(random.Random(1), LENGTH + 1, PREDICTIONS)
+    path.write_bytes(frame(example(sequence(0))) + frame(example(longer)))
+    with pytest.raises(InputError, match=r"record 1 at byte .*14 values, 13 are needed"):
+        list(scanned(path))
+
+
+def mixed(key: str, values: list) -> bytes:
+    """Another encoding for each list."""
+    return (packed_list, unpacked_list, split_list, overlong_list)[len(key) % 4](key, values)
+
+
+def single_values_unpacked(key: str, values: list) -> bytes:
+    """As some writers do; the canonical form is then the longer one."""
+    return (unpacked_list if len(values) == 1 else packed_list)(key, values)
+
+
+VALUE = field(2, field(3, packed_list("input_ids", [5] * LENGTH)))
+
+
+@pytest.mark.parametrize("first", ["further_feature", "input_mask"])
+def test_of_two_keys_in_one_entry_the_last_counts(tmp_path: Path, first: str) -> None:
+    features = broken()
+    changed = {**features, "input_ids": [5] * 6 + [0] * 7}
+    value = field(2, field(3, packed_list("input_ids", changed["input_ids"])))
+    entry = field(1, field(1, first.encode()) + field(1, b"input_ids") + value)
+    (tmp_path / "part").write_bytes(frame(example(features, extra=entry)))
+    assert list(scanned(tmp_path / "part")) == [example(changed)]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        field(1, b"further \xff") + VALUE,
+        field(1, b"further_feature") + field(2, field(3, field(1, b"\x80"))),
+        field(1, b"further_feature") + field(2, field(3, field(1, b"\xff" * 10 + b"\x01"))),
+        field(1, b"further_feature") + field(2, field(2, field(1, b"\x00" * 5))),
+        field(1, b"further_feature") + field(2, field(1, field(1, b"text") + b"\x0a\x09text")),
+        field(1, b"further_feature") + VALUE[:-1],
+        b"\x0a\x7ffurther_feature",
+    ],
+)
+def test_damage_in_a_feature_that_is_not_ours_is_refused(tmp_path: Path, entry: bytes) -> None:
+    good = frame(example(broken()))
+    (tmp_path / "part").write_bytes(good + frame(example(broken(), extra=field(1, entry))))
+    with pytest.raises(InputError, match=rf"record 1 at byte {len(good)}: not a tf[.]train[.]Example"):
+        list(scanned(tmp_path / "part"))
+
+
+@pytest.mark.parametrize("further", ["été", "text", "further_feature", "f" * 40])
+@pytest.mark.parametrize("value", [b"", b"\x12\x00", b"\x12\x02\x0a\x00", field(2, field(1, field(1, b"one") * 2)), VALUE])
+def test_features_that_are_not_ours_are_left_out(tmp_path: Path, further: str, value: bytes) -> None:
+    entry = field(1, field(1, further.encode()) + value)
+    (tmp_path / "part").write_bytes(frame(example(broken(), extra=entry)))
+    records = [example(broken())] if not value or further == "été" else [example(broken(), extra=entry)]
+    assert list(scanned(tmp_path / "part")) == records
+
+
+def test_groups_are_skipped_as_unknown_fields(tmp_path: Path) -> None:
+    inner = b"\x3b" + varint(5 << 3) + varint(300) + field(2, b"text") + b"\x3c"
+    for payload in (
+        example(broken(), extra=inner),
+        example(broken()) + inner,
+        inner * 3 + example(broken()),
+        example(broken()) + b"\x13" + inner + b"\x14",
+    ):
+        (tmp_path / "part").write_bytes(frame(payload))
+        assert list(scanned(tmp_path / "part")) == [example(broken())]
+    for payload in (example(broken()) + inner[:-1], example(broken()) + b"\x3c", example(broken(), extra=inner[:-1])):
+        (tmp_path / "part").write_bytes(frame(example(broken())) + frame(payload))
+        with pytest.raises(InputError, match=r"record 1 at .*: not a tf[.]train[.]Example"):
+            list(scanned(tmp_path / "part"))
+
+
+@pytest.mark.parametrize(
+    ("max_predictions", "encode", "compress"),
+    [
+        (1, unpacked_list, bytes),
+        (1, single_values_unpacked, bytes),
+        (5, packed_list, gzip.compress),
+        (5, mixed, bytes),
+        (1, mixed, zlib.compress),
+    ],
+)
+def test_packs_do_not_depend_on_how_the_records_were_written(tmp_path: Path, max_predictions: int, encode, compress) -> None:
+    sizes = {"max_predictions": max_predictions, "files": 3}
+    usual = make_case(tmp_path / "usual", **sizes)
+    other = make_case(tmp_path / "other", encode=encode, compress=compress, **sizes)
+    shards = sorted(path.name for path in usual.packed.glob("*.tfrecord"))
+    assert shards == sorted(path.name for path in other.packed.glob("*.tfrecord"))
+    for name in shards:
+        assert (other.packed / name).read_bytes() == (usual.packed / name).read_bytes()
+    assert verify(other.records, other.packed, reporter=QUIET).content.sequences == len(usual.sequences)
+
+
+# --- thousands of damaged files: each is refused by file and offset, or read for exactly what it still holds
+
+SEED, COUNT = 20, tries(500, 20_000)
+
+
+@pytest.mark.slow
+@pytest.mark.repeated
+def test_mutants_are_read_as_protobuf_reads_them(repository: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    command = [sys.executable, "-m", "tests.builders.fuzz_scan", str(SEED), str(COUNT), str(tmp_path)]
+    result = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=900, env=environment, check=False
+    )
+    lines = result.stdout.splitlines()
+    assert result.returncode == 0, "\n".join([f"exit code {result.returncode}", *lines, *result.stderr.splitlines()[-20:]])
+    words = lines[-1].split()
+    refused, read, more_memory = int(words[1]), int(words[3]), int(words[7])
+    assert refused + read == COUNT
+    assert refused > COUNT // 2
+    assert read > COUNT // 20
+    assert more_memory < 64
+
+
+def test_mutants_are_fixed_by_their_seed() -> None:
+    assert [mutant.data for mutant in mutants(7, 64)] == [mutant.data for mutant in mutants(7, 64)]
+
+
+def test_every_kind_of_damage_occurs_and_changes_the_file() -> None:
+    changed = {mutant.kind for mutant in mutants(7, 320) if mutant.data != mutant.original}
+    assert {mutant.kind for mutant in mutants(7, 320)} == changed
+    assert set(FILE_DAMAGE) < changed

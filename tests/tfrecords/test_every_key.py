@@ -1,0 +1,255 @@
+"""Every key of plan.json, metadata.json, the manifests and verification.json, changed in many ways, is refused.
+
+What no reader can know to be false is listed here, with the reason. `make test` tries a sample of the changes, `make
+test-long` all of them, and that each entry of the list is needed.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from gaudi_bert.artefacts.references import NOTES_NAME
+from gaudi_bert.common.errors import GaudiBertError
+from gaudi_bert.config.sections import TableSettings
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.write import write
+from tests.builders import tables
+from tests.builders.effort import LONG, tries
+from tests.builders.packing_case import make_case
+from tests.builders.reporters import QUIET
+
+_NO_CHANGE = object()
+_GONE = object()
+
+
+def other(value: Any) -> Any:
+    """Another value of the same form."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return value * 0.99
+    if isinstance(value, str):
+        return "0" * len(value) if len(value) in (16, 64) else f"{value}x"
+    return _NO_CHANGE
+
+
+def emptied(value: Any) -> Any:
+    return type(value)() if isinstance(value, list | dict) else _NO_CHANGE
+
+
+def doubled(value: Any) -> Any:
+    return [*value, value[-1]] if isinstance(value, list) and value else _NO_CHANGE
+
+
+def shortened(value: Any) -> Any:
+    return value[:-1] if isinstance(value, list) else _NO_CHANGE
+
+
+def extended(value: Any) -> Any:
+    return {**value, "surprise": 1} if isinstance(value, dict) else _NO_CHANGE
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "other": other,
+    "half": lambda value: value // 2 if type(value) is int else _NO_CHANGE,
+    "zero": lambda value: 0,
+    "negative": lambda value: -1,
+    "huge": lambda value: 2**70,
+    "text": lambda value: "other",
+    "null": lambda value: None,
+    "emptied": emptied,
+    "entry doubled": doubled,
+    "entry dropped": shortened,
+    "key added": extended,
+    "key dropped": lambda value: _GONE,
+}
+
+
+class Unprovable(NamedTuple):
+    """Changes that are accepted, and why."""
+
+    ways: set[str]
+    reason: str
+
+
+SEED = Unprovable({"other", "half", "zero", "negative", "huge"}, "with any seed the packs are as good")
+NAME = Unprovable({"other", "text"}, "a name that nothing is computed from")
+SETTING = "a setting: with other values too the plan packs every sequence, within its limits"
+MASKED = "only the masked positions of the data tell it, and nothing is built on it"
+
+UNPROVABLE: dict[str, dict[str, Unprovable]] = {
+    # The settings of a packed folder, which are stored in it, have its seed and algorithm.
+    "records/metadata.json": {"tool_version": NAME},
+    "records/group-00000.json": {},
+    "records/group-00001.json": {},
+    "records/verification.json": {
+        "": Unprovable({"key added"}, "figures to look at: keys of later versions are ignored"),
+        "fingerprint": Unprovable({"other"}, "only reading all data tells it, which `verify --overwrite` does"),
+    },
+    "table/metadata.json": {"tool_version": NAME},
+    "table/group-00000.json": {},
+    "table/group-00001.json": {},
+    "table/verification.json": {"": Unprovable({"key added"}, "figures to look at: keys of later versions are ignored")},
+    "records/plan.json": {
+        "seed": SEED,
+        "depth": Unprovable({"other"}, SETTING),
+        "shard_multiple": Unprovable({"other", "half"}, SETTING),
+        "shard_bytes": Unprovable({"other", "half"}, SETTING),
+        "histogram_sha256": Unprovable({"other"}, "the histogram is no input of `write`"),
+        "totals.smaller_masked_slots": Unprovable({"emptied", "entry dropped"}, MASKED),
+        "totals.smaller_masked_slots[].masked_slots": Unprovable({"half", "zero"}, MASKED),
+        "totals.smaller_masked_slots[].packs": Unprovable({"other", "half"}, MASKED),
+    },
+    "records/plan-00000.json": {},
+}
+
+
+class Change(NamedTuple):
+    path: tuple[str | int, ...]
+    way: str
+
+    @property
+    def key(self) -> str:
+        """The path without the numbers of entries: `shards[].packs`."""
+        return "".join("[]" if isinstance(part, int) else f".{part}" for part in self.path).lstrip(".")
+
+
+def changes_of(content: Any, path: tuple[str | int, ...] = ()) -> Iterator[Change]:
+    """Every change of every key; of lists the first and the last entry are changed too."""
+    if path or isinstance(content, dict):
+        for way, change in WAYS.items():
+            new = change(content)
+            in_list = bool(path) and isinstance(path[-1], int)
+            fits = (path or way == "key added") and new is not _NO_CHANGE and not (new is _GONE and in_list)
+            if fits and (type(new) is not type(content) or new != content):
+                yield Change(path, way)
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from changes_of(value, (*path, key))
+    elif isinstance(content, list):
+        for index in sorted({0, len(content) - 1} if content else set()):
+            yield from changes_of(content[index], (*path, index))
+
+
+def changed(content: Any, change: Change) -> Any:
+    if not change.path:
+        return WAYS[change.way](content)
+    content = copy.deepcopy(content)
+    parent = content
+    for part in change.path[:-1]:
+        parent = parent[part]
+    last = change.path[-1]
+    new = WAYS[change.way](parent[last])
+    if new is _GONE:
+        del parent[last]
+    else:
+        parent[last] = new
+    return content
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packed TFRecords of two groups, with a vocabulary."""
+    folder = tmp_path_factory.mktemp("records")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
+    make_case(folder, files=4, sequences_per_file=9, max_sequence_length=13, max_predictions=3, shard_multiple=4)
+    verify(folder / "records", folder / "packed", reporter=QUIET)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed table of two groups, from two files."""
+    pytest.importorskip("pyarrow", exc_type=ImportError)
+    from gaudi_bert.tables.pack import pack_table
+
+    folder = tmp_path_factory.mktemp("table")
+    (folder / "rows").mkdir()
+    for number in range(2):
+        tables.write_parquet(folder / "rows" / f"part-{number}.parquet", tables.random_rows(14, 9, seed=number))
+    settings = TableSettings(
+        max_sequence_length=8, shard_multiple=4, depth=3, algorithm="nnls", too_long="split", group_sequences=14
+    )
+    pack_table(folder / "rows", folder / "packed", settings, reporter=QUIET, verified=True)
+    return folder
+
+
+def hold_to_the_list(workdir: Path, file: str, read: Callable[[], object]) -> None:
+    """Change a file in each way, one at a time: `read` fails, or the change is listed; and none is listed in vain."""
+    folders = (workdir, workdir / "packed", workdir / "packed" / NOTES_NAME)
+    path = next(folder / Path(file).name for folder in folders if (folder / Path(file).name).exists())
+    before = path.read_bytes()
+    content, unprovable = json.loads(before), UNPROVABLE[file]
+    changes = list(changes_of(content))
+    tried = random.Random(file).sample(changes, min(len(changes), tries(40, len(changes))))
+    accepted = set()
+    try:
+        for change in tried:
+            path.write_text(json.dumps(changed(content, change)))
+            with suppress(GaudiBertError):
+                read()
+                accepted.add((change.key, change.way))
+    finally:
+        path.write_bytes(before)
+    listed = {(key, way) for key, entry in unprovable.items() for way in entry.ways}
+    assert not accepted - listed, f"{file}: {len(accepted - listed)} of {len(tried)} changes are believed"
+    if LONG:
+        assert not listed - accepted, "listed as unprovable, but refused"
+
+
+RECORDS = ["records/metadata.json", "records/group-00000.json", "records/group-00001.json"]
+TABLE = ["table/metadata.json", "table/group-00000.json", "table/group-00001.json"]
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("file", RECORDS)
+def test_packed_records(records: Path, file: str) -> None:
+    hold_to_the_list(records, file, lambda: verify(records / "records", records / "packed", reporter=QUIET, overwrite=True))
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("file", TABLE)
+def test_packed_tables(table: Path, file: str) -> None:
+    from gaudi_bert.tables.verify import verify_table
+
+    hold_to_the_list(table, file, lambda: verify_table(table / "rows", table / "packed", reporter=QUIET, overwrite=True))
+
+
+@pytest.mark.repeated
+@pytest.mark.parametrize("file", ["records/plan.json", "records/plan-00000.json"])
+def test_plan(records: Path, tmp_path: Path, file: str) -> None:
+    numbers = itertools.count()
+
+    def write_by_it() -> None:
+        write(records / "records", records / "plan.json", tmp_path / str(next(numbers)), reporter=QUIET)
+
+    hold_to_the_list(records, file, write_by_it)
+
+
+@pytest.mark.repeated
+def test_verification_of_records(records: Path) -> None:
+    verify(records / "records", records / "packed", reporter=QUIET, overwrite=True)
+    hold_to_the_list(
+        records, "records/verification.json", lambda: verify(records / "records", records / "packed", reporter=QUIET)
+    )
+
+
+@pytest.mark.repeated
+def test_verification_of_tables(table: Path) -> None:
+    from gaudi_bert.tables.verify import verify_table
+
+    verify_table(table / "rows", table / "packed", reporter=QUIET, overwrite=True)
+    hold_to_the_list(
+        table, "table/verification.json", lambda: verify_table(table / "rows", table / "packed", reporter=QUIET)
+    )

@@ -1,0 +1,254 @@
+"""The histogram stage against counting one value at a time; what it refuses is in test_bad_records."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gaudi_bert.artefacts.references import VocabularyInfo
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.tfrecords.histogram import histogram, read_histograms
+from tests.builders.reporters import QUIET
+from tests.oracles.wire import UNPACKED_KEYS, crc32c, example, frame, random_sequence, split_list
+
+
+def write_files(folder: Path, counts: list[int], max_sequence_length: int, max_predictions: int, seed: int = 1) -> dict:
+    """Files of random sequences; what is in each, by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    content = {}
+    for number, count in enumerate(counts):
+        sequences = [random_sequence(rng, max_sequence_length, max_predictions) for _ in range(count)]
+        data = b"".join(frame(example(sequence, rng.sample(UNPACKED_KEYS, 7))) for sequence in sequences)
+        (folder / f"part-{number:03d}").write_bytes(data)
+        content[f"part-{number:03d}"] = sequences
+    return content
+
+
+def expected_counts(sequences: list[dict]) -> list[list[int]]:
+    pairs = Counter((sum(sequence["input_mask"]), int(sum(sequence["masked_lm_weights"]))) for sequence in sequences)
+    return [[length, masked, count] for (length, masked), count in sorted(pairs.items())]
+
+
+@pytest.mark.parametrize(
+    ("max_sequence_length", "max_predictions", "counts"),
+    [(16, 1, [1]), (17, 16, [40, 1, 7]), (128, 20, [500, 301]), (512, 77, [90, 80]), (8192, 1300, [3, 5])],
+)
+def test_every_sequence_is_counted(
+    tmp_path: Path, max_sequence_length: int, max_predictions: int, counts: list[int]
+) -> None:
+    content = write_files(tmp_path / "records", counts, max_sequence_length, max_predictions)
+    summary = histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET).content
+    written = json.loads((tmp_path / "histogram.json").read_text())
+    assert written["max_sequence_length"] == max_sequence_length
+    assert written["max_predictions"] == max_predictions
+    assert [entry["name"] for entry in written["files"]] == sorted(content)
+    lengths = Counter(sum(sequence["input_mask"]) for sequences in content.values() for sequence in sequences)
+    assert written["counts"] == [lengths[length] for length in range(1, max_sequence_length + 1)]
+    for entry in written["files"]:
+        data = (tmp_path / "records" / entry["name"]).read_bytes()
+        assert (entry["bytes"], entry["crc32c"]) == (len(data), crc32c(data))
+        assert entry["counts"] == expected_counts(content[entry["name"]])
+        assert entry["sequences"] == len(content[entry["name"]])
+    assert summary.sequences == sum(counts)
+    assert summary.tokens == written["tokens"] == sum(length * count for length, count in lengths.items())
+    assert read_histograms([tmp_path / "histogram.json"]).histogram.sequences == sum(counts)
+
+
+def test_a_file_of_many_pieces_is_read_to_its_end(tmp_path: Path) -> None:
+    """Records lie across the ends of pieces; the CRC of the file is joined from theirs."""
+    content = write_files(tmp_path / "records", [1500], 512, 77)
+    data = (tmp_path / "records" / "part-000").read_bytes()
+    assert len(data) > 2_500_000
+    histogram(tmp_path / "records", tmp_path / "histogram.json", reporter=QUIET)
+    entry = json.loads((tmp_path / "histogram.json").read_text())["files"][0]
+    assert (entry["bytes"], entry["crc32c"]) == (len(data), crc32c(data))
+    assert entry["counts"] == expected_counts(content["part-000"])
+
+
+def test_compressed_and_unusual_files_count_the_same(tmp_path: Path) -> None:
+    content = write_files(tmp_path / "plain", [60, 61, 62], 64, 9)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    plain = [(tmp_path / "plain" / name).read_bytes() for name in sorted(content)]
+    (folder / "part-000").write_bytes(gzip.compress(plain[0], mtime=0))
+    (folder / "part-001").write_bytes(zlib.compress(plain[1]))
+    unusual = b"".join(frame(example(sequence, encode=split_list)) for sequence in content["part-002"])
+    (folder / "part-002").write_bytes(unusual)
+    for name in ("plain", "other"):
+        histogram(tmp_path / name, tmp_path / f"{name}.json", reporter=QUIET)
+    one, other = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("plain", "other"))
+    assert one["counts"] == other["counts"]
+    for left, right in zip(one["files"], other["files"], strict=True):
+        assert left["counts"] == right["counts"]
+        data = (folder / right["name"]).read_bytes()
+        assert (right["bytes"], right["crc32c"]) == (len(data), crc32c(data))
+
+
+def test_shards_merge_to_the_whole_and_threads_do_not_matter(tmp_path: Path) -> None:
+    write_files(tmp_path / "records", [11, 12, 13, 14, 15, 16, 17], 32, 5)
+    histogram(tmp_path / "records", tmp_path / "whole.json", reporter=QUIET, workers=1)
+    histogram(tmp_path / "records", tmp_path / "threads.json", reporter=QUIET, workers=3)
+    assert (tmp_path / "whole.json").read_bytes() == (tmp_path / "threads.json").read_bytes()
+    parts = [tmp_path / f"part-{number}.json" for number in range(3)]
+    for number, part in enumerate(parts):
+        histogram(tmp_path / "records", part, shard=(number, 3), reporter=QUIET)
+    assert read_histograms(parts).sha256 == read_histograms([tmp_path / "whole.json"]).sha256
+    with pytest.raises(InputError, match="shard 7/8 has no files"):
+        histogram(tmp_path / "records", tmp_path / "none.json", shard=(7, 8), reporter=QUIET)
+
+
+def test_a_finished_histogram_is_left_alone_and_another_is_refused(tmp_path: Path) -> None:
+    write_files(tmp_path / "records", [9, 8], 16, 3)
+    out = tmp_path / "histogram.json"
+    first = histogram(tmp_path / "records", out, reporter=QUIET)
+    before = out.stat().st_mtime_ns
+    again = histogram(tmp_path / "records", out, reporter=QUIET)
+    assert again.skipped
+    assert again.content.as_json() == first.content.as_json()
+    assert out.stat().st_mtime_ns == before
+    write_files(tmp_path / "records", [9, 8, 7], 16, 3)
+    with pytest.raises(InputError, match=r"part-002.*--overwrite"):
+        histogram(tmp_path / "records", out, reporter=QUIET)
+    assert histogram(tmp_path / "records", out, reporter=QUIET, overwrite=True).content.sequences == 24
+
+
+def test_the_vocabulary_beside_the_records_is_noted(tmp_path: Path) -> None:
+    write_files(tmp_path / "train", [5], 16, 3)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nwo\u2028rd\x85\n", encoding="utf-8", newline="\n")
+    histogram(tmp_path / "train", tmp_path / "histogram.json", reporter=QUIET)
+    vocabulary = json.loads((tmp_path / "histogram.json").read_text())["vocabulary"]
+    assert vocabulary["size"] == 3
+    assert len(vocabulary["sha256"]) == 64
+
+
+def test_other_features_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sequence = {**random_sequence(random.Random(1), 16, 3), "document_number": [7]}
+    (tmp_path / "part").write_bytes(frame(example(sequence)))
+    histogram(tmp_path / "part", tmp_path / "histogram.json", reporter=Reporter())
+    assert "document_number" in capsys.readouterr().err
+
+
+#
+
+
+def file_entry(name: str, rows: list[list[int]]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "bytes": 100,
+        "crc32c": 5,
+        "sequences": sum(row[2] for row in rows),
+        "tokens": sum(row[0] * row[2] for row in rows),
+        "counts": rows,
+    }
+
+
+def content(*files: dict[str, Any], length: int = 4) -> dict[str, Any]:
+    counts = [0] * length
+    for file in files:
+        for row in file["counts"]:
+            counts[row[0] - 1] += row[2]
+    return {
+        "max_sequence_length": length,
+        "max_predictions": 2,
+        "counts": counts,
+        "files": list(files),
+        "vocabulary": {"size": 9, "sha256": "ab"},
+    }
+
+
+def write(folder: Path, name: str, value: Any) -> Path:
+    path = folder / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+ONE = file_entry("a.tfrecord", [[2, 1, 3], [4, 2, 1]])
+TWO = file_entry("b.tfrecord", [[4, 1, 2]])
+
+
+def test_several_are_merged_and_are_the_same_as_one(tmp_path: Path) -> None:
+    parts = [write(tmp_path, "1.json", content(TWO)), write(tmp_path, "0.json", content(ONE))]
+    merged = read_histograms(parts)
+    whole = read_histograms([write(tmp_path, "all.json", content(ONE, TWO))])
+    assert merged.sha256 == whole.sha256 == read_histograms(parts[::-1]).sha256
+    assert merged.histogram.counts.tolist() == [0, 3, 0, 3]
+    assert merged.histogram.max_masked is not None
+    assert merged.histogram.max_masked.tolist() == [0, 1, 0, 2]
+    assert merged.files is not None
+    assert [file.name for file in merged.files] == ["a.tfrecord", "b.tfrecord"]
+    assert (merged.max_predictions, merged.vocabulary) == (2, VocabularyInfo(size=9, sha256="ab"))
+
+
+def test_counts_alone_are_enough(tmp_path: Path) -> None:
+    records = read_histograms([write(tmp_path, "h.json", {"name": "x", "max_sequence_length": 3, "counts": [1, 0, 2]})])
+    assert records.files is None
+    assert records.max_predictions is None
+    assert records.histogram.max_masked is None
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("{", "not a JSON file"),
+        ([1, 2], "is not as this version writes it"),
+        ({"counts": [1]}, "`max_sequence_length` is missing"),
+        ({"max_sequence_length": 2, "counts": [0, 0]}, "holds no sequence"),
+        ({"max_sequence_length": 3, "counts": [1, 1]}, "2 counts for lengths 1 to 3"),
+        ({"max_sequence_length": 2, "counts": [1, -1]}, "`counts.1` = -1"),
+        ({"max_sequence_length": 2, "counts": [1, True]}, "`counts.1` = True"),
+        ({**content(ONE), "max_predictions": 0}, "`max_predictions` = 0"),
+        ({**content(ONE), "counts": [0, 3, 0, 2]}, "length 4 is counted 2 times in all, but 1 times in the files"),
+        (content({**ONE, "sequences": 5}), "the counts of a.tfrecord do not add up to its 5 sequences"),
+        (content({**ONE, "tokens": 11}), "do not add up to its 4 sequences, 11 tokens"),
+        ({**content(ONE), "sequences": 3}, "sequences is 3, the counts add up to 4"),
+        ({**content(ONE), "tokens": 11}, "tokens is 11, the counts add up to 10"),
+        (content({**ONE, "bytes": -1}), "`files.0.bytes` = -1"),
+        (content(ONE, ONE), "a.tfrecord is counted twice"),
+        ({**content(ONE), "files": [{"name": "a"}]}, "`files.0.bytes` is missing"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1]]}]}, "must be rows of whole numbers"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3], [4]]}]}, "must be rows of whole numbers"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 3.5]]}]}, "must be rows of whole numbers"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, 1, 10**30]]}]}, "must be rows of whole numbers"),
+        ({**content(ONE), "files": [{**ONE, "counts": [[2, -1, 3]]}]}, "a.tfrecord has a negative count"),
+        (
+            {**content(ONE), "files": [{**ONE, "sequences": 1, "tokens": 9, "counts": [[9, 1, 1]]}]},
+            "a length of a.tfrecord is 9",
+        ),
+        ({**content(ONE), "files": ["abc"]}, "`files.0`"),
+        ({**content(ONE), "files": 3}, "`files` = 3"),
+    ],
+)
+def test_bad_files_are_one_clear_line(tmp_path: Path, value: Any, message: str) -> None:
+    path = write(tmp_path, "histogram.json", value)
+    with pytest.raises(InputError) as caught:
+        read_histograms([path])
+    assert message in str(caught.value)
+    assert "histogram.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_like_histograms_are_merged(tmp_path: Path) -> None:
+    one = write(tmp_path, "one.json", content(ONE))
+    for name, value, message in (
+        ("length", content(file_entry("b", [[4, 1, 2]]), length=5), "max_sequence_length is 5, but 4 in"),
+        ("predictions", {**content(TWO), "max_predictions": 3}, "max_predictions is 3, but 2 in"),
+        ("vocabulary", {**content(TWO), "vocabulary": None}, "vocabulary is None"),
+        ("files", {**content(TWO), "files": None}, "has no counts per file while others have"),
+        ("same", content(ONE), "a.tfrecord: is counted twice"),
+    ):
+        other = write(tmp_path, f"{name}.json", value)
+        with pytest.raises(InputError, match=message):
+            read_histograms([one, other])
+    with pytest.raises(InputError, match=r"no histogram\.json is given"):
+        read_histograms([])
+    with pytest.raises(InputError, match="cannot read"):
+        read_histograms([tmp_path / "missing.json"])

@@ -1,0 +1,143 @@
+"""Inspect shows what is in a record, packed or not, and says what is wrong with it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.cli.output import show_record
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords.inspect import RecordView, inspect
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import read_records
+from tests.builders.packing_case import make_case, packed_keys, sequence_key
+from tests.oracles.wire import example, frame
+
+FEATURES = {
+    "input_ids": [2, 5, 4, 6, 3, 7, 3, 0],
+    "input_mask": [1, 1, 1, 1, 1, 1, 1, 0],
+    "segment_ids": [0, 0, 0, 0, 0, 1, 1, 0],
+    "masked_lm_positions": [2, 5, 0],
+    "masked_lm_ids": [8, 7, 0],
+    "masked_lm_weights": [1.0, 1.0, 0.0],
+    "next_sentence_labels": [1],
+}
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##se", "house", "dog"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "vocab.txt").write_text("\n".join(TOKENS) + "\n")
+    path = tmp_path / "part-0"
+    path.write_bytes(frame(example({**FEATURES, "document": [4, 2]})) + frame(example(FEATURES)))
+    return path
+
+
+def shown(view: RecordView) -> str:
+    stream = io.StringIO()
+    show_record(view, stream)
+    return stream.getvalue()
+
+
+def test_an_unpacked_record_with_tokens(file: Path) -> None:
+    view = inspect(file, 0, file.with_name("vocab.txt"))
+    assert (view.packed, view.tokens, view.padding, view.problems) == (False, 7, 1, ())
+    assert view.other_features == {"document": 2}
+    (sequence,) = view.sequences
+    assert sequence.tokens == ("[CLS]", "the", "[MASK]", "##se", "[SEP]", "house", "[SEP]")
+    assert sequence.segments == ((0, 5), (1, 2))
+    assert [(one.position, one.id, one.token) for one in sequence.masked] == [(2, 8, "dog"), (5, 7, "house")]
+    text = shown(view)
+    assert "[CLS] the [MASK]→dogse [SEP] house→house [SEP]" in text
+    assert "7 tokens (5 + 2) from 0, 2 masked, random next" in text
+    assert "also holds document (2 values)" in text
+
+
+def test_without_a_vocabulary_ids_are_shown(file: Path) -> None:
+    assert "2 5 4→8 6 3 7→7 3" in shown(inspect(file, 1))
+
+
+def test_packed_records_show_each_sequence(tmp_path: Path) -> None:
+    case = make_case(tmp_path, depth=4, algorithm="lpfhp")
+    path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
+    for number, payload in enumerate(read_records(path)):
+        view = inspect(path, number)
+        assert view.packed
+        assert view.problems == ()
+        keys = [
+            sequence_key(
+                list(sequence.input_ids),
+                [segment for segment, count in sequence.segments for _ in range(count)],
+                [(masked.position, masked.id) for masked in sequence.masked],
+                sequence.next_sentence_label,
+            )
+            for sequence in view.sequences
+        ]
+        assert keys == packed_keys({name: values.tolist() for name, values in decode_example(payload).items()})
+        text = shown(view)
+        assert all(f"\n{number}  " in text for number in range(1, len(keys) + 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"input_mask": [1, 1, 0, 1, 0, 0, 0, 0]}, "input_mask is not 1..1"),
+        ({"input_mask": [0] * 8}, "input_mask holds no sequence"),
+        ({"input_ids": [2, 5, 4, 6, 3, 7, 3, 9]}, "input_ids are not 0 in the padding"),
+        ({"masked_lm_positions": [2, 7, 0]}, "sequence 1: masked position 7 is outside 0 .. 6"),
+        ({"segment_ids": [0] * 7}, "segment_ids has 7 values, input_ids has 8"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, change: dict, problem: str) -> None:
+    path = tmp_path / "part-0"
+    path.write_bytes(frame(example({**FEATURES, **change})))
+    view = inspect(path)
+    assert any(problem in found for found in view.problems), view.problems
+    assert f"PROBLEM: {problem}" in shown(view)
+
+
+def test_ids_outside_the_vocabulary(file: Path) -> None:
+    file.with_name("vocab.txt").write_text("\n".join(TOKENS[:7]) + "\n")
+    view = inspect(file, 0, file.with_name("vocab.txt"))
+    assert view.problems == ("sequence 1: 3 ids are outside the vocabulary of 7 tokens",)
+    assert "<7>" in shown(view)
+
+
+def test_what_cannot_be_shown(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has 2 records, so there is no record 2"):
+        inspect(file, 2)
+    with pytest.raises(InputError, match="record -1"):
+        inspect(file, -1)
+    with pytest.raises(InputError, match="cannot read the vocabulary"):
+        inspect(file, 0, tmp_path / "absent.txt")
+    (tmp_path / "other").write_bytes(frame(example({"image": [1, 2]})))
+    with pytest.raises(InputError, match=r"has no feature input_ids.*it has image"):
+        inspect(tmp_path / "other")
+    (tmp_path / "rubbish").write_bytes(frame(b"\xff\xff rubbish"))
+    with pytest.raises(InputError, match=r"record 0: not a tf.train.Example"):
+        inspect(tmp_path / "rubbish")
+
+
+def test_colours_tell_sequences_apart_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    case = make_case(tmp_path, depth=4, algorithm="lpfhp")
+    path = max(case.packed.glob("*.tfrecord"), key=lambda path: path.stat().st_size)
+    views = [inspect(path, number) for number, _ in enumerate(read_records(path))]
+    text = shown(next(view for view in views if len(view.sequences) > 1))
+    assert "\x1b[36m" in text
+    assert "\x1b[32m" in text
+
+
+def test_a_folder_is_its_first_file_with_records(tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=2, sequences_per_file=1, shard_multiple=8)
+    (case.records / "_SUCCESS").touch()
+    (case.records / "README.md").write_text("notes\n")
+    assert inspect(case.records, 0) == inspect(case.records / "part-0", 0)
+    assert inspect(case.packed, 0) == inspect(case.packed / "packed-00000-00000.tfrecord", 0)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"the folder holds no record files, names that begin with _ or \. aside"):
+        inspect(tmp_path / "empty")

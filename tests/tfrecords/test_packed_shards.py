@@ -1,0 +1,187 @@
+"""Packed records against protobuf's own deterministic serialisation of what the naive twin packs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.artefacts.references import InputFile
+from gaudi_bert.common.dealing import Assignment
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords.packed_shards import EncodeStatus, PackEncoder, largest_record
+from gaudi_bert.tfrecords.scanning.group import buffer_bytes, read_group
+from gaudi_bert.tfrecords.scanning.unpacked_index import IndexedSequences
+from gaudi_bert.tfrecords.wire.example import position_bytes, position_table
+from gaudi_bert.tfrecords.wire.schema import PackedSchema, UnpackedSchema
+from tests.oracles.packed_record import pack_sequences
+from tests.oracles.wire import FLOAT_KEYS, crc32c, example, frame, random_sequence, unframe
+
+protobuf_example = pytest.importorskip("tests.oracles.protobuf_example", exc_type=ImportError)
+
+
+def index_of(path: Path, sequences: list[dict], schema: UnpackedSchema) -> IndexedSequences:
+    """Write the sequences to `path` and scan them."""
+    rng = random.Random(len(sequences))
+    data = b""
+    for sequence in sequences:
+        order = list(sequence)
+        rng.shuffle(order)
+        data += frame(example(sequence, order))
+    path.write_bytes(data)
+    file = InputFile(name="part", bytes=len(data), crc32c=crc32c(data), sequences=len(sequences))
+    return read_group({path: file}, schema, np.zeros(buffer_bytes([path]), np.uint8), 1, lambda _count: None)
+
+
+def singles(count: int) -> Assignment:
+    """Each sequence alone in its pack."""
+    return Assignment(np.arange(count + 1), np.arange(count, dtype=np.int32))
+
+
+def of_length(rng: random.Random, length: int, max_sequence_length: int, max_predictions: int, ids: int = 30522) -> dict:
+    """A random sequence of exactly this length."""
+    sequence = random_sequence(rng, length, min(max_predictions, length), ids)
+    real = sum(sequence["input_mask"])
+    sequence["input_ids"][real:] = [rng.randint(1, ids - 1) for _ in range(length - real)]
+    sequence["input_mask"] = [1] * length
+    padding = {"masked": max_predictions, "input_": max_sequence_length, "segmen": max_sequence_length}
+    for name, size in ((name, padding.get(name[:6], 1)) for name in sequence):
+        sequence[name] += [0.0 if name in FLOAT_KEYS else 0] * (size - len(sequence[name]))
+    return sequence
+
+
+def fill_packs(rng: random.Random, max_sequence_length: int, depth: int, packs: int) -> list[list[int]]:
+    """Random lengths for each pack: some packs full, some with padding, 1 to depth sequences."""
+    chosen = []
+    for _ in range(packs):
+        count = rng.choice([1, depth, rng.randint(1, depth)])
+        count = min(count, max_sequence_length)
+        cuts = sorted(rng.sample(range(1, max_sequence_length), count - 1)) if count > 1 else []
+        lengths = [end - start for start, end in zip([0, *cuts], [*cuts, max_sequence_length], strict=True)]
+        if rng.random() < 0.5:
+            lengths[-1] = rng.randint(1, lengths[-1])
+        chosen.append(lengths)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("max_sequence_length", "max_predictions", "depth", "vocabulary"),
+    [
+        (16, 3, 1, 128),
+        (16, 16, 4, 129),
+        (17, 3, 16, 30522),
+        (127, 19, 2, 30522),
+        (128, 20, 3, 30522),
+        (131, 20, 64, 2**21),
+        (300, 7, 200, 30522),
+        (512, 76, 3, 30522),
+        (509, 75, 7, 2**21),
+        (8191, 1200, 5, 250_000),
+        (8192, 1229, 64, 30522),
+    ],
+)
+@pytest.mark.slow
+def test_packs_are_byte_equal_to_protobufs(
+    tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int, vocabulary: int
+) -> None:
+    rng = random.Random(max_sequence_length * 1000 + depth)
+    lengths = fill_packs(rng, max_sequence_length, depth, 24 if max_sequence_length < 200 else 5)
+    packs = [
+        [of_length(rng, length, max_sequence_length, max_predictions, vocabulary) for length in pack] for pack in lengths
+    ]
+    masked_slots = max(int(sum(sum(member["masked_lm_weights"]) for member in pack)) for pack in packs) or 1
+    sequences = [member for pack in packs for member in pack]
+    numbers = list(range(len(sequences)))
+    rng.shuffle(numbers)  # so that members lie anywhere in the buffer
+    group = index_of(
+        tmp_path / "part", [sequences[number] for number in numbers], UnpackedSchema(max_sequence_length, max_predictions)
+    )
+    rows = np.argsort(numbers).astype(np.int32)
+    starts = np.cumsum([0, *(len(pack) for pack in packs)])
+    schema = PackedSchema(max_sequence_length, masked_slots, depth, max_predictions)
+    encoder = PackEncoder(schema, group, Assignment(starts, rows))
+    out = np.full(len(packs) * largest_record(schema), 0xEE, np.uint8)
+    sizes = np.zeros(len(packs), np.uint32)
+    status, following, size = encoder.encode(0, len(packs), out, sizes)
+    assert (status, following) == (EncodeStatus.DONE, len(packs))
+    payloads, damaged = unframe(out[:size].tobytes())
+    assert damaged is None
+    assert sizes.tolist() == [len(payload) + 16 for payload in payloads]
+    for pack, payload in zip(packs, payloads, strict=True):
+        assert len(payload) + 16 <= largest_record(schema)
+        assert payload == protobuf_example.serialize(pack_sequences(pack, max_sequence_length, masked_slots, depth))
+
+
+def test_a_full_output_is_continued_where_it_stopped(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    sequences = [random_sequence(rng, 64, 9) for _ in range(41)]
+    group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
+    schema = PackedSchema(64, 9, 1, 9)
+    encoder = PackEncoder(schema, group, singles(41))
+    whole = np.zeros(41 * largest_record(schema), np.uint8)
+    right, sizes = np.zeros(41, np.uint32), np.zeros(41, np.uint32)
+    whole_size = encoder.encode(0, 41, whole, right)[2]
+    small = np.zeros(2 * largest_record(schema) + 7, np.uint8)
+    pieces, pack = [], 0
+    while pack < 41:
+        status, following, size = encoder.encode(pack, 41, small, sizes[pack:])
+        assert status == (EncodeStatus.OUTPUT_FULL if following < 41 else EncodeStatus.DONE)
+        assert following > pack
+        pieces.append(small[:size].tobytes())
+        pack = following
+    assert b"".join(pieces) == whole[:whole_size].tobytes()
+    assert sizes.tolist() == right.tolist()
+
+
+def test_nothing_is_written_behind_the_output(tmp_path: Path) -> None:
+    rng = random.Random(6)
+    group = index_of(tmp_path / "part", [random_sequence(rng, 32, 5) for _ in range(30)], UnpackedSchema(32, 5))
+    encoder = PackEncoder(PackedSchema(32, 5, 1, 5), group, singles(30))
+    for room in range(0, 3000, 97):
+        memory = np.full(4096, 0xEE, np.uint8)
+        status, _, size = encoder.encode(0, 30, memory[:room], np.zeros(30, np.uint32))
+        assert size <= room
+        assert status == EncodeStatus.OUTPUT_FULL
+        assert (memory[room:] == 0xEE).all()
+
+
+@pytest.mark.parametrize(
+    ("schema", "status"),
+    [
+        (PackedSchema(64, 99, 3, 9), EncodeStatus.TOO_DEEP),
+        (PackedSchema(64, 3, 4, 9), EncodeStatus.TOO_MANY_MASKED),
+        (PackedSchema(63, 99, 4, 9), EncodeStatus.TOO_MANY_TOKENS),
+    ],
+)
+def test_packs_that_are_not_feasible_are_refused(tmp_path: Path, schema: PackedSchema, status: EncodeStatus) -> None:
+    rng = random.Random(7)
+    sequences = [of_length(rng, 16, 64, 9) for _ in range(8)]
+    for sequence in sequences:
+        sequence["masked_lm_weights"] = [1.0] + [0.0] * 8
+        sequence["masked_lm_positions"] = [15] + [0] * 8
+        sequence["masked_lm_ids"] = [7] + [0] * 8
+    group = index_of(tmp_path / "part", sequences, UnpackedSchema(64, 9))
+    encoder = PackEncoder(schema, group, Assignment(np.array([0, 4, 8]), np.arange(8, dtype=np.int32)))
+    assert encoder.encode(0, 2, np.zeros(1 << 16, np.uint8), np.zeros(2, np.uint32))[:2] == (status, 0)
+
+
+def test_the_position_table_holds_its_varints() -> None:
+    table = position_table().tobytes()
+    for length in (1, 2, 127, 128, 129, 8192):
+        size = position_bytes.py_func(length)
+        value, at = -1, 0
+        while at < size:
+            number = table[at] if table[at] < 128 else (table[at] & 127) | table[at + 1] << 7
+            at += 1 if table[at] < 128 else 2
+            assert number == value + 1
+            value = number
+        assert value == length - 1
+
+
+def test_schemas_out_of_range_are_refused() -> None:
+    with pytest.raises(InputError, match="max_sequence_length = 8193"):
+        PackedSchema(8193, 10, 3, 7)
+    with pytest.raises(InputError, match="depth = 0"):
+        PackedSchema(128, 10, 0, 7)

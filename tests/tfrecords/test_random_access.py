@@ -1,0 +1,176 @@
+"""Records by their numbers: what a plain reader reads, damage named, other encodings taken."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gaudi_bert.artefacts.shard_index import index_path, write_index
+from gaudi_bert.common.errors import InputError
+from gaudi_bert.tfrecords.packed_folder import open_shards, read_metadata
+from gaudi_bert.tfrecords.random_access import RecordFiles
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import frame as framed
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
+from tests.builders.many_shards import mapped_files
+from tests.builders.packing_case import PackingCase, make_case
+from tests.oracles.wire import UNPACKED_KEYS, example, frame, unpacked_list
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("case"))
+
+
+def open_case(case: PackingCase) -> RecordFiles:
+    return open_shards(case.packed, read_metadata(case.packed))
+
+
+@pytest.mark.parametrize("depth", [1, 3, 7])
+def test_records_are_those_of_the_plain_reader(tmp_path: Path, depth: int) -> None:
+    files = pickle.loads(pickle.dumps(open_case(make_case(tmp_path, depth=depth, algorithm="spfhp"))))  # as for a worker
+    places = [(file, record) for file, size in enumerate(files.sizes) for record in range(size)]
+    np.random.default_rng(0).shuffle(places)
+    numbers, records = np.array(places).T
+    read = files.read(numbers, records)
+    for row, (file, record) in enumerate(places):
+        expected = decode_example(list(read_records(files.paths[file]))[record])
+        for name, values in expected.items():
+            np.testing.assert_array_equal(read[name][row], values)
+    assert files.read(np.empty(0, np.int64), np.empty(0, np.int64))["input_ids"].shape[0] == 0
+
+
+def test_a_record_that_a_file_has_not_is_not_looked_for_behind_it(case: PackingCase) -> None:
+    files = open_case(case)
+    for record in (-1, files.sizes[0]):
+        with pytest.raises(IndexError, match=f"record {record} is requested"):
+            files.read(np.zeros(2, np.int64), np.array([0, record]))
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_other_encodings_and_compressed_files_are_read(tmp_path: Path, compress) -> None:
+    case = make_case(tmp_path, files=1)
+    order = list(UNPACKED_KEYS)
+    content = b"".join(frame(example(features, order, unpacked_list)) for features in case.sequences)
+    path = tmp_path / "other"
+    path.write_bytes(compress(content))
+    files = RecordFiles([path], UnpackedSchema(29, 5))
+    assert files.sizes.tolist() == [len(case.sequences)]
+    read = files.read(np.zeros(3, np.int64), np.array([4, 0, 22]))
+    assert read["input_ids"].tolist() == [case.sequences[number]["input_ids"] for number in (4, 0, 22)]
+    assert read["masked_lm_weights"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content[:-3], "record 6 at byte .*: the file is cut short"),
+        (
+            lambda content: content[:50] + bytes([content[50] ^ 1]) + content[51:],
+            "record 0 at byte 0: its bytes are damaged",
+        ),
+        (lambda content: content[:3] + b"\1" + content[4:], "not a TFRecord"),
+        (lambda content: content + b"\0" * 20, "record 7 at byte .*: its length is damaged"),
+        (lambda content: content * 2, "holds 14 records, the metadata says 7"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, change, message: str) -> None:
+    case = make_case(tmp_path, files=1)
+    files = open_case(case)
+    number = next(number for number, size in enumerate(files.sizes) if size)
+    path = files.paths[number]
+    content = b"".join(frame(payload) for payload in (list(read_records(path)) * 7)[:7])
+    path.write_bytes(change(content))
+    damaged = RecordFiles([path], files.schema, [7])
+    with pytest.raises(InputError, match=message) as caught:
+        damaged.read(np.zeros(7, np.int64), np.arange(7))
+    assert path.name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- by the index of a group
+
+
+def indexed_case(folder: Path, change=lambda sizes: sizes) -> tuple[RecordFiles, int]:
+    """A case with an index whose sizes of the largest shard were changed, and the number of this shard."""
+    case = make_case(folder)
+    table = read_metadata(case.packed).shard_table
+    for path in case.packed.glob("group-*.index"):
+        path.unlink()
+    largest = int(np.argmax(table.packs))
+    for group, first in enumerate(table.group_firsts.tolist()):
+        sizes = []
+        for shard in range(first, [*table.group_firsts.tolist(), len(table)][group + 1]):
+            path = case.packed / table.name(shard)
+            own = [len(framed(payload)) for payload in read_records(path)] if table.packs[shard] else []
+            sizes.append(np.array(change(own) if shard == largest else own, np.uint32))
+        write_index(index_path(case.packed, group), sizes)
+    return open_case(case), largest
+
+
+def read_all(files: RecordFiles, shard: int) -> dict:
+    numbers = np.arange(files.sizes[shard])
+    return files.read(np.full_like(numbers, shard), numbers)
+
+
+def test_the_index_tells_what_a_walk_finds(tmp_path: Path) -> None:
+    indexed, shard = indexed_case(tmp_path / "indexed")
+    assert not indexed.prepare(shard).is_walked
+    walked = RecordFiles(indexed.paths, indexed.schema, indexed.sizes)
+    assert walked.prepare(shard).is_walked
+    for name, values in read_all(walked, shard).items():
+        np.testing.assert_array_equal(read_all(indexed, shard)[name], values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sizes: [sizes[0] + 1, sizes[1] - 1, *sizes[2:]],
+        lambda sizes: [sizes[0] + sizes[1], 0, *sizes[2:]],
+        lambda sizes: [sizes[0] + sizes[1] - 3, 3, *sizes[2:]],
+        lambda sizes: [sum(sizes), *[0] * (len(sizes) - 1)],
+    ],
+)
+def test_sizes_that_are_not_those_of_the_records_are_refused(tmp_path: Path, change) -> None:
+    files, shard = indexed_case(tmp_path, change)
+    with pytest.raises(
+        InputError, match=r"record [01] at byte .*: is no record of .* bytes, as the index .*; remove"
+    ) as told:
+        read_all(files, shard)
+    assert files.paths[shard].name in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_sizes_of_another_sum_are_not_used(tmp_path: Path) -> None:
+    files, shard = indexed_case(tmp_path, lambda sizes: [*sizes[:-1], sizes[-1] + 1])
+    assert files.prepare(shard).is_walked
+    assert len(read_all(files, shard)["input_ids"]) == files.sizes[shard]
+
+
+def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
+    files, shard = indexed_case(tmp_path)
+    path = files.paths[shard]
+    content = path.read_bytes()
+    path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
+    with pytest.raises(InputError, match="record 0 at byte 0: its bytes are damaged"):
+        read_all(files, shard)
+    files.keep(())
+    path.write_bytes(content[:-1])
+    with pytest.raises(InputError, match=r"bytes now, .* before; start again"):
+        read_all(files, shard)
+
+
+def test_files_are_closed_when_they_are_let_go(case: PackingCase) -> None:
+    files = open_case(case)
+    filled = np.flatnonzero(files.sizes)
+    files.read(filled, np.zeros_like(filled))
+    assert mapped_files(case.packed) == len(filled)
+    files.keep(filled[:2].tolist())
+    assert mapped_files(case.packed) == 2
+    files.keep(())
+    assert mapped_files(case.packed) == 0

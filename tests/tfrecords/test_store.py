@@ -1,0 +1,177 @@
+"""The data stages from and to a bucket: the bytes of a disk, whatever the server does, and refusals in one line."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gaudi_bert.artefacts.plan import part_path
+from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.store.objects import Objects
+from gaudi_bert.artefacts.verification import Verification
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.config.places import StoreSettings
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.plan import plan
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.write import write, write_shard
+from tests.builders.faulty_proxy import FaultyProxy, faulty_proxy
+from tests.builders.folders import contents as local_contents
+from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
+from tests.builders.s3_server import S3Server, contents, quick, upload
+
+PACKING = PackingSettings(group_sequences=80, shard_multiple=4)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory, s3: S3Server) -> PackingCase:
+    """A small data set on the disk, and the same records in the bucket."""
+    made = make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=40)
+    objects = Objects(quick(s3.endpoint))
+    upload(made.records, "s3://bucket/records", objects)
+    objects.put(made.plan, "s3://bucket/plan.json")
+    objects.put(part_path(made.plan, 0), "s3://bucket/plan-00000.json")
+    return made
+
+
+@pytest.fixture(scope="module")
+def proxy(s3: S3Server) -> Iterator[FaultyProxy]:
+    with faulty_proxy(s3.port) as made:
+        yield made
+
+
+def _packed_and_verified(records: str | Path, packed: Path, store: StoreSettings | None = None) -> Made[Verification]:
+    pack(records, packed, PACKING, reporter=QUIET, store=store)
+    return verify(records, packed, reporter=QUIET, store=store)
+
+
+def test_packing_in_a_bucket_through_a_bad_server(
+    case: PackingCase, s3: S3Server, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    wanted = _packed_and_verified(case.records, tmp_path / "packed")
+    proxy.share = 0.15
+    verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/bad/packed"), store=quick(proxy.endpoint))
+    proxy.share = 0.0
+    assert verified == wanted
+    objects = Objects(quick(s3.endpoint))
+    assert contents("s3://bucket/bad/packed", objects) == local_contents(tmp_path / "packed")
+    assert contents("s3://bucket/bad/packed-plan", objects) == local_contents(tmp_path / "packed-plan")
+    assert sum(proxy.happened.values()) > 20
+
+
+def test_what_is_done_is_not_done_again(case: PackingCase, s3: S3Server) -> None:
+    store = quick(s3.endpoint)
+    with faulty_proxy(s3.port) as counting:
+        for _ in range(2):
+            before = counting.requests["PUT"]
+            verified = _packed_and_verified("s3://bucket/records", Path("s3://bucket/twice"), store=quick(counting.endpoint))
+        assert counting.requests["PUT"] == before
+        assert verified.skipped
+    objects, changed = Objects(store), "s3://bucket/records/part-0"
+    verified = objects.info("s3://bucket/twice/verification.json").modified
+    while objects.info(changed).modified <= verified:  # the server counts whole seconds
+        objects.write(changed, (case.records / "part-0").read_bytes())  # the same, but later
+    assert not verify("s3://bucket/records", Path("s3://bucket/twice"), reporter=QUIET, store=store).skipped
+
+
+def test_other_settings_are_refused_and_overwritten_when_told(case: PackingCase, s3: S3Server) -> None:
+    store, out = quick(s3.endpoint), Path("s3://bucket/other/plan.json")
+    histogram("s3://bucket/records", Path("s3://bucket/other/histogram.json"), reporter=QUIET, store=store)
+    counted = [Path("s3://bucket/other/histogram.json")]
+    plan(counted, out, PackingSettings(depth=2), reporter=QUIET, store=store)
+    with pytest.raises(InputError, match=r"other/plan.json was made with --depth 2; you asked for --depth 3"):
+        plan(counted, out, PackingSettings(depth=3), reporter=QUIET, store=store)
+    assert plan(counted, out, PackingSettings(depth=3), reporter=QUIET, overwrite=True, store=store).skipped is False
+
+
+def test_a_folder_that_is_not_ours_is_not_touched(case: PackingCase, s3: S3Server) -> None:
+    objects = Objects(quick(s3.endpoint))
+    objects.write("s3://bucket/foreign/thesis.txt", b"mine")
+    with pytest.raises(InputError, match=r"s3://bucket/foreign: exists, but settings.json does not say what made it"):
+        write("s3://bucket/records", case.plan, Path("s3://bucket/foreign"), reporter=QUIET, store=objects.settings)
+    assert contents("s3://bucket/foreign", objects) == {"thesis.txt": b"mine"}
+
+
+def test_parts_by_many_machines_and_one_that_finishes(case: PackingCase, s3: S3Server) -> None:
+    store, out = quick(s3.endpoint), Path("s3://bucket/parts")
+    common = {"reporter": QUIET, "store": store}
+    with pytest.raises(FailedError, match="s3://bucket/parts: 4 of 4 groups are not written"):
+        write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
+    for part in (2, 0, 1, 2):
+        write_shard("s3://bucket/records", Path("s3://bucket/plan.json"), out, (part, 3), **common)
+    write("s3://bucket/records", Path("s3://bucket/plan.json"), out, finish=True, **common)
+    assert contents("s3://bucket/parts", Objects(store)) == local_contents(case.packed)
+
+
+def test_compressed_files_and_one_side_on_the_disk(s3: S3Server, tmp_path: Path) -> None:
+    case = make_case(tmp_path, files=3, sequences_per_file=17, compress=gzip.compress)
+    objects = Objects(quick(s3.endpoint))
+    upload(case.records, "s3://bucket/gzip", objects)
+    write("s3://bucket/gzip/part-*", case.plan, tmp_path / "here", reporter=QUIET, store=objects.settings)
+    assert local_contents(tmp_path / "here") == local_contents(case.packed)
+    write(case.records, case.plan, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
+    assert contents("s3://bucket/there.v2", objects) == local_contents(case.packed)
+    proof = verify(case.records, Path("s3://bucket/there.v2"), reporter=QUIET, store=objects.settings)
+    assert proof.content.sequences == 51
+
+
+def test_a_shard_that_is_missing_doubled_or_damaged_is_found(case: PackingCase, s3: S3Server) -> None:
+    objects, url = Objects(quick(s3.endpoint)), "s3://bucket/damaged"
+    write("s3://bucket/records", case.plan, Path(url), reporter=QUIET, store=objects.settings)
+    name = "packed-00001-00002.tfrecord"
+    whole = objects.read(f"{url}/{name}")
+    for content, message in (
+        (whole[:-1], f"{url}/{name}: {len(whole) - 1} bytes, metadata.json says {len(whole)}"),
+        (bytes([whole[0] ^ 1]) + whole[1:], f"{url}/{name}: "),
+    ):
+        objects.write(f"{url}/{name}", content)
+        with pytest.raises(FailedError) as caught:
+            verify("s3://bucket/records", Path(url), reporter=QUIET, store=objects.settings)
+        assert str(caught.value).startswith(message)
+    objects.remove(f"{url}/{name}")
+    with pytest.raises(FailedError, match=f"{url}/{name}: the shard is missing"):
+        verify("s3://bucket/records", Path(url), reporter=QUIET, store=objects.settings)
+
+
+def test_records_that_changed_since_the_plan_are_refused(case: PackingCase, s3: S3Server) -> None:
+    objects = Objects(quick(s3.endpoint))
+    upload(case.records, "s3://bucket/changed", objects)
+    objects.write("s3://bucket/changed/part-3", (case.records / "part-3").read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"part-3: .* bytes, the plan was made for"):
+        write("s3://bucket/changed", case.plan, Path("s3://bucket/never"), reporter=QUIET, store=objects.settings)
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ("s3://no-such-bucket/records", "s3://no-such-bucket/records: no record files there, or no such bucket"),
+        ("s3://bucket/nothing", "s3://bucket/nothing: no record files there, or no such bucket"),
+        ("s3://bucket/plan.json", "s3://bucket/plan.json: "),
+    ],
+)
+def test_records_that_are_not_there(case: PackingCase, s3: S3Server, tmp_path: Path, records: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        histogram(records, tmp_path / "histogram.json", reporter=QUIET, store=quick(s3.endpoint))
+    assert str(caught.value).startswith(message)
+
+
+def test_from_the_command_line(case: PackingCase, s3: S3Server, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    command = [sys.executable, "-m", "gaudi_bert", "pack", "s3://bucket/records", "--out", "s3://bucket/command", "--verify"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "verified: every one of 280 sequences" in done.stdout
+    command[4] = "s3://no-such-bucket/records"
+    refused = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    for printed in (done.stdout, done.stderr, refused.stderr):
+        assert "secret-of-the-tests" not in printed

@@ -1,0 +1,490 @@
+"""The conservation proof: it holds for what write makes, and fails for every kind of loss, doubling or move."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.tfrecords.histogram import histogram
+from gaudi_bert.tfrecords.pack import pack
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.plan import plan
+from gaudi_bert.tfrecords.verify import verify
+from gaudi_bert.tfrecords.wire.example import decode_example, encode_example
+from gaudi_bert.tfrecords.wire.framing import frame, read_records
+from gaudi_bert.tfrecords.write import write
+from tests.builders.packing_case import PackingCase, make_case
+from tests.builders.reporters import QUIET
+from tests.builders.shards import mend_sums, shards_of
+from tests.builders.small_disk import make_read_only, small_disk
+from tests.oracles.wire import split_list
+
+Packs = list[dict[str, np.ndarray]]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("case"), files=4, sequences_per_file=30)
+
+
+def mutate(case: PackingCase, out: Path, change: Callable[[Packs], None]) -> Path:
+    """A copy of the packed folder with its first two large shards changed, and metadata that agrees with them."""
+    shutil.copytree(case.packed, out)
+    shards = sorted(shards_of(out), key=lambda shard: -shard.packs)[:2]
+    rows = [[decode_example(payload) for payload in read_records(out / shard.name)] for shard in shards]
+    packs = [row for part in rows for row in part]
+    sizes = len(rows[0])
+    change(packs)
+    for shard, part in zip(shards, (packs[:sizes], packs[sizes:]), strict=True):
+        data = b"".join(frame(encode_example(row)) for row in part)
+        (out / shard.name).write_bytes(data)
+    for group in range(len(read_metadata(out).shard_table.group_firsts)):
+        mend_sums(out, group)
+    return out
+
+
+def test_what_write_made_is_verified(case: PackingCase) -> None:
+    found = verify(case.records, case.packed, reporter=QUIET, overwrite=True)
+    metadata, result = read_metadata(case.packed), found.content
+    assert result.sequences == len(case.sequences)
+    assert (result.tokens, result.packs) == (metadata.tokens, metadata.packs)
+    assert verify(case.records, case.packed, reporter=QUIET, overwrite=True, workers=1) == found
+
+
+def test_the_fingerprint_knows_neither_layout_nor_encoding(case: PackingCase, tmp_path: Path) -> None:
+    other = make_case(tmp_path, files=4, sequences_per_file=30, encode=split_list, depth=5, shard_multiple=3)
+    assert (
+        verify(other.records, other.packed, reporter=QUIET).content.fingerprint
+        == verify(case.records, case.packed, reporter=QUIET).content.fingerprint
+    )
+
+
+def drop_pack(packs: Packs) -> None:
+    del packs[1]
+
+
+def double_pack(packs: Packs) -> None:
+    packs[1] = packs[0]
+
+
+def add_pack(packs: Packs) -> None:
+    packs.append(packs[0])
+
+
+def change_token(packs: Packs) -> None:
+    packs[2]["input_ids"][0] += 1
+
+
+def swap_tokens(packs: Packs) -> None:
+    packs[0]["input_ids"][0], packs[3]["input_ids"][0] = packs[3]["input_ids"][0] + 1, packs[0]["input_ids"][0]
+
+
+def change_label(packs: Packs) -> None:
+    packs[2]["next_sentence_labels"][0] ^= 1
+
+
+def change_segment(packs: Packs) -> None:
+    packs[2]["segment_ids"][0] ^= 1
+
+
+def masked_pack(packs: Packs) -> dict[str, np.ndarray]:
+    return next(row for row in packs if np.count_nonzero(row["masked_lm_weights"]) >= 2)
+
+
+def change_masked_id(packs: Packs) -> None:
+    masked_pack(packs)["masked_lm_ids"][0] += 1
+
+
+def swap_masked_ids(packs: Packs) -> None:
+    ids = masked_pack(packs)["masked_lm_ids"]
+    ids[0], ids[1] = ids[1] + 1, ids[0] + 1
+
+
+def move_masked_position(packs: Packs) -> None:
+    for row in packs:
+        owner, length = row["masked_lm_weights"][0], int(np.count_nonzero(row["input_mask"] == 1))
+        if owner == 1 and length > 1:
+            row["masked_lm_positions"][0] = (row["masked_lm_positions"][0] + 1) % length
+            return
+    raise AssertionError("no pack to change")
+
+
+def drop_masked_position(packs: Packs) -> None:
+    row = masked_pack(packs)
+    used = int(np.count_nonzero(row["masked_lm_weights"]))
+    for name in ("masked_lm_weights", "masked_lm_ids", "masked_lm_positions"):
+        row[name][used - 1] = 0
+
+
+def move_token_to_the_neighbour(packs: Packs) -> None:
+    """The boundary between two sequences moves by one; every number in the pack agrees with it."""
+    row = next(row for row in packs if np.any(row["input_mask"] == 2) and np.count_nonzero(row["input_mask"] == 1) > 1)
+    start = int(row["next_sentence_positions"][1])
+    length = int(np.count_nonzero(row["input_mask"] == 2)) + 1
+    row["input_mask"][start - 1] = 2
+    row["positions"][start - 1 : start - 1 + length] = np.arange(length)
+    row["next_sentence_positions"][1] -= 1
+    owners = row["masked_lm_positions"] == start - 1
+    row["masked_lm_weights"][owners & (row["masked_lm_weights"] == 1)] = 2
+
+
+MUTATIONS = {
+    drop_pack: "missing",
+    double_pack: "are missing.*doubled",
+    add_pack: "doubled",
+    change_token: "missing",
+    swap_tokens: "missing",
+    change_label: "missing",
+    change_segment: "missing",
+    change_masked_id: "missing",
+    swap_masked_ids: "missing",
+    move_masked_position: "missing",
+    drop_masked_position: "missing",
+    move_token_to_the_neighbour: "missing",
+}
+
+
+@pytest.mark.parametrize("change", list(MUTATIONS), ids=lambda change: change.__name__)
+def test_every_mutation_is_found_and_named(case: PackingCase, tmp_path: Path, change: Callable[[Packs], None]) -> None:
+    packed = mutate(case, tmp_path / "packed", change)
+    with pytest.raises(FailedError, match=MUTATIONS[change]) as caught:
+        verify(case.records, packed, reporter=QUIET)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "part-" in text or "packed-" in text, "the file and the record are named"
+    assert " record " in text
+
+
+def test_swapped_packs_are_still_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
+    def swap(packs: Packs) -> None:
+        packs[0], packs[-1] = packs[-1], packs[0]
+
+    packed = mutate(case, tmp_path / "packed", swap)
+    assert verify(case.records, packed, reporter=QUIET).content.sequences == len(case.sequences)
+
+
+def first_of(name: str, value: float) -> Callable[[Packs], None]:
+    def change(packs: Packs) -> None:
+        packs[1][name][0] = value
+
+    return change
+
+
+def break_padding(packs: Packs) -> None:
+    row = next(row for row in packs if row["input_mask"][-1] == 0)
+    row["input_ids"][-1] = 9
+
+
+def break_starts(packs: Packs) -> None:
+    row = next(row for row in packs if np.any(row["input_mask"] == 2))
+    row["next_sentence_positions"][1] += 1
+
+
+def break_masked_position(packs: Packs) -> None:
+    row = next(row for row in packs if row["masked_lm_weights"][0] == 1 and np.any(row["input_mask"] == 2))
+    row["masked_lm_positions"][0] = row["next_sentence_positions"][1]
+
+
+BREAKS = {
+    first_of("input_mask", 2): "`input_mask` holds 2 at 0, 1 is right there",
+    first_of("positions", 1): "`positions` holds 1 at 0, 0 is right there",
+    break_padding: "`input_ids` holds 9 at 28, 0 to 0 is allowed there",
+    break_starts: "is right there|ascend",
+    first_of("next_sentence_weights", 0.5): "`next_sentence_weights` holds 0.5 at 0, 1 is right there",
+    break_masked_position: "outside of sequence 1",
+}
+
+
+@pytest.mark.parametrize("change", list(BREAKS), ids=lambda change: change.__name__)
+def test_a_pack_that_breaks_the_contract_is_refused(
+    case: PackingCase, tmp_path: Path, change: Callable[[Packs], None]
+) -> None:
+    packed = mutate(case, tmp_path / "packed", change)
+    with pytest.raises(FailedError, match=BREAKS[change]) as caught:
+        verify(case.records, packed, reporter=QUIET)
+    assert "packed-" in str(caught.value)
+    assert "record" in str(caught.value)
+
+
+def test_damage_to_files_is_found(case: PackingCase, tmp_path: Path) -> None:
+    name = max(shards_of(case.packed), key=lambda shard: shard.bytes).name
+
+    def damaged(folder: str, data: bytes | None) -> Path:
+        shutil.copytree(case.packed, tmp_path / folder)
+        if data is None:
+            (tmp_path / folder / name).unlink()
+        else:
+            (tmp_path / folder / name).write_bytes(data)
+        return tmp_path / folder
+
+    data = (case.packed / name).read_bytes()
+    size = int.from_bytes(data[:8], "little") + 16
+    reordered = data[size:] + data[:size]
+    for folder, changed, reason in (
+        ("missing", None, "the shard is missing"),
+        ("short", data[:-1], "metadata.json says"),
+        ("flipped", data[:40] + bytes([data[40] ^ 1]) + data[41:], "record 0 at byte 0: its bytes are damaged"),
+        ("reordered", reordered, "its CRC-32C differs"),
+    ):
+        with pytest.raises(FailedError, match=reason) as caught:
+            verify(case.records, damaged(folder, changed), reporter=QUIET)
+        assert name in str(caught.value)
+    packed = damaged("extra", data)
+    shutil.copy(packed / name, packed / "packed-00009-00000.tfrecord")
+    with pytest.raises(FailedError, match="is not in metadata"):
+        verify(case.records, packed, reporter=QUIET)
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(InputError, match="not \\(or not wholly\\) packed"):
+        verify(case.records, tmp_path / "nothing", reporter=QUIET)
+
+
+def test_inputs_that_changed_are_found(case: PackingCase, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    shutil.copytree(case.records, records)
+    data = (records / "part-2").read_bytes()
+    size = int.from_bytes(data[:8], "little") + 16
+    (records / "part-2").write_bytes(data[size:])
+    with pytest.raises(FailedError, match="1 are doubled, changed or foreign"):
+        verify(records, case.packed, reporter=QUIET)
+    (records / "part-2").write_bytes(data[size:] + data[:size])
+    with pytest.raises(FailedError, match="part-2 has changed since it was packed"):
+        verify(records, case.packed, reporter=QUIET)
+    (records / "part-2").write_bytes(data)
+    (records / "part-8").write_bytes(data[:size])
+    with pytest.raises(FailedError, match="1 sequences of the records are missing: part-8 record 0"):
+        verify(records, case.packed, reporter=QUIET)
+
+
+def test_real_data_is_well_packed_and_verified(tmp_path: Path, shared_data: Path) -> None:
+    for length, efficiency in ((128, 0.99), (512, 0.995)):
+        records = shared_data / "wiki-sample" / f"tfrecord-{length}"
+        packed = pack(records, tmp_path / str(length), PackingSettings(), reporter=QUIET)
+        assert packed.written.content.efficiency > efficiency
+        assert len(packed.written.content.shard_table) == 32
+        verify(records, tmp_path / str(length), reporter=QUIET)
+        assert np.ptp(packed.written.content.shard_table.packs) <= 1
+
+
+# --- a folder is verified once, by whatever command; what was written or changed since is verified again.
+
+
+@pytest.fixture
+def own_case(tmp_path: Path) -> PackingCase:
+    return make_case(tmp_path, files=2)
+
+
+def test_what_was_verified_is_not_verified_again_until_it_is_written_anew(own_case: PackingCase) -> None:
+    first = verify(own_case.records, own_case.packed, reporter=QUIET)
+    again = verify(own_case.records, own_case.packed, reporter=QUIET)
+    assert (first.skipped, again.skipped) == (False, True)
+    assert again.content == first.content
+    assert not verify(own_case.records, own_case.packed, reporter=QUIET, overwrite=True).skipped
+    shutil.rmtree(own_case.packed)
+    write(own_case.records, own_case.plan, own_case.packed, reporter=QUIET)
+    assert not verify(own_case.records, own_case.packed, reporter=QUIET).skipped
+    next(own_case.packed.glob("packed-*")).unlink()
+    with pytest.raises(FailedError, match="the shard is missing"):
+        verify(own_case.records, own_case.packed, reporter=QUIET)
+
+
+def flip_last_byte(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("side", ["records", "packed"])
+def test_a_file_that_changed_since_is_noticed_though_its_size_is_the_same(own_case: PackingCase, side: str) -> None:
+    verify(own_case.records, own_case.packed, reporter=QUIET)
+    if side == "records":
+        changed = own_case.records / "part-1"
+    else:
+        changed = own_case.packed / next(shard.name for shard in shards_of(own_case.packed) if shard.packs)
+    before = changed.read_bytes()
+    flip_last_byte(changed)
+    time.sleep(0.02)
+    os.utime(changed)
+    with pytest.raises(Exception, match=r"damaged|CRC"):
+        verify(own_case.records, own_case.packed, reporter=QUIET)
+    assert not (own_case.packed / "verification.json").exists()
+    changed.write_bytes(before)
+    assert not verify(own_case.records, own_case.packed, reporter=QUIET).skipped
+
+
+def test_a_stored_proof_does_not_hold_for_a_copy(own_case: PackingCase, tmp_path: Path) -> None:
+    verify(own_case.records, own_case.packed, reporter=QUIET)
+    for damaged in (False, True):
+        copy = tmp_path / f"copy-{damaged}"
+        shutil.copytree(own_case.packed, copy)
+        if damaged:
+            flip_last_byte(copy / next(shard.name for shard in shards_of(copy) if shard.packs))
+        time.sleep(0.02)
+        (copy / "verification.json").touch()  # as if it was the last file that was copied
+        if damaged:
+            with pytest.raises(FailedError, match="damaged"):
+                verify(own_case.records, copy, reporter=QUIET)
+        else:
+            assert [verify(own_case.records, copy, reporter=QUIET).skipped for _ in range(2)] == [False, True]
+    shutil.copytree(own_case.records, tmp_path / "others")
+    assert not verify(tmp_path / "others", own_case.packed, reporter=QUIET).skipped
+    own_case.packed.rename(tmp_path / "renamed")
+    assert verify(tmp_path / "others", tmp_path / "renamed", reporter=QUIET).skipped
+
+
+def test_a_finished_folder_on_a_read_only_file_system_is_nothing_to_do(own_case: PackingCase, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8m") as disk:
+        histogram_path, plan_path = disk / "histogram.json", disk / "plan.json"
+        settings = PackingSettings(shard_multiple=4)
+
+        def run() -> list[bool]:
+            counted = histogram(own_case.records, histogram_path, reporter=QUIET)
+            planned = plan([histogram_path], plan_path, settings, reporter=QUIET)
+            written = write(own_case.records, plan_path, disk / "packed", reporter=QUIET)
+            proven = verify(own_case.records, disk / "packed", reporter=QUIET)
+            return [counted.skipped, planned.skipped, written.skipped, proven.skipped]
+
+        assert run() == [False] * 4
+        make_read_only(disk)
+        assert run() == [True] * 4
+        assert not verify(own_case.records, disk / "packed", reporter=QUIET, overwrite=True).skipped
+
+
+# --- nothing that metadata.json and the manifests say is believed: each figure is changed once, and found
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    """With a vocabulary that the metadata names."""
+    folder = tmp_path_factory.mktemp("named")
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
+    return make_case(folder, files=4, sequences_per_file=30)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def moved(counts: list[int]) -> list[int]:
+    """The same number of sequences and of tokens, at other lengths."""
+    changed = list(counts)
+    first = next(index for index, count in enumerate(counts) if count and index >= 1 and index + 2 < len(counts))
+    second = next(index for index in range(first + 2, len(counts)) if counts[index])
+    for index, change in ((first, -1), (first + 1, 1), (second, -1), (second - 1, 1)):
+        changed[index] += change
+    return changed
+
+
+def more(value: int) -> int:
+    return value + 1
+
+
+METADATA, MANIFEST, SETTINGS = "metadata.json", "group-00001.json", "settings.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "change", "reason"),
+    [
+        *((METADATA, key, more, key) for key in ("packs", "sequences", "tokens", "padding_tokens", "gap")),
+        (METADATA, "efficiency", lambda value: value * 0.99, "efficiency"),
+        (METADATA, "packing_factor", lambda value: value * 1.01, "packing_factor"),
+        (METADATA, "shard_multiple", lambda value: 3, "shard_multiple"),
+        (METADATA, "histogram", moved, "histogram"),
+        (METADATA, "seed", more, r"settings\.json: seed: 12345 there, 12346 in metadata\.json"),
+        (METADATA, "algorithm", lambda value: "other", r"settings\.json: algorithm: .* there, .other. in metadata\.json"),
+        *(
+            (SETTINGS, "inputs", lambda value, sha=sha: {"plan_sha256": sha}, r"inputs\.plan_sha256 is .*, it must be 64")
+            for sha in (None, "none", "", 7, "0" * 63, [])
+        ),
+        (SETTINGS, "inputs", lambda value: {}, r"settings\.json: inputs\.plan_sha256 is None, it must be 64"),
+        (SETTINGS, "settings", lambda value: {}, r"settings\.json: max_sequence_length: absent there"),
+        (METADATA, "vocabulary", lambda value: {**value, "size": 4}, "vocabulary"),
+        (METADATA, "vocabulary", lambda value: {**value, "sha256": "0" * 64}, "vocabulary"),
+        (METADATA, "input_files", more, "input_files"),
+        (METADATA, "groups", lambda value: [value[0], {**value[1], "manifest_crc32c": 5}], "manifest_crc32c: 5 there"),
+        (METADATA, "groups", lambda value: value[:1], r"packed-00001-00000\.tfrecord: is not in metadata"),
+        (
+            METADATA,
+            "format_version",
+            lambda value: 1,
+            r"written by an earlier edition \(format_version 1\); write the folder again",
+        ),
+        (MANIFEST, "inputs", lambda value: value[1:], "these files hold 30 sequences, the group has 60"),
+        (
+            MANIFEST,
+            "inputs",
+            lambda value: [{**value[0], "crc32c": 7}, *value[1:]],
+            "part-. has changed since it was packed",
+        ),
+        (MANIFEST, "inputs", lambda value: [{**value[0], "sequences": 30}, *value[1:]], "part-. has changed since it was"),
+        (MANIFEST, "index_crc32c", more, "index_crc32c"),
+        *((MANIFEST, key, more, f"{key}: ") for key in ("sequences", "packs", "tokens", "group")),
+        (MANIFEST, "counts", moved, r"counts\[\d+\]: "),
+        (MANIFEST, "counts", lambda value: value[:-1], r"counts: \["),
+        (MANIFEST, "shards", lambda value: value[:-1], r"shards: \["),
+        (MANIFEST, "plan_sha256", lambda value: "0" * 64, "plan_sha256: .0000"),
+        (MANIFEST, "format_version", more, "format_version 3, this version reads 2"),
+    ],
+)
+def test_every_figure_is_checked(named: PackingCase, tmp_path: Path, file: str, key: str, change, reason: str) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    edit(packed / file, **{key: change(json.loads((packed / file).read_text())[key])})
+    with pytest.raises((FailedError, InputError), match=reason):
+        verify(named.records, packed, reporter=QUIET)
+
+
+def test_missing_input_files_are_named(named: PackingCase, tmp_path: Path) -> None:
+    records = Path(shutil.copytree(named.records, tmp_path / "records"))
+    for missing in (["part-2"], ["part-0", "part-2"]):
+        (records / missing[0]).unlink()
+        reason = (
+            rf"{len(missing)} of 4 input files are missing from the records: {', '.join(missing)}; verify with the files"
+        )
+        with pytest.raises(FailedError, match=reason):
+            verify(records, named.packed, reporter=QUIET)
+
+
+def test_the_index_is_that_of_the_records(named: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    index = packed / "group-00001.index"
+    data = index.read_bytes()
+    for changed in (data[:-4], data[:5] + bytes([data[5] ^ 1]) + data[6:], data[4:8] + data[:4] + data[8:]):
+        index.write_bytes(changed)
+        with pytest.raises(FailedError, match=r"group-00001\.index: does not say the sizes of the records"):
+            verify(named.records, packed, reporter=QUIET)
+    index.unlink()
+    with pytest.raises(FailedError, match=r"group-00001\.index: the index is missing"):
+        verify(named.records, packed, reporter=QUIET)
+    index.write_bytes(data)
+    shutil.copy(index, packed / "group-00002.index")
+    with pytest.raises(FailedError, match=r"group-00002\.index: the index of a group that metadata\.json does not have"):
+        verify(named.records, packed, reporter=QUIET)
+
+
+def test_a_bound_that_cannot_be_proven_is_refused(named: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    content = json.loads((packed / METADATA).read_text())
+    edit(packed / METADATA, lower_bound=content["packs"] + 1, gap=-1)
+    with pytest.raises(FailedError, match=r"lower_bound is \d+, only \d+ packs can be proven"):
+        verify(named.records, packed, reporter=QUIET)
+    edit(packed / METADATA, lower_bound=content["lower_bound"] - 1, gap=content["gap"] + 1)
+    assert verify(named.records, packed, reporter=QUIET).content.packs == content["packs"]
+
+
+def test_manifests_are_those_of_the_groups(named: PackingCase, tmp_path: Path) -> None:
+    packed = Path(shutil.copytree(named.packed, tmp_path / "packed"))
+    shutil.copy(packed / "group-00001.json", packed / "group-00002.json")
+    with pytest.raises(FailedError, match=r"group-00002\.json: the manifest of a group that metadata\.json does not have"):
+        verify(named.records, packed, reporter=QUIET)
+    (packed / "group-00002.json").unlink()
+    (packed / "group-00000.json").unlink()
+    with pytest.raises(FailedError, match=r"group-00000\.json: cannot read"):
+        verify(named.records, packed, reporter=QUIET)

@@ -1,0 +1,295 @@
+"""The write stage: same bytes whoever writes, even shares, resume, refusals, real data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gaudi_bert.artefacts.plan import Plan, part_path
+from gaudi_bert.artefacts.shards import count_shards, shard_bounds
+from gaudi_bert.common.errors import FailedError, InputError
+from gaudi_bert.common.files import exclusive_lock
+from gaudi_bert.config.sections import PackingSettings
+from gaudi_bert.tfrecords.packed_folder import read_metadata
+from gaudi_bert.tfrecords.plan import plan
+from gaudi_bert.tfrecords.wire.example import decode_example
+from gaudi_bert.tfrecords.wire.framing import read_records
+from gaudi_bert.tfrecords.write import write, write_shard
+from tests.builders.folders import contents
+from tests.builders.packing_case import PackingCase, make_case, packed_keys, unpacked_key
+from tests.builders.plans import change_part, copy_plan, whole_plan
+from tests.builders.reporters import QUIET
+from tests.builders.shards import shards_of
+from tests.oracles.wire import crc32c
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    return make_case(tmp_path_factory.mktemp("case"), files=7, sequences_per_file=40)
+
+
+def sequences_in(packed: Path) -> Counter:
+    keys: Counter = Counter()
+    for shard in shards_of(packed):
+        if shard.bytes:
+            for payload in read_records(packed / shard.name):
+                keys.update(packed_keys({name: values.tolist() for name, values in decode_example(payload).items()}))
+    return keys
+
+
+def test_every_sequence_is_written_once(case: PackingCase) -> None:
+    assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
+
+
+def test_metadata_says_what_is_there(case: PackingCase) -> None:
+    metadata = read_metadata(case.packed)
+    planned = json.loads(case.plan.read_text())
+    assert metadata.sequences == len(case.sequences)
+    assert metadata.tokens == sum(sum(sequence["input_mask"]) for sequence in case.sequences)
+    assert metadata.packs == sum(shard.packs for shard in shards_of(case.packed)) == planned["totals"]["packs"]
+    assert metadata.padding_tokens == metadata.packs * metadata.max_sequence_length - metadata.tokens
+    lengths = Counter(sum(sequence["input_mask"]) for sequence in case.sequences)
+    assert list(metadata.histogram) == [lengths[length] for length in range(1, metadata.max_sequence_length + 1)]
+    for shard in shards_of(case.packed):
+        data = (case.packed / shard.name).read_bytes()
+        assert (shard.bytes, shard.crc32c) == (len(data), crc32c(data))
+    assert sorted(path.name for path in case.packed.glob("packed-*")) == sorted(
+        shard.name for shard in shards_of(case.packed)
+    )
+    assert metadata.input_files == len(list(case.records.iterdir()))
+
+
+def test_threads_shards_and_order_do_not_matter(case: PackingCase, tmp_path: Path) -> None:
+    expected = contents(case.packed)
+    write(case.records, case.plan, tmp_path / "one", reporter=QUIET, workers=1)
+    write(case.records, case.plan, tmp_path / "five", reporter=QUIET, workers=5)
+    for number in (2, 0, 1):
+        summary = write_shard(case.records, case.plan, tmp_path / "parts", (number, 3), reporter=QUIET)
+        assert summary.groups_written == summary.groups
+        assert not (tmp_path / "parts" / "metadata.json").exists()
+    write(case.records, case.plan, tmp_path / "parts", finish=True, reporter=QUIET)
+    for name in ("one", "five", "parts"):
+        assert contents(tmp_path / name) == expected
+
+
+def test_a_seed_makes_another_folder_of_the_same_sequences(case: PackingCase, tmp_path: Path) -> None:
+    other = make_case(tmp_path, files=7, sequences_per_file=40, shard_multiple=4)
+    assert sequences_in(other.packed) == sequences_in(case.packed)
+    settings = PackingSettings(group_sequences=80, shard_multiple=4, seed=99)
+    plan([tmp_path / "histogram.json"], tmp_path / "other.json", settings, reporter=QUIET)
+    write(other.records, tmp_path / "other.json", tmp_path / "reseeded", reporter=QUIET)
+    assert sequences_in(tmp_path / "reseeded") == sequences_in(case.packed)
+    assert contents(tmp_path / "reseeded") != contents(case.packed)
+
+
+def test_a_second_run_does_nothing_and_a_lost_shard_is_written_again(case: PackingCase, tmp_path: Path) -> None:
+    out = tmp_path / "packed"
+    shutil.copytree(case.packed, out)
+    assert write(case.records, case.plan, out, reporter=QUIET).skipped
+    (out / "metadata.json").unlink()
+    shard = next(path for path in sorted(out.glob("packed-00001-*")) if path.stat().st_size)
+    shard.unlink()
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
+    write(case.records, case.plan, out, reporter=QUIET)
+    assert contents(out) == contents(case.packed)
+    assert kept == {path.name: path.stat().st_mtime_ns for path in out.glob("packed-00000-*")}
+
+
+@pytest.fixture(scope="module")
+def many_groups(tmp_path_factory: pytest.TempPathFactory) -> PackingCase:
+    """So many groups that the plan has two parts."""
+    return make_case(tmp_path_factory.mktemp("many"), files=67, sequences_per_file=3, group_sequences=3, algorithm="lpfhp")
+
+
+def test_writers_read_the_parts_of_their_own_groups(many_groups: PackingCase, tmp_path: Path) -> None:
+    plan = copy_plan(many_groups.plan, tmp_path)
+    assert len(Plan.read(plan).parts) == 2
+    first = part_path(plan, 0).read_bytes()
+    part_path(plan, 0).unlink()
+    result = write_shard(many_groups.records, plan, tmp_path / "out", (66, 67), reporter=QUIET)
+    assert (result.groups, result.groups_written, result.sequences) == (1, 1, 3)
+    with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
+        write_shard(many_groups.records, plan, tmp_path / "out", (65, 67), reporter=QUIET)
+        write_shard(many_groups.records, plan, tmp_path / "out", (3, 67), reporter=QUIET)
+    with pytest.raises(InputError, match=r"plan-00000\.json: a part of the plan, cannot read"):
+        write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
+    part_path(plan, 0).write_bytes(first)
+    for number in range(5):
+        write_shard(many_groups.records, plan, tmp_path / "out", (number, 5), reporter=QUIET)
+    write(many_groups.records, plan, tmp_path / "out", finish=True, reporter=QUIET)
+    assert contents(tmp_path / "out") == contents(many_groups.packed)
+    assert sequences_in(tmp_path / "out") == Counter(unpacked_key(sequence) for sequence in many_groups.sequences)
+
+
+def test_parts_are_those_of_the_plan(many_groups: PackingCase, tmp_path: Path) -> None:
+    def refused(reason: str) -> None:
+        with pytest.raises(InputError, match=reason):
+            write(many_groups.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+        assert not list((tmp_path / "out").glob("packed-*"))
+
+    plan = copy_plan(many_groups.plan, tmp_path)
+    part_path(plan, 1).write_bytes(part_path(plan, 1).read_bytes() + b"\n")
+    refused(r"plan-00001\.json: is not the part that plan\.json was made with")
+    for change, listed, reason in (
+        (lambda part: part["groups"][0]["strategies"][0].__setitem__(1, 9), {}, "group 64 do not add up"),
+        (lambda part: part["files"].pop(), {}, "do not hold every file once"),
+        (lambda part: part["files"][0].update(bytes=5), {}, "other sizes than the table"),
+        (lambda part: part["groups"][0].update(bound_prices=[0] * 29, lower_bound=3), {}, "totals.lower_bound|do not prove"),
+        (lambda part: None, {"packs": [1, 1, 9]}, r"totals\."),
+    ):
+        plan = copy_plan(many_groups.plan, tmp_path)
+        change_part(plan, 1, change, **listed)
+        refused(reason)
+    plan = copy_plan(many_groups.plan, tmp_path)
+    name = json.loads(part_path(plan, 0).read_text())["files"][0]["name"]
+
+    def twice(part: dict[str, Any]) -> None:
+        part["files"][0]["name"] = name
+        part["groups"][0]["files"] = [name]
+
+    change_part(plan, 1, twice)
+    refused("do not hold every file once")
+
+
+def test_files_that_are_not_those_of_the_plan_are_named(many_groups: PackingCase, tmp_path: Path) -> None:
+    records = Path(shutil.copytree(many_groups.records, tmp_path / "records"))
+    for change, reason in (
+        (lambda: (records / "part-9").rename(records / "part-x"), r"part-x: is not in the plan"),
+        (lambda: (records / "part-x").unlink(), r"file part-9 of the plan is missing"),
+        (lambda: (records / "part-9").write_bytes(b"short"), r"part-9: 5 bytes, the plan was made for"),
+    ):
+        change()
+        with pytest.raises(InputError, match=reason):
+            write_shard(records, many_groups.plan, tmp_path / "out", (0, 67), reporter=QUIET)
+
+
+def test_a_folder_of_another_plan_is_refused(case: PackingCase, tmp_path: Path) -> None:
+    out = tmp_path / "packed"
+    shutil.copytree(case.packed, out)
+    counts = case.plan.with_name("histogram.json")
+    plan([counts], tmp_path / "deeper.json", PackingSettings(depth=5, shard_multiple=4), reporter=QUIET)
+    with pytest.raises(InputError, match=r"was made with --depth 3; you asked for --depth 5.*--overwrite"):
+        write(case.records, tmp_path / "deeper.json", out, reporter=QUIET)
+    assert contents(out) == contents(case.packed)
+    write(case.records, tmp_path / "deeper.json", out, reporter=QUIET, overwrite=True)
+    assert read_metadata(out).depth == 5
+    assert sequences_in(out) == sequences_in(case.packed)
+    with pytest.raises(InputError, match="is the folder of the records"):
+        write(case.records, case.plan, case.records, reporter=QUIET)
+
+
+def test_finishing_too_early_names_the_missing_group(case: PackingCase, tmp_path: Path) -> None:
+    write_shard(case.records, case.plan, tmp_path / "out", (1, 3), reporter=QUIET)
+    with pytest.raises(FailedError, match="groups are not written, the first is group 0"):
+        write(case.records, case.plan, tmp_path / "out", finish=True, reporter=QUIET)
+    assert not (tmp_path / "out" / "metadata.json").exists()
+
+
+def test_two_writers_of_one_group_are_kept_apart(case: PackingCase, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with exclusive_lock(out / "group-00001.json", "test"), pytest.raises(FailedError, match=r"process \d+ .* writing"):
+        write(case.records, case.plan, out, reporter=QUIET)
+    assert not (out / "metadata.json").exists()
+    write(case.records, case.plan, out, reporter=QUIET)
+    assert contents(out) == contents(case.packed)
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"format_version": 2}', '{"format_version": 3}'])
+def test_a_damaged_plan_is_refused(case: PackingCase, tmp_path: Path, damage: str) -> None:
+    (tmp_path / "plan.json").write_text(damage)
+    with pytest.raises(InputError, match=r"plan\.json"):
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_whose_packs_hold_more_than_their_masked_slots_is_refused(case: PackingCase, tmp_path: Path) -> None:
+    plan = copy_plan(case.plan, tmp_path)
+    content = json.loads(plan.read_text())
+    content["masked_slots"] = 1
+    content["totals"] |= {"masked_slots": 1, "masked_slots_needed": 1, "smaller_masked_slots": []}
+    plan.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="more masked positions than masked_slots"):
+        write(case.records, tmp_path / "plan.json", tmp_path / "out", reporter=QUIET)
+    assert not list((tmp_path / "out").glob("[!.]*-*"))
+
+
+def test_the_bound_of_a_plan_is_proven_before_anything_is_written(case: PackingCase, tmp_path: Path) -> None:
+    content = whole_plan(case.plan)
+    group = content["groups"][1]
+    changes: dict[str, dict[str, Any]] = {
+        "its prices prove": {"bound_prices": None, "lower_bound": group["packs"]},
+        "the prices prove 0 packs": {"bound_prices": [0] * 29},
+        "prices must lie in": {"bound_prices": [2**62] * 29},
+        "28 prices for lengths 1 to 29": {"bound_prices": group["bound_prices"][1:]},
+    }
+    assert group["lower_bound"] > -(-sum(sum(strategy) * count for strategy, count in group["strategies"]) // 29)
+    for reason, change in changes.items():
+        plan = copy_plan(case.plan, tmp_path)
+        change_part(plan, 0, lambda part, change=change: part["groups"][1].update(change))
+        changed = json.loads(plan.read_text())
+        lower_bound = (
+            changed["totals"]["lower_bound"] + change.get("lower_bound", group["lower_bound"]) - group["lower_bound"]
+        )
+        changed["totals"] |= {"lower_bound": lower_bound, "gap": changed["totals"]["packs"] - lower_bound}
+        plan.write_text(json.dumps(changed))
+        with pytest.raises(InputError, match=f"plan.json: .*group 1.*{reason}|plan-00000.json: group 1 has {reason}"):
+            write(case.records, plan, tmp_path / "out", reporter=QUIET)
+    assert not list((tmp_path / "out").glob("[!.]*-*"))
+
+
+@pytest.mark.parametrize(
+    ("max_sequence_length", "max_predictions", "depth", "sequences"),
+    [(16, 3, 1, 50), (16, 16, 16, 50), (128, 20, 64, 60), (509, 76, 7, 30), (8192, 1229, 3, 4), (130, 2, "max", 900)],
+)
+def test_all_lengths_and_depths(
+    tmp_path: Path, max_sequence_length: int, max_predictions: int, depth: int | str, sequences: int
+) -> None:
+    case = make_case(
+        tmp_path,
+        files=2,
+        sequences_per_file=sequences,
+        max_sequence_length=max_sequence_length,
+        max_predictions=max_predictions,
+        depth=depth,
+        algorithm="lpfhp",
+    )
+    assert sequences_in(case.packed) == Counter(unpacked_key(sequence) for sequence in case.sequences)
+
+
+def test_shares_of_groups_and_ranks_are_even(case: PackingCase) -> None:
+    metadata = read_metadata(case.packed)
+    groups: dict[str, list[int]] = {}
+    for shard in shards_of(case.packed):
+        groups.setdefault(shard.name[7:12], []).append(shard.packs)
+    assert len(groups) > 2
+    for packs in groups.values():
+        assert len(packs) % metadata.shard_multiple == 0
+        assert max(packs) - min(packs) <= 1
+    for workers in (1, 2, 4):
+        shares = [sum(shard.packs for shard in shards_of(case.packed)[rank::workers]) for rank in range(workers)]
+        assert max(shares) - min(shares) <= 1
+
+
+@pytest.mark.parametrize("packs", [0, 1, 3, 31, 32, 33, 1000])
+@pytest.mark.parametrize("before", [0, 1, 17, 64])
+def test_shard_bounds(packs: int, before: int) -> None:
+    sizes = np.diff(shard_bounds(packs, 32, before))
+    assert sizes.sum() == packs
+    assert sizes.max() - sizes.min() <= 1
+    for workers in (2, 4, 8, 16, 32):
+        earlier = [len(range(rank, before, workers)) for rank in range(workers)]
+        shares = [earlier[rank] + sizes[rank::workers].sum() for rank in range(workers)]
+        assert max(shares) - min(shares) <= 1
+
+
+def test_count_shards_keeps_within_the_size() -> None:
+    assert count_shards(1000, 10**6, 32, 10**9) == 32
+    assert count_shards(1000, 10**6, 32, 10**4) == 128
+    assert count_shards(5, 10**6, 32, 1) == 32
+    assert count_shards(100, 10**6, 32, 1) == 128

@@ -1,0 +1,344 @@
+"""Stages train and evaluate on tiny data: resumed runs end with the same bits, wherever and from whatever they go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import types
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import yaml
+
+from gaudi_bert.artefacts.results import Made
+from gaudi_bert.artefacts.training import TrainingResult
+from gaudi_bert.cli.results import to_json
+from gaudi_bert.common.errors import FailedError, InputError, StoppedError
+from gaudi_bert.common.progress import Reporter
+from gaudi_bert.config.models import model_overrides
+from gaudi_bert.config.pipeline import PipelineSettings, load_pipeline
+from gaudi_bert.model.bert import BertForPretraining
+from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.training.checkpoint import find_checkpoint, newest_settings, read_checkpoint
+from gaudi_bert.training.distributed.horovod import HorovodCommunicator
+from gaudi_bert.training.evaluate import evaluate
+from gaudi_bert.training.train import train
+from tests.builders import training_data as data
+from tests.builders.agree import agree, identical
+from tests.builders.reporters import QUIET, Listener, StopAfter
+from tests.builders.small_disk import make_read_only, small_disk
+from tests.training.conftest import HELD_OUT, settings
+
+LAST = "update-00000020.safetensors"
+
+
+def checkpoint_digests(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((out / "checkpoints").iterdir())}
+
+
+def lines_of(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_a_run_leaves(whole_run) -> None:
+    assert sorted(path.name for path in whole_run.iterdir() if not path.name.startswith(".")) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "settings.json",
+        "settings.yaml",
+        "tensorboard",
+        "tensorflow.log",
+        "tokenizer_config.json",
+        "training.json",
+        "vocab.txt",
+    ]
+    for path in (whole_run, find_checkpoint(whole_run)):  # what `finetune --model` is given
+        tokenizer = open_tokenizer(path)
+        assert tokenizer.vocabulary_size == data.VOCABULARY
+        assert tokenizer.tokenizer.encode("word7").ids == [2, 12, 3]
+        assert tokenizer.tokenizer.encode("Word7").ids == [2, 1, 3], "the text was not lower-cased"
+    assert list(checkpoint_digests(whole_run)) == ["update-00000015.safetensors", "update-00000020.safetensors"]
+    lines = lines_of(whole_run)
+    assert [line["update"] for line in lines if line["kind"] == "train"] == [4, 5, 8, 10, 12, 15, 16, 20]
+    assert [line["update"] for line in lines if line["kind"] == "evaluation"] == [10, 20]
+    expected = {"masked_lm_loss", "masked_lm_accuracy", "next_sentence_loss", "next_sentence_accuracy", "loss"}
+    expected |= {"learning_rate", "sequences", "tokens", "sequences_per_second", "tokens_per_second"}
+    assert expected <= lines[0].keys()
+    assert yaml.safe_load((whole_run / "settings.yaml").read_text())["training"]["updates"] == 20
+    summary = json.loads((whole_run / "training.json").read_text())
+    assert summary["updates"] == 20
+    assert summary["evaluation"]["unigram_baseline"] > 0
+
+
+def evaluations_of(out: Path) -> list[dict]:
+    return [line for line in lines_of(out) if line["kind"] == "evaluation"]
+
+
+def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path) -> None:
+    """The first stop is where an evaluation is due; of the checkpoint that the second leaves, a bit flips."""
+    out = tmp_path / "train"
+    with pytest.raises(StoppedError, match="after update 10 of 20; the same command goes on"):
+        train(settings(log_every_updates=1), packed, held_out, out, reporter=StopAfter(9))
+    assert evaluations_of(out) == []
+    with pytest.raises(StoppedError):
+        train(settings(), packed, held_out, out, reporter=StopAfter(16))
+    assert evaluations_of(out) == evaluations_of(whole_run)[:1]
+    newest = sorted((out / "checkpoints").iterdir())[-1]
+    assert newest.name in ("update-00000016.safetensors", "update-00000017.safetensors")
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    listener = Listener()
+    train(settings(), packed, held_out, out, reporter=listener, resume=True)
+    assert f"warning: {newest}: not a whole checkpoint" in listener.text
+    assert "train: resuming after update 15" in listener.text
+    assert checkpoint_digests(out)[LAST] == checkpoint_digests(whole_run)[LAST]
+    assert evaluations_of(out) == evaluations_of(whole_run)
+    updates = [line["update"] for line in lines_of(out) if line["kind"] == "train"]
+    assert updates == sorted(set(updates))
+
+
+def test_a_run_killed_before_its_last_word_says_it_when_it_goes_on(packed, held_out, whole_run, tmp_path) -> None:
+    out = tmp_path / "train"
+    shutil.copytree(whole_run, out)
+    (out / "training.json").unlink()
+    summary = train(settings(), packed, held_out, out, reporter=QUIET)
+    assert summary.content.evaluation == TrainingResult.read(whole_run / "training.json").evaluation
+    assert lines_of(out) == lines_of(whole_run)
+
+
+def test_more_updates_may_be_asked_for_of_a_finished_and_of_a_stopped_run(packed, tmp_path) -> None:
+    """During the warm-up the rate does not depend on the number of updates, so the bits must be those of one long run.
+
+    That one measures the speed-up that packing brings, which changes no bit either.
+    """
+    listener, out, measured = Listener(), tmp_path / "short", tmp_path / "long"
+
+    def run(updates: int, reporter: Reporter = listener, **options: bool) -> None:
+        train(settings(warmup_updates=12, updates=updates), packed, None, out, reporter=reporter, **options)
+
+    run(6)
+    with pytest.raises(StoppedError):
+        run(10, StopAfter(8), resume=True)
+    with pytest.raises(InputError, match=r"training.updates = 10; pass --resume to go on to 15"):
+        run(15)
+    run(15, resume=True)
+    assert "training.updates = 10 is raised to 15: the moments are kept" in listener.text
+    with pytest.raises(InputError, match=r"with training.updates = 15; you asked for training.updates = 10"):
+        run(10, resume=True)
+    long_run = settings(warmup_updates=12, updates=15, measure_speedup=True)
+    summary = train(long_run, packed, None, measured, reporter=listener)
+    assert summary.content.realized_speedup is None or summary.content.realized_speedup > 0
+    assert to_json(summary) == json.loads((measured / "training.json").read_text())
+    assert "train: realized speed-up " in listener.text
+    ends = [read_checkpoint(find_checkpoint(folder)) for folder in (out, measured)]
+    identical(ends[0].variables, ends[1].variables)
+    identical(ends[0].second_moments, ends[1].second_moments)
+
+
+def test_a_finished_run_is_left_alone(packed, held_out, whole_run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole_run.rglob("*") if not path.name.startswith(".")}
+    listener = Listener()
+    for resume in (False, True):
+        assert train(settings(), packed, held_out, whole_run, reporter=listener, resume=resume).skipped
+    assert listener.text.count("nothing to do") == 2
+    with pytest.raises(InputError, match=r"with training.learning_rate = 0.001; you asked for training.learning_rate = 0.5"):
+        train(settings(learning_rate=0.5), packed, held_out, whole_run, reporter=listener, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_overwrite_starts_anew_and_the_decay_is_counted_from_where_the_setting_says(packed, whole_run, tmp_path) -> None:
+    """The third of three updates, two of them warm-up, at a third of the peak; usually it would be half."""
+    out = Path(shutil.copytree(whole_run, tmp_path / "train"))
+    short = settings(updates=3, warmup_updates=2, log_every_updates=1, decay_from="start")
+    assert train(short, packed, None, out, reporter=QUIET, overwrite=True).content.updates == 3
+    assert not train(short, packed, None, out, reporter=QUIET, overwrite=True).skipped
+    assert list(checkpoint_digests(out)) == ["update-00000003.safetensors"]
+    agree([line["learning_rate"] for line in lines_of(out)], [5e-4, 1e-3, 1e-3 / 3])
+    kept = [json.loads((folder / "settings.json").read_text())["settings"]["training"] for folder in (out, whole_run)]
+    assert [each.get("decay_from") for each in kept] == ["start", None]
+    with pytest.raises(InputError, match="--resume and --overwrite exclude each other"):
+        train(short, packed, None, out, reporter=QUIET, overwrite=True, resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(packed, tmp_path) -> None:
+    out = tmp_path / "train"
+    wild = settings(learning_rate=1e30, warmup_updates=12, clip_norm=0.0, save_every_updates=1, log_every_updates=1)
+    with pytest.raises(FailedError, match=r"update \d+: the (loss|gradient) is not finite .*lower training.learning_rate"):
+        train(wild, packed, None, out, reporter=QUIET)
+    assert not (out / "training.json").exists()
+    for line in lines_of(out):
+        assert line["loss"] < float("inf")
+
+
+def test_a_finished_run_on_a_read_only_file_system_is_nothing_to_do(packed, held_out, whole_run, tmp_path) -> None:
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        shutil.copytree(whole_run, disk / "run")
+        make_read_only(disk)
+        assert train(settings(), packed, held_out, disk / "run", reporter=QUIET).skipped
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(packed, held_out, tmp_path) -> None:
+    listener = Listener()
+    run = settings(micro_batch_packs=4)
+    plan = to_json(train(run, packed, held_out, tmp_path / "train", reporter=listener, dry_run=True))
+    assert plan["dry_run"] is True
+    assert plan["accumulation_steps"] == 2
+    agree(plan["sequences_per_update"], 8 * plan["packing_factor"])
+    assert "2 x 4 packs" in listener.text
+    assert list(tmp_path.iterdir()) == []
+    assert "parameters; as requested" in listener.text.splitlines()[0]
+
+
+def test_the_first_line_says_what_is_trained_and_why(packed, tmp_path) -> None:
+    def first_lines(*overrides: str) -> list[str]:
+        listener = Listener()
+        train(load_pipeline(None, overrides), packed, None, tmp_path / "train", reporter=listener, dry_run=True)
+        return listener.text.splitlines()
+
+    default = first_lines()
+    assert default[0].startswith(
+        "train: tiny: 2 layers, hidden size 128, 0.4 million parameters; the default, for first tries"
+    )
+    assert "published" not in default[2]
+    base = first_lines(*model_overrides("bert-base"))
+    assert base[0].startswith("train: bert-base: 12 layers, hidden size 768, 8")
+    assert base[0].endswith("million parameters; as requested")
+    assert "BERT was published with 1e-4" in base[2]
+
+
+def test_the_target_ends_the_run_at_an_evaluation(packed, held_out, tmp_path) -> None:
+    with pytest.raises(InputError, match="target_masked_lm_accuracy: there is no evaluation data"):
+        train(settings(target_masked_lm_accuracy=0.001), packed, None, tmp_path / "one", reporter=QUIET)
+    easy = settings(target_masked_lm_accuracy=0.001, evaluate_every_updates=6)
+    listener = Listener()
+    summary = train(easy, packed, held_out, tmp_path / "two", reporter=listener)
+    assert (summary.content.updates, summary.content.reached_target) == (6, True)
+    assert "target_masked_lm_accuracy = 0.001 is reached, the run ends" in listener.text
+    assert train(easy, packed, held_out, tmp_path / "two", reporter=listener, resume=True).skipped
+
+
+def test_training_on_unpacked_records_and_from_weights(packed, whole_run, tmp_path) -> None:
+    unpacked = data.write_unpacked(tmp_path / "examples" / "train", data.make_packs(29))
+    start = settings(updates=2, init_checkpoint=str(whole_run), loss="sequence", optimizer="lamb")
+    listener = Listener()
+    with pytest.raises(InputError, match="the weights are of another model: vocab_size is 61 there, 30522 here"):
+        train(start, unpacked, packed, tmp_path / "one", reporter=listener)
+    (tmp_path / "examples" / "vocab.txt").write_text("word\n" * data.VOCABULARY)
+    summary = train(start, unpacked, packed, tmp_path / "two", reporter=listener)
+    assert "starts from the weights" in listener.text
+    assert summary.content.packing_factor == 1.0
+    assert summary.content.sequences == 2 * 16
+    assert "sequences repeat" not in listener.text
+    large = settings(global_batch_sequences=100, micro_batch_packs=10)
+    train(large, unpacked, None, tmp_path / "three", reporter=listener, dry_run=True)
+    count = sum(len(pack) for pack in data.make_packs(29))
+    assert f"an update takes 100 packs and the data has {count}: sequences repeat within an update" in listener.text
+
+
+# --- stage evaluate: the figures of a checkpoint, packed beside unpacked
+
+
+def test_packed_and_unpacked_figures_are_those_of_the_end_of_training(held_out, whole_run, tmp_path) -> None:
+    unpacked = data.write_unpacked(tmp_path / "unpacked", HELD_OUT)
+    out = tmp_path / "evaluation.json"
+    result = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
+    assert json.loads(out.read_text()) == to_json(result)
+    again = evaluate(held_out, whole_run, unpacked=str(unpacked), out=out, reporter=QUIET)
+    assert again == Made(result.content, skipped=True)
+    assert to_json(again) == {**to_json(result), "skipped": True}
+    packed_alone = evaluate(held_out, whole_run, out=out, reporter=QUIET)
+    assert "unpacked" not in to_json(packed_alone)
+    found = result.content
+    assert found.update == 20
+    assert found.largest_difference < 1e-5
+    for name, value in TrainingResult.read(whole_run / "training.json").evaluation.as_json().items():
+        agree(getattr(found, name), value, 1e-6, scale=1.0)
+        agree(getattr(found.unpacked, name), value, 1e-5, scale=1.0)
+
+
+def test_other_sequences_are_not_the_same_figures_and_no_checkpoint_is_one_line(held_out, whole_run, tmp_path) -> None:
+    other = data.write_unpacked(tmp_path / "unpacked", HELD_OUT[1:])
+    with pytest.raises(FailedError, match="their figures differ by"):
+        evaluate(held_out, whole_run, unpacked=other, out=tmp_path / "evaluation.json", reporter=QUIET)
+    assert not (tmp_path / "evaluation.json").exists()
+    with pytest.raises(InputError, match="no checkpoint there"):
+        evaluate(held_out, tmp_path, reporter=QUIET)
+    foreign = data.write_packed(tmp_path / "foreign", data.make_packs(3), vocabulary=10**6)
+    with pytest.raises(InputError, match="vocab_size"):
+        evaluate(foreign, whole_run, reporter=QUIET)
+
+
+# --- with stand-ins for Gaudi's and Horovod's packages: the order of the calls, and taking up runs elsewhere
+
+
+def on_device(device: str, updates: int = 3) -> PipelineSettings:
+    return settings(device=device, updates=updates, warmup_updates=0, log_every_updates=1)
+
+
+class EnoughError(Exception):
+    """What was to be seen has been seen."""
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """What was called of `habana_frameworks`, which has one card."""
+    made: list[str] = []
+    package, module = types.ModuleType("habana_frameworks"), types.ModuleType("habana_frameworks.tensorflow")
+    module.load_habana_module = lambda: made.append("load_habana_module")
+    package.tensorflow = module
+    monkeypatch.setitem(sys.modules, "habana_frameworks", package)
+    monkeypatch.setitem(sys.modules, "habana_frameworks.tensorflow", module)
+    monkeypatch.setenv("TF_HCCL_MEMORY_ALLOWANCE_MB", "1536")
+    physical = tf.config.list_physical_devices
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["card"] if kind == "HPU" else physical(kind))
+    return made
+
+
+def test_processes_are_connected_then_the_card_is_loaded_then_the_model_is_made(
+    monkeypatch, calls, packed, tmp_path
+) -> None:
+    horovod = types.ModuleType("horovod.tensorflow")
+    horovod.init = lambda: calls.append("hvd.init")
+    horovod.rank, horovod.size, horovod.local_size = (lambda: 0), (lambda: 2), (lambda: 2)
+    horovod.Sum = "sum"
+    horovod.allreduce = lambda values, **_: tf.convert_to_tensor(values)
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.tensorflow", horovod)
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    monkeypatch.setattr(HorovodCommunicator, "watched", lambda self, _: nullcontext(self))
+    monkeypatch.setattr(HorovodCommunicator, "sum_array", lambda self, values: np.asarray(values, np.float64))
+
+    def make(self, *_, **options) -> None:
+        calls.append(f"the model, compiled={options['compiled']}, {options['compute_dtype']}")
+        raise EnoughError
+
+    monkeypatch.setattr(BertForPretraining, "__init__", make)
+    with pytest.raises(EnoughError):
+        train(on_device("hpu"), packed, None, tmp_path / "run", reporter=QUIET)
+    assert calls == ["hvd.init", "load_habana_module", "the model, compiled=False, float32"]
+
+
+def test_a_run_that_goes_from_a_cpu_to_gaudi_and_back(calls, packed, tmp_path) -> None:
+    """What changes on Gaudi is said; what began there, or went through it, stays plain on a CPU."""
+    out, listener = tmp_path / "run", Listener()
+
+    def is_compiled() -> bool:
+        stored = newest_settings(out / "checkpoints")
+        assert stored is not None
+        return stored["compiled_kernels"]
+
+    with pytest.raises(StoppedError):
+        train(on_device("cpu"), packed, None, out, reporter=StopAfter(1))
+    assert (is_compiled(), calls) == (True, [])
+    train(on_device("hpu"), packed, None, out, reporter=listener, resume=True)
+    assert (is_compiled(), calls) == (False, ["load_habana_module"])
+    assert "note: the run began with kernels compiled for a CPU; from here on dropout draws other places" in listener.text
+    train(on_device("cpu", 4), packed, None, out, reporter=QUIET, resume=True)
+    assert is_compiled() is False
