@@ -140,10 +140,10 @@ class Tuner:
         from gaudi_bert.config.sections import TaskSettings, TrainingSettings
         from gaudi_bert.model.config import BertConfig
         from gaudi_bert.tasks.kinds.task import BertForTask, task_named
+        from gaudi_bert.tasks.objective import TaskObjective
         from gaudi_bert.tasks.task_data import task_batches
         from gaudi_bert.training.distributed.communicator import Communicator
         from gaudi_bert.training.input.batches import TrainingOrder
-        from gaudi_bert.training.objective import TaskObjective
         from gaudi_bert.training.tensorflow.optimizers import Optimizer
         from gaudi_bert.training.tensorflow.step import TrainingStep
 

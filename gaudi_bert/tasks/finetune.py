@@ -30,15 +30,14 @@ from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import QuestionRow
 from gaudi_bert.tasks.kinds.task import BertForTask, Task, Vocabulary, task_named
 from gaudi_bert.tasks.models.task_models import StartWeights, start_weights, weights_checksum, write_task_folder
+from gaudi_bert.tasks.objective import TaskEvaluator, TaskObjective
 from gaudi_bert.tasks.task_data import TaskData, task_batches
 from gaudi_bert.tasks.task_rows import file_identity, labels_of, tokenized_file
 from gaudi_bert.training.checkpoint import Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.distributed.horovod import connect
-from gaudi_bert.training.evaluator import TaskEvaluator
 from gaudi_bert.training.input.batches import Batch, TrainingOrder
 from gaudi_bert.training.loop import Evaluation, TrainingRun
-from gaudi_bert.training.objective import TaskObjective
 from gaudi_bert.training.results import DryRun, FineTuneInput
 from gaudi_bert.training.run import COMPILED_KEY, RunFolder, Session, carry_out, processes_of, train_to_the_end
 from gaudi_bert.training.run_plan import FINE_TUNING_KEYS, RunPlan

@@ -77,7 +77,11 @@ def verify_folder(
         prove: reads both sides and compares their sequences.
     """
     out = kind.path_in(packed)
-    seen, sources = hidden_beside(out, "seen"), lambda: itertools.chain(_files_of(packed, metadata), inputs)
+    seen = hidden_beside(out, "seen")
+
+    def sources() -> Iterator[Path]:
+        return itertools.chain(_files_of(packed, metadata), inputs)
+
     identity = _identity_of(sources())
     sha256 = hashlib.sha256(read_file(metadata.path_in(packed))).hexdigest()
     files = {path.name: size for path, size in inputs.items()}

@@ -1,7 +1,7 @@
-"""What a run minimises: the losses of pretraining, or that of a task.
+"""What a run minimises: an objective, and that of pretraining.
 
-Both are sums over whatever counts, and what the sums are divided by is known from the data alone, so that micro-batches and
-processes add up exactly.
+Losses are sums, and what the sums are divided by is known from the data alone, so that micro-batches and processes add up
+exactly.
 
 Letters: B packs, Q masked slots, K sums.
 """
@@ -20,7 +20,6 @@ from gaudi_bert.artefacts.training import LossFigures
 from gaudi_bert.common.arrays import BatchArrays, FloatArray
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.losses import Loss, pretraining_sums
-from gaudi_bert.tasks.kinds.task import Task
 from gaudi_bert.tfrecords.wire.example import decode_example
 from gaudi_bert.training.distributed.communicator import Communicator
 from gaudi_bert.training.input.source import DataSource
@@ -97,47 +96,6 @@ class PretrainingObjective:
             next_sentence_loss=next_sentence_loss,
             next_sentence_accuracy=min(next_correct / max(next_count, 1.0), 1.0),
         )
-
-
-@dataclass(frozen=True)
-class TaskFigures:
-    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
-
-    loss: float
-    accuracy: float | None
-
-    def as_json(self) -> dict[str, float]:
-        """By name, as in `metrics.jsonl`."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    def line(self) -> str:
-        """For people."""
-        return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
-
-
-@dataclass(frozen=True)
-class TaskObjective:
-    """The loss of a task; the sums are those of its `LossSums`."""
-
-    task: Task
-    sums: int = 3
-    sequence_feature: str = "sequence_weights"
-
-    def weights(self, batch: BatchArrays) -> FloatArray:
-        """What the loss is a mean of; there is no second loss."""
-        return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
-
-    def loss(
-        self, outputs: Any, batch: Mapping[str, tf.Tensor], factors: tf.Tensor
-    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-        """The three sums."""
-        weighed = self.task.loss(outputs, batch)
-        return weighed.loss * factors[0], weighed
-
-    def figures(self, sums: FloatArray) -> TaskFigures:
-        """The loss, and the share of right answers where the task has such."""
-        loss, _, right = sums / max(sums[1], 1.0)
-        return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
 
 
 # --- The denominators: what the two losses of a micro-batch are divided by before their gradients are added up

@@ -1,0 +1,153 @@
+"""What fine-tuning minimises, and how good a model is at a task.
+
+The loss of a task, like those of pretraining, is a sum and what the sum is divided by (`training.objective`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gaudi_bert.common.arrays import BatchArrays, Float32Array, FloatArray
+from gaudi_bert.rows.packs import place_packs
+from gaudi_bert.tasks.kinds.task import BertForTask, Draw, Task
+from gaudi_bert.tasks.task_data import EVALUATION_EPOCH, TaskData
+from gaudi_bert.training.distributed.communicator import Communicator
+
+
+@dataclass(frozen=True)
+class TaskFigures:
+    """Mean loss of a task, and the share of right answers; None where answers are not right or wrong."""
+
+    loss: float
+    accuracy: float | None
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.jsonl`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def line(self) -> str:
+        """For people."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in self.as_json().items())
+
+
+@dataclass(frozen=True)
+class TaskObjective:
+    """The loss of a task; the sums are those of its `LossSums`."""
+
+    task: Task
+    sums: int = 3
+    sequence_feature: str = "sequence_weights"
+
+    def weights(self, batch: BatchArrays) -> FloatArray:
+        """What the loss is a mean of; there is no second loss."""
+        return np.array([batch["target_weights"].sum(dtype=np.float64), 1.0])
+
+    def loss(
+        self, outputs: Any, batch: Mapping[str, tf.Tensor], factors: tf.Tensor
+    ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+        """The three sums."""
+        weighed = self.task.loss(outputs, batch)
+        return weighed.loss * factors[0], weighed
+
+    def figures(self, sums: FloatArray) -> TaskFigures:
+        """The loss, and the share of right answers where the task has such."""
+        loss, _, right = sums / max(sums[1], 1.0)
+        return TaskFigures(float(loss), float(right) if self.task.best_metric != "pearson" else None)
+
+
+# --- Evaluation: every sequence once, the same figures packed or not, on any number of processes
+#
+# The processes share the batches. The model's outputs for each sequence (or token) are put back into the order of the data,
+# added up over the processes, where all but one hold zeros, and only then measured. So no figure is a mean of means.
+
+
+@dataclass(frozen=True)
+class _TaskEvaluation:
+    """The result.
+
+    `sequences` counts windows of long rows each; `logits`, [N, C] or [T, C], are in the order of the data, and None for a
+    task without answers.
+    """
+
+    figures: Mapping[str, float]
+    best_metric: str
+    sequences: int
+    rows: int
+    logits: Float32Array | None = field(repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The metric that tells the best checkpoint."""
+        return self.figures[self.best_metric]
+
+    def as_json(self) -> dict[str, float]:
+        """By name, as in `metrics.json` and `metrics.jsonl`."""
+        return {**self.figures, "evaluated_rows": self.rows, "evaluated_sequences": self.sequences}
+
+    def line(self) -> str:
+        """For people."""
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in self.figures.items())
+        return f"{figures}; over {self.rows:,} rows"
+
+
+class TaskEvaluator:
+    """Evaluates one model on one set; the graph is traced once.
+
+    `seed` is that of masks, where the task draws some.
+    """
+
+    def __init__(
+        self,
+        model: BertForTask,
+        data: TaskData,
+        communicator: Communicator,
+        *,
+        batch_packs: int,
+        seed: int,
+        best_metric: str,
+    ) -> None:
+        self._model, self._data, self._communicator = model, data, communicator
+        self._shape = data.shape(min(batch_packs, max(1, data.packing.packs)))
+        self._draw, self._best_metric = Draw(seed, EVALUATION_EPOCH), best_metric
+        self._outputs = tf.function(self._trace, autograph=False, reduce_retracing=False)
+
+    def run(self) -> _TaskEvaluation:
+        """Evaluate; every process calls it at the same time."""
+        data, task, communicator = self._data, self._model.task, self._communicator
+        sequences = data.sequences
+        packs = data.packs_of(self._draw.seed, self._draw.epoch)
+        count = len(sequences.input_ids) if task.per_token else len(sequences)
+        logits = np.zeros((count, task.width), np.float32) if task.keeps_logits else None
+        sums = np.zeros(3, np.float64)
+        batch_packs = self._shape.packs
+        for first in range(communicator.rank * batch_packs, len(packs), communicator.size * batch_packs):
+            communicator.note("an evaluation", slow=first < communicator.size * batch_packs)
+            chosen = np.arange(first, min(first + batch_packs, len(packs)))
+            placed = place_packs(sequences, packs, chosen, self._shape)
+            batch = {**placed.features(sequences), **task.target_features(sequences, placed, self._draw)}
+            values, weighed = self._outputs({name: tf.constant(each) for name, each in batch.items()})
+            sums += weighed.numpy().astype(np.float64)
+            if logits is not None:
+                scatter = placed.scatter_tokens if task.per_token else placed.scatter_sequences
+                scatter(values.numpy(), logits)
+        loss, weight, right = communicator.sum_array(sums)
+        figures = {"loss": loss / max(weight, 1.0)}
+        if logits is not None:
+            if communicator.size > 1:
+                logits = communicator.sum_array(logits).astype(np.float32)
+            figures.update(task.metrics(logits, sequences, data.rows))
+        else:
+            figures.update(accuracy=right / max(weight, 1.0), perplexity=math.exp(min(figures["loss"], 700.0)))
+        rows = len(data.rows)
+        return _TaskEvaluation({n: float(v) for n, v in figures.items()}, self._best_metric, len(sequences), rows, logits)
+
+    def _trace(self, batch: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = self._model(batch)
+        weighed = tf.stack(self._model.task.loss(logits, batch))
+        return (logits if self._model.task.keeps_logits else tf.zeros([])), weighed
