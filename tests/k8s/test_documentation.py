@@ -1,4 +1,4 @@
-"""Every command of docs/kubernetes.md: those of gaudi-bert are run against a fake cluster, those of kubectl are built."""
+"""Every command of the pages on Kubernetes: those of gaudi-bert are run against a fake cluster, those of kubectl are built."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.builders.recorded_answers import GAUDI_NODE, STORAGE_CLASS, active, c
 from tests.k8s.schema_checks import check_schema
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+PAGES = [(ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("kubernetes", "kubernetes-details")]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "".join(PAGES), re.MULTILINE | re.DOTALL)
 COMMANDS = [line for language, block in BLOCKS if not language for line in block.splitlines()]
 
 
@@ -65,12 +65,12 @@ def cluster_environment(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("gaudi-bert")])
-def test_a_command_of_the_page_works(command: str, clone: Path, cluster_environment: dict[str, str]) -> None:
+def test_a_command_of_the_pages_works(command: str, clone: Path, cluster_environment: dict[str, str]) -> None:
     done = run_command(*shlex.split(command)[1:], folder=clone, environment=cluster_environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_folder_that_the_page_applies_can_be_built(clone: Path, kustomize: Callable[[Path], list[Any]]) -> None:
+def test_every_folder_that_the_pages_apply_can_be_built(clone: Path, kustomize: Callable[[Path], list[Any]]) -> None:
     assert any(command.startswith("kubectl apply -k ") for command in COMMANDS)
     for command in COMMANDS:
         if "--render" in command:
@@ -80,12 +80,12 @@ def test_every_folder_that_the_page_applies_can_be_built(clone: Path, kustomize:
             assert kustomize((clone / command.split()[-1]).resolve())
 
 
-def test_the_page_has_no_other_commands() -> None:
+def test_the_pages_have_no_other_commands() -> None:
     known = ("gaudi-bert ", "kubectl apply -k ", "kubectl create namespace ", "kubectl delete ")
     assert [command for command in COMMANDS if not command.startswith(known)] == []
 
 
-def test_what_the_page_deletes_are_the_jobs_of_the_demo_and_nothing_else() -> None:
+def test_what_the_pages_delete_are_the_jobs_of_the_demo_and_nothing_else() -> None:
     deleted = [shlex.split(command) for command in COMMANDS if command.startswith("kubectl delete ")]
     assert [words[2] for words in deleted] == ["jobs", "mpijobs"]
     settings = load_pipeline(ROOT / "pipelines" / "demo.yaml")
@@ -95,7 +95,7 @@ def test_what_the_page_deletes_are_the_jobs_of_the_demo_and_nothing_else() -> No
 
 
 @pytest.mark.parametrize("block", [block for language, block in BLOCKS if language == "yaml"])
-def test_the_settings_of_the_page_are_accepted(block: str) -> None:
+def test_the_settings_of_the_pages_are_accepted(block: str) -> None:
     manifests = render(pipeline_from_mapping(yaml.safe_load(block), "docs/kubernetes.md"))
     assert manifests.steps
     pytest.importorskip("kubernetes_validate")

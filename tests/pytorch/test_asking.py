@@ -65,7 +65,7 @@ def test_what_no_mask_is_right_for_is_refused(kind: str, head: str) -> None:
 @pytest.mark.repeated
 @pytest.mark.skipif(not LONG, reason="every type: only in `make test-long`")
 def test_every_type_is_right_or_refused() -> None:
-    """The table of docs/pytorch.md: no type may be wrong."""
+    """The table of docs/pytorch-models.md: no type may be wrong."""
     transformers.logging.set_verbosity_error()
     wrong, right = [], 0
     for head in HEADS:
