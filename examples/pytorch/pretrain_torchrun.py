@@ -1,10 +1,10 @@
-"""Pretrain BERT on packs in plain PyTorch, in one process or several; stop it, and go on with any number of them.
+"""Pretrain BERT on packs in plain PyTorch, in one process or several; stop it, and resume with any number of them.
 
     python examples/pytorch/pretrain_torchrun.py --data packed/ --out run/
     torchrun --standalone --nproc-per-node 2 examples/pytorch/pretrain_torchrun.py --data packed/ --out run/
 
 An update holds `--batch-packs` packs over all processes, in micro-batches of `--micro-batch-packs` on each, and its loss is
-divided by its own counts: neither number changes what is learnt.
+divided by its counts: neither number changes what is learnt.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def endless(loader: PackedLoader) -> Iterator[Any]:
 
 
 def train(options: argparse.Namespace, rank: int, processes: int) -> None:
-    """All updates that the checkpoint has not."""
+    """All updates that the checkpoint does not have."""
     metadata = read_metadata(options.data)
     config = BertConfig(
         vocab_size=metadata.vocabulary.size if metadata.vocabulary is not None else 30522,
@@ -62,8 +62,8 @@ def train(options: argparse.Namespace, rank: int, processes: int) -> None:
         hidden_dropout_prob=options.dropout,
         attention_probs_dropout_prob=options.dropout,
     )
-    micro_batches, left = divmod(options.batch_packs, options.micro_batch_packs * processes)
-    if left or not micro_batches:
+    micro_batches, remainder = divmod(options.batch_packs, options.micro_batch_packs * processes)
+    if remainder or not micro_batches:
         raise SystemExit(f"--batch-packs {options.batch_packs}: give a multiple of {options.micro_batch_packs * processes}")
     torch.manual_seed(options.seed)
     model = PackedBertForPreTraining(config)
@@ -106,7 +106,7 @@ def train(options: argparse.Namespace, rank: int, processes: int) -> None:
 
 
 def save(content: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     hidden = path.with_name(f".{path.name}.new")
     torch.save(content, hidden)

@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 examples/pytorch/pretrain_trainer.py --data packed/ --out run/
     python examples/pytorch/pretrain_trainer.py --gaudi --data packed/ --out run/
 
-The arguments are those of padded rows; `translate_arguments` makes of them what packs need. The same command goes on where a
-run was stopped, with any number of processes. What `--gaudi` calls is documented by optimum-habana; it has not met a card.
+The arguments are those of padded rows; `translate_arguments` translates them for packs. The same command resumes a stopped
+run, with any number of processes. `--gaudi` follows the documentation of optimum-habana; it has never run on a card.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ def make_trainer(options: argparse.Namespace) -> Any:
 
         adapt_transformers_to_gaudi()
         kind, target = PackedGaudiTrainer, "optimum-habana"
-        made = {
+        trainer_arguments = {
             "args": GaudiTrainingArguments(**arguments, use_habana=True, use_lazy_mode=True),
             "gaudi_config": GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True),
         }
     else:
         kind, target = PackedTrainer, "transformers-5"
-        made = {"args": TrainingArguments(**arguments, use_cpu=not torch.cuda.is_available())}
+        trainer_arguments = {"args": TrainingArguments(**arguments, use_cpu=not torch.cuda.is_available())}
     collator = PackCollator(
         target, config, gather_heads=True, masked_slots=metadata.masked_slots, depth=metadata.depth
     )  # the sizes of the metadata give every batch one static shape
     model = PackedBertForPreTraining(config)
     dataset = PackedDataset(options.data, rank, processes, options.seed)
-    return kind(model=model, train_dataset=dataset, data_collator=collator, **made)
+    return kind(model=model, train_dataset=dataset, data_collator=collator, **trainer_arguments)
 
 
 def main() -> None:

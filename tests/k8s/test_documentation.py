@@ -1,4 +1,4 @@
-"""Every command of the pages on Kubernetes: those of gaudi-bert are run against a fake cluster, those of kubectl are built."""
+"""Every command of the pages on Kubernetes: those of gaudi-bert run against a fake cluster, those of kubectl are built."""
 
 from __future__ import annotations
 
