@@ -9,14 +9,14 @@ from typing import Any, Literal
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.config.values import Precision
 from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences
-from gaudi_bert.rows.window_plan import WindowPlan, plan_window
-from gaudi_bert.tasks.answer_rows import Pooling, Precision, Runner
+from gaudi_bert.rows.window_plan import Runner, WindowPlan, plan_window
 from gaudi_bert.tasks.models.task_models import open_task_model, read_task_folder, weights_checksum
 from gaudi_bert.tasks.prediction import Compute, Embedder, PackRunner
 from gaudi_bert.training.tensorflow.device import Device, open_device
-from gaudi_bert.training.weights.model_files import tokenizer_length
+from gaudi_bert.training.weights.model_files import Pooling, tokenizer_length
 from gaudi_bert.training.weights.sources import read_weights
 
 
@@ -48,7 +48,7 @@ class BertFolder:
             normalize=normalize,
             compute_dtype=device.compute_dtype,
         )
-        return _BertRunner(embedder, "sequence", self.hidden_size, device, self.hidden_size, longest)
+        return _runner(embedder, "sequence", self.hidden_size, device, self.hidden_size, longest)
 
 
 class BertTaskFolder(BertFolder):
@@ -70,7 +70,7 @@ class BertTaskFolder(BertFolder):
         device = open_device("auto", precision)
         model = open_task_model(self._folder, task, compute_dtype=device.compute_dtype, weights=self.weights)
         per: Literal["sequence", "token"] = "token" if task.per_token else "sequence"
-        return _BertRunner(model, per, task.width, device, self.hidden_size, longest)
+        return _runner(model, per, task.width, device, self.hidden_size, longest)
 
     def answers(
         self, settings: TaskSettings, values: Float32Array, sequences: Sequences, rows: Sequence[Row]
@@ -79,27 +79,14 @@ class BertTaskFolder(BertFolder):
         return self._folder.make_task(settings).answers(values, sequences, rows)
 
 
-class _BertRunner:
+def _runner(
+    compute: Compute, per: Literal["sequence", "token"], width: int, device: Device, hidden_size: int, longest: int
+) -> Runner:
     """A model on a device; a card that compiles gets one shape."""
+    one_shape = device.kind == "hpu"
 
-    def __init__(
-        self,
-        compute: Compute,
-        per: Literal["sequence", "token"],
-        width: int,
-        device: Device,
-        hidden_size: int,
-        longest: int,
-    ) -> None:
-        one_shape = device.kind == "hpu"
-        self._runner = PackRunner(compute, per=per, width=width, device=device.name, one_shape=one_shape)
-        self._hidden_size, self._one_length = hidden_size, longest if one_shape else None
+    def plan(sequences: Sequences, packed: bool) -> WindowPlan:
+        one_length = longest if one_shape else None
+        return plan_window(sequences.lengths, hidden_size=hidden_size, packed=packed, one_length=one_length)
 
-    def plan(self, sequences: Sequences, packed: bool) -> WindowPlan:
-        """How the sequences of a window share rows."""
-        lengths = sequences.lengths
-        return plan_window(lengths, hidden_size=self._hidden_size, packed=packed, one_length=self._one_length)
-
-    def run(self, sequences: Sequences, plan: WindowPlan) -> Float32Array:
-        """The outputs for each sequence, or for each token."""
-        return self._runner.run(sequences, plan)
+    return Runner(plan, PackRunner(compute, per=per, width=width, device=device.name, one_shape=one_shape).run)
