@@ -56,7 +56,7 @@ STOREYS = {
         *("results", "checkpoint", "stored_inputs", "mlperf", "loop", "weights"),
         *("run", "train", "evaluate", "verify_model", "check_graph"),
     ),
-    "tasks": ("kinds", "task_data", "objective", "prediction", "models", "finetune", "predict", "embed"),
+    "tasks": ("kinds", "task_data", "objective", "models", "finetune", "predict", "embed"),
     "runners": ("docker", "kubernetes", "doctor"),
     "cli": ("data_commands", "estimate_commands", "model_commands", "pipeline_commands", "cluster_commands", "main"),
 }

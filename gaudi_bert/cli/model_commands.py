@@ -189,13 +189,13 @@ def predict(
     json: arguments.Json = False,
 ) -> None:
     """The answers of a fine-tuned model, one JSON line per row, in the order of the rows."""
-    from gaudi_bert.tasks.predict import PredictOptions
-    from gaudi_bert.tasks.predict import predict as run
+    from gaudi_bert.tasks import predict as stage
+    from gaudi_bert.tasks.answer_rows import PredictOptions
 
     options = PredictOptions(max_sequence_length, precision, not unpacked, on_bad_row)  # type: ignore[arg-type]
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     changes = arguments.task_settings(set_, rows).model_dump(exclude_unset=True)
-    result = run(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
+    result = stage.predict(model, data, out, options, changes, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, output.describe_answers)
 
@@ -229,21 +229,20 @@ def embed(
     json: arguments.Json = False,
 ) -> None:
     """A vector for each text, in the order of the texts."""
-    from gaudi_bert.tasks.embed import EmbedOptions
-    from gaudi_bert.tasks.embed import embed as run
+    from gaudi_bert.tasks import embed as stage
 
-    options = EmbedOptions(
-        pooling,  # type: ignore[arg-type]
-        normalize,
+    options = stage.EmbedOptions(
         max_sequence_length,
         precision,  # type: ignore[arg-type]
         not unpacked,
         on_bad_row,  # type: ignore[arg-type]
+        pooling,  # type: ignore[arg-type]
+        normalize,
         prompt,
         prompt_name,
     )
     rows = arguments.row_options(columns, text_column, text_pair_column, label_column, no_header, format_)
     settings = arguments.task_settings(["task.too_long=truncate", *(set_ or ())], rows)
-    result = run(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
+    result = stage.embed(model, data, out, options, settings, reporter=Reporter(), overwrite=overwrite)
     if out != "-":
         output.print_result(result, json, output.describe_answers)

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from gaudi_bert.common.arrays import IntArray
+from gaudi_bert.common.arrays import Float32Array, IntArray
 from gaudi_bert.common.dealing import deal_sequences
 from gaudi_bert.packing.algorithms import solve
 from gaudi_bert.packing.heuristics import OpenPacks, fill_open_packs
 from gaudi_bert.packing.mixture import Mixture, coverage, packs_of, sorted_mixture
 from gaudi_bert.rows.packs import Packs
+from gaudi_bert.rows.types import Sequences
 
 LEAST_GAIN = 1.02
 """What packing must save at least, unpacked cost / packed cost; below it every sequence gets a row of its own, in one of a
@@ -67,6 +69,17 @@ class WindowPlan:
     def padding(self) -> float:
         """Share of the slots that hold nothing."""
         return 1 - self.tokens / self.slots if self.slots else 0.0
+
+
+class Runner(NamedTuple):
+    """A model with its weights, in any software.
+
+    `plan(sequences, packed)` packs a window; `run(sequences, plan)` returns the outputs for each sequence, [N, C], or for
+    each token, [T, C].
+    """
+
+    plan: Callable[[Sequences, bool], WindowPlan]
+    run: Callable[[Sequences, WindowPlan], Float32Array]
 
 
 def row_cost(length: int, hidden_size: int) -> float:

@@ -231,7 +231,8 @@ class LocalRun:
 
     def predict(self) -> StageResult:
         """Rows and a model of the task to answers."""
-        from gaudi_bert.tasks.predict import PredictOptions, predict
+        from gaudi_bert.tasks.answer_rows import PredictOptions
+        from gaudi_bert.tasks.predict import predict
 
         settings = self.settings.predict
         return predict(

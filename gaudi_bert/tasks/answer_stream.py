@@ -1,10 +1,10 @@
-"""Windows of rows answered one after the other: from a file or a pipe, to a file or a pipe, in bounded memory.
+"""Answers written window by window: to a file or a pipe, in bounded memory.
 
-Beside OUT lie `.OUT.partial`, the answers so far, and `.OUT.progress.json`, which says how much of them counts. A window is
-first flushed to the disk and then counted: what a killed run wrote beyond the count is cut off. When all windows are
-written, the partial file gets its name and the count is removed. Windows count again where their rows are the same, though
-a later row was mended meanwhile. Answers for an object store are uploaded once they are complete: a run that is killed
-before that starts again.
+Next to OUT are `.OUT.partial`, the answers so far, and `.OUT.progress.json`, which states how much of them counts. A window
+is first flushed to the disk and then counted: what a killed run wrote beyond the count is cut off. When all windows are
+written, the partial file gets its name and the count is removed. A window is not answered again if its rows are the same,
+even if a later row was fixed meanwhile. Answers for an object store are uploaded once they are complete: a run that is
+killed before that starts again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO
 
 from gaudi_bert.artefacts.base import Artefact, Count, Sha256
 from gaudi_bert.artefacts.completion import Signature, begin_artefact
@@ -31,57 +32,12 @@ from gaudi_bert.common.files import (
 )
 from gaudi_bert.common.progress import LOG_LINE_EVERY_SECONDS, Reporter
 from gaudi_bert.rows.reading import windows
-from gaudi_bert.rows.types import BadRow, Row
+from gaudi_bert.rows.types import BadRow, Row, Sequences
+from gaudi_bert.rows.window_plan import WindowPlan
+from gaudi_bert.tasks.answer_rows import STANDARD_OUTPUT, ModelRows
 
 WINDOW_ROWS = 8192
 """Rows that are packed, answered and written together."""
-STANDARD_OUTPUT = "-"
-
-
-class WindowAnswers(NamedTuple):
-    """The bytes to write for a window; rows that were too long, tokens, slots of all packs, gain by packing; bad rows."""
-
-    data: bytes
-    cut_rows: int
-    tokens: int
-    slots: int
-    gain: float
-    bad_rows: int = 0
-
-
-class Answerer(Protocol):
-    """Answers windows of rows."""
-
-    def check(self, rows: Sequence[Row | BadRow]) -> None:
-        """Refuse rows that `answer` would refuse."""
-
-    def answer(self, rows: Sequence[Row | BadRow]) -> WindowAnswers:
-        """Answer a window of rows."""
-
-
-@dataclass(frozen=True)
-class RowSource:
-    """Rows that are read from the front, as often as it takes; once where they come from a pipe."""
-
-    read: Callable[[], Iterator[Row | BadRow]]
-    from_pipe: bool = False
-
-
-@dataclass(frozen=True)
-class Destination:
-    """Where answers go.
-
-    Attributes:
-        out: a file, or `-` for standard output, which cannot be resumed.
-        signature: of settings and inputs.
-        finish: makes the file of all windows.
-        overwrite: replace what other settings made.
-    """
-
-    out: str
-    signature: Signature
-    finish: Callable[[RowStream], None]
-    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +50,7 @@ class StreamResult:
         tokens: of all sequences.
         padding: share of the computed slots that held no token.
         packed: whether rows were packed anywhere.
-        bad_rows: rows that cannot be read and are named in their places.
+        bad_rows: rows that cannot be read; their answers name the problem.
         max_sequence_length: to how many tokens rows were cut.
     """
 
@@ -108,103 +64,176 @@ class StreamResult:
     max_sequence_length: int = 0
 
 
-def answer_stream(
-    source: RowSource,
-    answerer: Answerer,
-    destination: Destination,
-    reporter: Reporter,
-    window_rows: int | None = None,
-) -> StreamResult:
-    """Answer all rows in windows (of `WINDOW_ROWS`); those of a file are all read before anything is computed."""
-    window_rows = WINDOW_ROWS if window_rows is None else window_rows
-    if destination.out == STANDARD_OUTPUT:
-        _check(source, answerer, window_rows)
-        batches = windows(source.read(), window_rows)
-        return _answer_windows(batches, answerer, _StreamProgress(signature="0" * 64), _write_to_pipe, reporter)
-    path = Path(destination.out)
-    with exclusive_lock(path, str(path)):
-        stream = RowStream(path, destination.signature, destination.overwrite and source.from_pipe, destination.overwrite)
-        if stream.finished:
-            if source.from_pipe:
-                raise InputError(f"{path}: already exists; choose another file, or pass --overwrite")
-            reporter.say(f"{shown(path)}: already there, nothing to do")
-            return StreamResult(0, 0, 0, 0.0, False, skipped=True)
-        _check(source, answerer, window_rows)
-        batches = windows(source.read(), window_rows)
-        if not _skip_answered(batches, stream.progress):
-            if source.from_pipe:
-                raise InputError(f"{path}: standard input brings other rows than those answered already; pass --overwrite")
-            stream.start_anew()
-            batches = windows(source.read(), window_rows)
-        if stream.progress.rows:
-            reporter.say(f"{shown(path)}: going on after {stream.progress.rows:,} rows")
-        result = _answer_windows(batches, answerer, stream.progress, stream.append, reporter)
-        destination.finish(stream)
-    return result
+@contextmanager
+def open_answers(
+    out: str, signature: Signature, rows: ModelRows, reporter: Reporter, *, overwrite: bool
+) -> Iterator[AnswerStream]:
+    """Where the answers to `rows` go: a file, or `-` for standard output, which cannot be resumed.
+
+    `overwrite` replaces what other settings made; else they are refused.
+    """
+    if out == STANDARD_OUTPUT:
+        yield AnswerStream(rows, reporter)
+        return
+    with exclusive_lock(Path(out), str(Path(out))):
+        yield AnswerFile(Path(out), signature, rows, reporter, overwrite)
 
 
-def _check(source: RowSource, answerer: Answerer, window_rows: int) -> None:
-    """Find what cannot be read before anything is computed; a pipe can be read once only."""
-    if not source.from_pipe:
-        for window in windows(source.read(), window_rows):
-            answerer.check(window)
+class AnswerStream:
+    """Answers to standard output.
+
+    Attributes:
+        finished: nothing remains to do.
+        progress: what is done.
+    """
+
+    name = "standard output"
+    finished = False
+
+    def __init__(self, rows: ModelRows, reporter: Reporter) -> None:
+        self.progress = _StreamProgress(signature="0" * 64)
+        self._rows, self._reporter = rows, reporter
+        self._reported_gain, self._packed, self._last_line = False, False, 0.0
+
+    def windows(self) -> Iterator[list[Row | BadRow]]:
+        """The rows without an answer. Those of a file are all checked before the first window; a pipe is read once only."""
+        say: Callable[[str], None] | None = self._reporter.say
+        if not self._rows.from_pipe:
+            for window in windows(self._rows.read(say), WINDOW_ROWS):
+                self._rows.check(window)
+            say = None
+        remaining = windows(self._rows.read(say), WINDOW_ROWS)
+        if not self._skip_answered(remaining):
+            if self._rows.from_pipe:
+                raise InputError(
+                    f"{self.name}: standard input brings other rows than those answered already; pass --overwrite"
+                )
+            self.progress = _StreamProgress(signature=self.progress.signature)
+            remaining = windows(self._rows.read(), WINDOW_ROWS)
+        if self.progress.rows:
+            self._reporter.say(f"{self.name}: resuming after row {self.progress.rows:,}")
+        self._last_line = time.monotonic()
+        yield from remaining
+        if not self.progress.rows:
+            raise InputError("the input holds no rows; give it at least one")
+
+    def _skip_answered(self, remaining: Iterator[list[Row | BadRow]]) -> bool:
+        """Skip the rows that are answered; False if they are not the same as then."""
+        rows, checksum = self.progress.rows, 0
+        while rows > 0 and (window := next(remaining, None)):
+            checksum = _checksum(window, checksum)
+            rows -= len(window)
+        return rows == 0 and checksum == self.progress.input_checksum
+
+    def append(
+        self,
+        window: Sequence[Row | BadRow],
+        answers: bytes,
+        sequences: Sequences | None,
+        plan: WindowPlan | None,
+        bad_rows: int,
+    ) -> None:
+        """Write the answers to a window; report what packing gains, once, and how many rows are done."""
+        tokens, slots, gain = (plan.tokens, plan.slots, plan.gain) if plan is not None else (0, 0, 1.0)
+        done = self.progress
+        self.progress = done.model_copy(
+            update={
+                "rows": done.rows + len(window),
+                "input_checksum": _checksum(window, done.input_checksum),
+                "cut_rows": done.cut_rows + (0 if sequences is None else sequences.cut_rows),
+                "tokens": done.tokens + tokens,
+                "slots": done.slots + slots,
+                "bad_rows": done.bad_rows + bad_rows,
+            }
+        )
+        self.write(answers)
+        if not self._reported_gain:
+            self._reporter.say(_describe_packing(tokens, slots, gain))
+            self._reported_gain = True
+        self._packed |= gain > 1
+        if self._reporter.live or time.monotonic() - self._last_line >= LOG_LINE_EVERY_SECONDS:
+            self._last_line = time.monotonic()
+            self._reporter.show(f"{self.progress.rows:,} rows")
+
+    def write(self, answers: bytes) -> None:
+        """Write the answers to a window, which `progress` has counted."""
+        sys.stdout.buffer.write(answers)
+        sys.stdout.buffer.flush()
+
+    def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
+        """Make the file of all windows; `convert(partial, handle)` writes it if it is not the answers as they are."""
+
+    def result(self) -> StreamResult:
+        """What was done, and a line on rows that were cut or cannot be read."""
+        length = self._rows.max_sequence_length
+        if self.finished:
+            return StreamResult(0, 0, 0, 0.0, False, skipped=True, max_sequence_length=length)
+        done = self.progress
+        if done.cut_rows:
+            were = "cut to" if self._rows.settings.too_long == "truncate" else "read in windows of"
+            self._reporter.say(f"{done.cut_rows:,} of {done.rows:,} rows were too long and were {were} {length} tokens")
+        if done.bad_rows:
+            self._reporter.say(f"{done.bad_rows:,} of {done.rows:,} rows cannot be read: their answers name the problem")
+        padding = round(1 - done.tokens / done.slots, 4) if done.slots else 0.0
+        return StreamResult(
+            done.rows, done.cut_rows, done.tokens, padding, self._packed, bad_rows=done.bad_rows, max_sequence_length=length
+        )
 
 
-def _write_to_pipe(data: bytes, progress: _StreamProgress) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+class AnswerFile(AnswerStream):
+    """A file that grows by windows; it is finished if it exists already, of the same settings and inputs."""
 
+    def __init__(self, out: Path, signature: Signature, rows: ModelRows, reporter: Reporter, overwrite: bool) -> None:
+        super().__init__(rows, reporter)
+        self.out, self.name = out, str(shown(out))
+        self._partial, self._count = hidden_beside(out, "partial"), hidden_beside(out, "progress.json")
+        self.finished = begin_artefact(out, out, signature, overwrite)
+        if self.finished:
+            if rows.from_pipe:
+                raise InputError(f"{out}: already exists; choose another file, or pass --overwrite")
+            reporter.say(f"{self.name}: already there, nothing to do")
+        inputs = {name: value for name, value in signature.inputs.items() if name != "data"}
+        self.progress = _StreamProgress(signature=replace(signature, inputs=inputs).sha256)
+        starts_again = overwrite and rows.from_pipe
+        if not self.finished and not starts_again and self._count.exists() and self._partial.exists():
+            stored = _StreamProgress.read(self._count)
+            if stored.signature == self.progress.signature and self._partial.stat().st_size >= stored.bytes:
+                self.progress = stored
+        self._handle: BinaryIO | None = None
 
-def _skip_answered(batches: Iterator[list[Row | BadRow]], progress: _StreamProgress) -> bool:
-    """Pass over the rows that are answered; whether they are the same as then."""
-    remaining, checksum = progress.rows, 0
-    while remaining > 0 and (window := next(batches, None)):
-        checksum = _checksum(window, checksum)
-        remaining -= len(window)
-    return remaining == 0 and checksum == progress.input_checksum
+    def write(self, answers: bytes) -> None:
+        """Write the answers to a window, then count them."""
+        with explained_os_errors(self.out, "write"):
+            handle = self._open()
+            handle.write(answers)
+            handle.flush()
+            os.fsync(handle.fileno())
+            size = handle.tell()
+        self.progress = self.progress.model_copy(update={"bytes": size})
+        self.progress.write(self._count)
 
+    def finish(self, convert: Callable[[Path, BinaryIO], None] | None = None) -> None:
+        """Give the file its name, or make another one of it."""
+        self._open().close()
+        self._handle = None
+        if convert is None:
+            put_in_place(self._partial, self.out)
+        else:
+            with atomic_file(self.out) as handle:
+                convert(self._partial, handle)
+            self._partial.unlink(missing_ok=True)
+        self._count.unlink(missing_ok=True)
 
-def _checksum(window: Sequence[Row | BadRow], before: int) -> int:
-    for row in window:
-        before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
-    return before
-
-
-def _answer_windows(
-    batches: Iterator[list[Row | BadRow]],
-    answerer: Answerer,
-    progress: _StreamProgress,
-    write: Callable[[bytes, _StreamProgress], None],
-    reporter: Reporter,
-) -> StreamResult:
-    """Answer and write each window; report what packing gains, once, and how many rows are done."""
-    reported_gain, packed, last_line = False, False, time.monotonic()
-    for window in batches:
-        answers = answerer.answer(window)
-        progress = progress.after(answers, len(window), _checksum(window, progress.input_checksum))
-        write(answers.data, progress)
-        if not reported_gain:
-            reporter.say(_describe_packing(answers))
-            reported_gain = True
-        packed |= answers.gain > 1
-        if reporter.live or time.monotonic() - last_line >= LOG_LINE_EVERY_SECONDS:
-            last_line = time.monotonic()
-            reporter.show(f"{progress.rows:,} rows")
-    if not progress.rows:
-        raise InputError("the input holds no rows; give it at least one")
-    padding = 1 - progress.tokens / progress.slots if progress.slots else 0.0
-    rows, cut, bad = progress.rows, progress.cut_rows, progress.bad_rows
-    return StreamResult(rows, cut, progress.tokens, round(padding, 4), packed, bad_rows=bad)
-
-
-def _describe_packing(answers: WindowAnswers) -> str:
-    padding = f"{100 * (1 - answers.tokens / max(answers.slots, 1)):.1f} % padding"
-    if answers.gain > 1:
-        return f"packing: on, {answers.gain:.2f} times less computation than with one sequence per row, {padding}"
-    return f"packing: off, it would gain less than 2 % on these rows; {padding}"
-
-
-# --- a file that grows window by window
+    def _open(self) -> BinaryIO:
+        """The partial file, cut to what counts."""
+        if self._handle is None:
+            with explained_os_errors(self.out, "write"):
+                self.out.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666)
+                os.ftruncate(descriptor, self.progress.bytes)
+                self._handle = os.fdopen(descriptor, "r+b")
+                self._handle.seek(self.progress.bytes)
+        return self._handle
 
 
 class _StreamProgress(Artefact):
@@ -214,7 +243,7 @@ class _StreamProgress(Artefact):
         signature: of settings and inputs but for the rows, SHA-256.
         rows: input rows that are answered.
         bytes: of the partial file.
-        input_checksum: CRC-32 of those rows, to recognise them: a later row may have been mended.
+        input_checksum: CRC-32 of those rows, to recognise them: a later row may have been fixed.
         cut_rows, tokens, slots, bad_rows: sums over all windows.
     """
 
@@ -229,86 +258,15 @@ class _StreamProgress(Artefact):
     slots: Count = 0
     bad_rows: Count = 0
 
-    def after(self, answers: WindowAnswers, rows: int, input_checksum: int) -> _StreamProgress:
-        """The progress when one more window is answered, but for `bytes`."""
-        return self.model_copy(
-            update={
-                "rows": self.rows + rows,
-                "input_checksum": input_checksum,
-                "cut_rows": self.cut_rows + answers.cut_rows,
-                "tokens": self.tokens + answers.tokens,
-                "slots": self.slots + answers.slots,
-                "bad_rows": self.bad_rows + answers.bad_rows,
-            }
-        )
+
+def _checksum(window: Sequence[Row | BadRow], before: int) -> int:
+    for row in window:
+        before = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"), before)
+    return before
 
 
-class RowStream:
-    """A file that grows by windows of rows.
-
-    Args:
-        out: the file to make.
-        signature: of this run.
-        anew: nothing of an earlier run counts.
-        overwrite: replace what other settings made; else they are refused.
-
-    Attributes:
-        finished: the file exists already, of the same settings and inputs.
-        progress: what is done.
-    """
-
-    def __init__(self, out: Path, signature: Signature, anew: bool = False, overwrite: bool = False) -> None:
-        self.out = out
-        self._partial, self._count = hidden_beside(out, "partial"), hidden_beside(out, "progress.json")
-        self.finished = begin_artefact(out, out, signature, overwrite)
-        inputs = {name: value for name, value in signature.inputs.items() if name != "data"}
-        self.progress = _StreamProgress(signature=replace(signature, inputs=inputs).sha256)
-        if not self.finished and not anew and self._count.exists() and self._partial.exists():
-            stored = _StreamProgress.read(self._count)
-            if stored.signature == self.progress.signature and self._partial.stat().st_size >= stored.bytes:
-                self.progress = stored
-        self._handle: BinaryIO | None = None
-
-    def start_anew(self) -> None:
-        """Nothing of an earlier run counts."""
-        self.progress = _StreamProgress(signature=self.progress.signature)
-
-    def append(self, data: bytes, progress: _StreamProgress) -> None:
-        """Write a window and count it; `progress` is what is done with it, but for `bytes`."""
-        with explained_os_errors(self.out, "write"):
-            handle = self._open()
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-            size = handle.tell()
-        self.progress = progress.model_copy(update={"bytes": size})
-        self.progress.write(self._count)
-
-    def finish(self) -> None:
-        """Give the file its name."""
-        self._close()
-        put_in_place(self._partial, self.out)
-        self._count.unlink(missing_ok=True)
-
-    def finish_as(self, write: Callable[[Path, BinaryIO], None]) -> None:
-        """Make another file of the partial one: `write(partial, handle)` writes it."""
-        self._close()
-        with atomic_file(self.out) as handle:
-            write(self._partial, handle)
-        self._partial.unlink(missing_ok=True)
-        self._count.unlink(missing_ok=True)
-
-    def _open(self) -> BinaryIO:
-        if self._handle is None:
-            with explained_os_errors(self.out, "write"):
-                self.out.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT, 0o666)
-                os.ftruncate(descriptor, self.progress.bytes)
-                self._handle = os.fdopen(descriptor, "r+b")
-                self._handle.seek(self.progress.bytes)
-        return self._handle
-
-    def _close(self) -> None:
-        """Close the partial file, which holds what counts and nothing more."""
-        self._open().close()
-        self._handle = None
+def _describe_packing(tokens: int, slots: int, gain: float) -> str:
+    padding = f"{100 * (1 - tokens / max(slots, 1)):.1f} % padding"
+    if gain > 1:
+        return f"packing: on, {gain:.2f} times less computation than with one sequence per row, {padding}"
+    return f"packing: off, it would gain less than 2 % on these rows; {padding}"

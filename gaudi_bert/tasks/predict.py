@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.config.places import StoreSettings
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.tokenizer import open_tokenizer
+from gaudi_bert.rows.tokenizing import check_policy
 from gaudi_bert.rows.types import Row, Sequences
-from gaudi_bert.tasks.answer_rows import OnBadRow, Precision, RowModel, Runner, answer_rows, check_choice, chosen_length
-from gaudi_bert.tasks.answer_stream import StreamResult
+from gaudi_bert.rows.window_plan import Runner
+from gaudi_bert.tasks.answer_rows import ModelRows, PredictOptions, local_files
+from gaudi_bert.tasks.answer_stream import AnswerStream, StreamResult, open_answers
 from gaudi_bert.tasks.models.model_folders import open_task_folder
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """How rows are answered.
-
-    Attributes:
-        max_sequence_length: most tokens of a sequence; None for what the model was trained with.
-        precision: of the matrix products.
-        packed: False gives each sequence a row of its own.
-        on_bad_row: what becomes of a row that cannot be read.
-    """
-
-    max_sequence_length: int | None = None
-    precision: Precision = "float32"
-    packed: bool = True
-    on_bad_row: OnBadRow = "stop"
-
-    def __post_init__(self) -> None:
-        check_choice("precision", self.precision, get_args(Precision))
-        check_choice("on-bad-row", self.on_bad_row, get_args(OnBadRow))
 
 
 def predict(
@@ -51,59 +32,71 @@ def predict(
     overwrite: bool = False,
     store: StoreSettings | None = None,
 ) -> StreamResult:
-    """Answer the rows of a file; see `answer_rows`.
+    """Answer the rows of a file.
 
     Args:
-        model: a folder that `finetune`, or transformers for one of its `BertFor...`, wrote; with its tokenizer.
-        data: a file of rows.
-        out: a file for JSON lines.
+        model: a folder that `finetune`, or transformers for one of its `BertFor...`, wrote, with its tokenizer; or its URL
+            in an object store.
+        data: a file of rows, or its URL, or `-`.
+        out: the file of JSON lines, or its URL, or `-` for standard output, which cannot be resumed.
         options: how.
         changes: of the task settings that the model was trained with, by name.
-        reporter, overwrite, store: as everywhere.
+        reporter: where progress goes.
+        overwrite: replace what other settings made.
+        store: how object stores are reached.
     """
-    return answer_rows(
-        lambda folder: _TaskModel(folder, options, changes),
-        model,
-        data,
-        out,
-        reporter=reporter,
-        overwrite=overwrite,
-        store=store,
-    )
-
-
-class _TaskModel(RowModel):
-    """A fine-tuned model."""
-
-    stage = "predict"
-
-    def __init__(self, path: Path, options: PredictOptions, changes: Mapping[str, Any]) -> None:
-        self._folder = folder = open_task_folder(path)
+    with local_files(model, data, out, store) as (path, rows_file, answers_file):
+        folder = open_task_folder(path)
         name = changes.get("name", folder.task)
         if name != folder.task:
             raise InputError(f"task.name = {name}: {path} is a model of {folder.task}; leave it out, or fine-tune another")
         # The columns that the model was trained on are defaults: those that are named here must apply.
         settings = TaskSettings.model_construct(_fields_set=set(changes), **{**dict(folder.settings), **changes})
-        length = chosen_length(options.max_sequence_length, folder.positions, folder.usual_length)
-        super().__init__(path, folder, settings, length, options.precision, options.packed, options.on_bad_row)
-        self.task, self.labels, self._options = folder.task, folder.labels, options
+        length = options.sequence_length(folder.positions, folder.usual_length)
+        tokenizer = open_tokenizer(path)
+        folder.check_fits(tokenizer)
+        rows = ModelRows(rows_file, settings, tokenizer, length, options.on_bad_row, folder.task, folder.labels)
+        chosen = {"max_sequence_length": length, "precision": options.precision, "packed": options.packed}
+        signature = rows.signature("predict", chosen, folder.identity)
+        check_policy(folder.task, settings)
+        runner = folder.answerer(settings, options.precision, length)
 
-    def options(self) -> dict[str, Any]:
-        """Those of the command, settled."""
-        chosen = self._options
-        return {"max_sequence_length": self.max_sequence_length, "precision": chosen.precision, "packed": chosen.packed}
+        def lines(outputs: Float32Array, sequences: Sequences, answered: Sequence[Row]) -> list[bytes]:
+            return list(map(_json_line, folder.answers(settings, outputs, sequences, answered)))
 
-    def open(self) -> Runner:
-        """The model with the head of the task."""
-        return self._folder.answerer(self.settings, self.precision, self.max_sequence_length)
+        with open_answers(answers_file, signature, rows, reporter, overwrite=overwrite) as answers:
+            if not answers.finished:
+                answer_windows(rows, runner, answers, options.packed, lines, _problem_line)
+                answers.finish()
+        return answers.result()
 
-    def encode(self, values: Float32Array, sequences: Sequences, rows: list[Row]) -> list[bytes]:
-        """One JSON line per row."""
-        return list(map(_json_line, self._folder.answers(self.settings, values, sequences, rows)))
 
-    def encode_problem(self, problem: str) -> bytes:
-        """A line that says what is wrong with the row."""
-        return _json_line({"error": problem})
+def answer_windows(
+    rows: ModelRows,
+    runner: Runner,
+    answers: AnswerStream,
+    packed: bool,
+    encode: Callable[[Float32Array, Sequences, Sequence[Row]], list[bytes]],
+    encode_problem: Callable[[str], bytes],
+) -> None:
+    """Answer all rows that have no answer yet, a window at a time.
+
+    `encode` turns the outputs for the sequences of rows into what is written for each row, `encode_problem` what is wrong
+    with a row that cannot be read.
+    """
+    for window in answers.windows():
+        good, sequences, problems = rows.tokenized(window)
+        plan, encoded = None, []
+        if sequences is not None:
+            plan = runner.plan(sequences, packed)
+            encoded = encode(runner.run(sequences, plan), sequences, good)
+        following = iter(encoded)
+        all_rows = (encode_problem(problems[row]) if row in problems else next(following) for row in range(len(window)))
+        answers.append(window, b"".join(all_rows), sequences, plan, len(problems))
+
+
+def _problem_line(problem: str) -> bytes:
+    return _json_line({"error": problem})
 
 
 def _json_line(content: Mapping[str, Any]) -> bytes:

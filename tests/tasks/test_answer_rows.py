@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from gaudi_bert.artefacts.completion import Signature
 from gaudi_bert.common.errors import InputError
-from gaudi_bert.rows.types import BadRow, Row, TextRow
-from gaudi_bert.tasks.answer_stream import Destination, RowSource, StreamResult, WindowAnswers, answer_stream
+from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.rows.tokenizer import RowTokenizer
+from gaudi_bert.rows.types import BadRow, Row, Sequences, TextRow
+from gaudi_bert.rows.window_plan import WindowPlan
+from gaudi_bert.tasks import answer_stream
+from gaudi_bert.tasks.answer_rows import ModelRows
+from gaudi_bert.tasks.answer_stream import StreamResult, open_answers
 from tests.builders.reporters import QUIET
 
 ROWS: list[Row] = [TextRow(number, f"text {number}") for number in range(1, 24)]
@@ -28,17 +36,29 @@ class Answer:
     def __init__(self, dies_in: int | None = None) -> None:
         self.windows, self.dies_in = 0, dies_in
 
-    def check(self, rows: Sequence[Row | BadRow]) -> None:
-        """Refuses what is bad."""
-        for row in rows:
-            if row == BAD:
-                raise InputError("row 8: has 92 tokens")
-
-    def answer(self, rows: Sequence[Row | BadRow]) -> WindowAnswers:
+    def __call__(self, window: Sequence[Row | BadRow]) -> bytes:
         if self.windows == self.dies_in:
             raise KilledError
         self.windows += 1
-        return WindowAnswers(b"".join(b"<%d>\n" % row.number for row in rows), 1, 10, 16, 1.5)
+        return b"".join(b"<%d>\n" % row.number for row in window)
+
+
+@dataclass(frozen=True)
+class Rows(ModelRows):
+    """Rows that are given, not read; BAD is refused."""
+
+    given: Callable[[], Iterator[Row]] = field(default=lambda: iter(ROWS))
+
+    def read(self, say: Any = None) -> Iterator[Row | BadRow]:
+        return self.given()
+
+    def check(self, window: Sequence[Row | BadRow]) -> None:
+        if BAD in window:
+            raise InputError("row 8: has 92 tokens")
+
+
+SEQUENCES = Sequences(*np.zeros((4, 1), np.int64), cut_rows=1)
+PLAN = WindowPlan((), 10, 16, 1.5)
 
 
 def run(
@@ -52,9 +72,19 @@ def run(
     overwrite: bool = False,
 ) -> StreamResult:
     signature = Signature("predict", {"setting": setting}, {"data": data})
-    destination = Destination(str(out), signature, lambda stream: stream.finish(), overwrite)
-    source = RowSource(rows if callable(rows) else lambda: iter(rows), not replayable)
-    return answer_stream(source, answer, destination, QUIET, window_rows=5)
+    given = rows if callable(rows) else lambda: iter(rows)
+    source = Rows("x.jsonl" if replayable else "-", TaskSettings(), cast(RowTokenizer, None), 64, "stop", given=given)
+    with open_answers(str(out), signature, source, QUIET, overwrite=overwrite) as answers:
+        if not answers.finished:
+            for window in answers.windows():
+                answers.append(window, answer(window), SEQUENCES, PLAN, 0)
+            answers.finish()
+    return answers.result()
+
+
+@pytest.fixture(autouse=True)
+def windows_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 5)
 
 
 def left_beside(out: Path) -> list[str]:

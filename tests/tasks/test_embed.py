@@ -13,7 +13,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
 from gaudi_bert.tasks import answer_stream
-from gaudi_bert.tasks.answer_stream import RowStream, StreamResult
+from gaudi_bert.tasks.answer_stream import AnswerFile, StreamResult
 from gaudi_bert.tasks.embed import EmbedOptions, embed
 from tests.builders.agree import agree
 from tests.builders.bert_folder import write_bert
@@ -93,19 +93,19 @@ def test_options_differ_from_the_folder_s_own(folder: Path, data: Path, expected
 
 def test_killed_between_windows(folder: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of seven rows. A kill while the third is written leaves what is on the disk then, and a part of it."""
-    append, calls = RowStream.append, []
+    write, calls = AnswerFile.write, []
 
-    def dying(stream: RowStream, window: bytes, progress: Any) -> None:
-        calls.append(stream)
+    def dying(answers: AnswerFile, window: bytes) -> None:
+        calls.append(window)
         if len(calls) == 3:
             shutil.copytree(tmp_path / "whole", tmp_path / "killed")
             with (tmp_path / "killed" / ".v.npy.partial").open("ab") as handle:
                 handle.write(window[:11])
-        append(stream, window, progress)
+        write(answers, window)
 
     monkeypatch.setattr(answer_stream, "WINDOW_ROWS", 7)
     with monkeypatch.context() as patch:
-        patch.setattr(RowStream, "append", dying)
+        patch.setattr(AnswerFile, "write", dying)
         run(folder, data, tmp_path / "whole" / "v.npy")
     out = tmp_path / "killed" / "v.npy"
     assert not out.exists()

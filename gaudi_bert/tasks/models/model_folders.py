@@ -17,8 +17,32 @@ from gaudi_bert.common.files import check_model, read_json
 from gaudi_bert.common.installation import has_tensorflow, install_command
 from gaudi_bert.common.tensorflow_environment import without_keras
 from gaudi_bert.config.sections import TaskName, TaskSettings
+from gaudi_bert.config.values import Precision
+from gaudi_bert.rows.tokenizer import RowTokenizer
 from gaudi_bert.rows.types import Row, Sequences
-from gaudi_bert.tasks.answer_rows import ModelFolder, Precision, Runner
+from gaudi_bert.rows.window_plan import Runner
+from gaudi_bert.training.weights.model_files import Pooling
+
+
+class ModelFolder(Protocol):
+    """A model's folder, as BERT in TensorFlow or another encoder in PyTorch.
+
+    Attributes:
+        hidden_size, positions: of the model.
+        usual_length: most tokens of a text, unless it is requested otherwise.
+        identity: of the weights.
+    """
+
+    hidden_size: int
+    positions: int
+    usual_length: int
+    identity: str
+
+    def check_fits(self, tokenizer: RowTokenizer) -> None:
+        """Refuse a tokenizer of another model."""
+
+    def embedder(self, pooling: Pooling, normalize: bool, precision: Precision, longest: int) -> Runner:
+        """The encoder, its outputs pooled; `longest` is the most tokens of a text."""
 
 
 class TaskFolder(ModelFolder, Protocol):

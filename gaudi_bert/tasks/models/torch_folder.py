@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gaudi_bert.common.arrays import Float32Array
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.config.sections import TaskSettings
+from gaudi_bert.config.values import Precision
 from gaudi_bert.pytorch.encoder import PackedEncoder
 from gaudi_bert.pytorch.model_folder import open_encoder
 from gaudi_bert.rows.tokenizer import RowTokenizer, open_tokenizer
 from gaudi_bert.rows.types import Row, Sequences
-from gaudi_bert.rows.window_plan import WindowPlan
-from gaudi_bert.tasks.answer_rows import Pooling, Precision, Runner
+from gaudi_bert.rows.window_plan import Runner
 from gaudi_bert.tasks.task_rows import file_identity
-from gaudi_bert.training.weights.model_files import tokenizer_length
+from gaudi_bert.training.weights.model_files import Pooling, tokenizer_length
 
 
 class TorchFolder:
@@ -46,7 +46,7 @@ class TorchFolder:
     def embedder(self, pooling: Pooling, normalize: bool, precision: Precision, longest: int) -> Runner:
         """The encoder, its outputs pooled."""
         encoder = self._encoder_of(precision)
-        return _TorchRunner(encoder, lambda sequences, plan: encoder.vectors(sequences, plan, pooling, normalize))
+        return Runner(encoder.plan, lambda sequences, plan: encoder.vectors(sequences, plan, pooling, normalize))
 
 
 class TorchTaskFolder(TorchFolder):
@@ -71,25 +71,10 @@ class TorchTaskFolder(TorchFolder):
     def answerer(self, settings: TaskSettings, precision: Precision, longest: int) -> Runner:
         """The model."""
         encoder = self._encoder_of(precision)
-        return _TorchRunner(encoder, encoder.logits)
+        return Runner(encoder.plan, encoder.logits)
 
     def answers(
         self, settings: TaskSettings, values: Float32Array, sequences: Sequences, rows: Sequence[Row]
     ) -> Iterable[Mapping[str, Any]]:
         """The model's outputs as one JSON object for each row."""
         return self._encoder.answers(values, sequences, rows)
-
-
-class _TorchRunner:
-    """An encoder, and what of its outputs is wanted."""
-
-    def __init__(self, encoder: PackedEncoder, outputs: Callable[[Sequences, WindowPlan], Float32Array]) -> None:
-        self._encoder, self._outputs = encoder, outputs
-
-    def plan(self, sequences: Sequences, packed: bool) -> WindowPlan:
-        """How the sequences of a window share rows."""
-        return self._encoder.plan(sequences, packed)
-
-    def run(self, sequences: Sequences, plan: WindowPlan) -> Float32Array:
-        """The outputs for each sequence, or for each token."""
-        return self._outputs(sequences, plan)

@@ -11,7 +11,7 @@ import pytest
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.rows.types import Sequences
 from gaudi_bert.rows.window_plan import plan_window
-from gaudi_bert.tasks.prediction import Embedder, PackRunner
+from gaudi_bert.tasks.models.bert_folder import Embedder, PackRunner
 from gaudi_bert.training.weights.sources import Weights, read_weights
 from tests.builders.agree import agree
 from tests.builders.bert_folder import VOCABULARY, write_bert
