@@ -69,7 +69,7 @@ class _StoredPacks:
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         """The packs of an epoch with these numbers, int64 [n]."""
-        return self._rows_of(self._files.read(*self._reader.places(epoch, numbers)))
+        return self._rows_of(self._files.read(*self._reader.locate(epoch, numbers)))
 
     def as_map(self) -> MappedPacks:
         """All packs by their places in the folder."""

@@ -60,8 +60,8 @@ class MappedPacks(Dataset[Row]):
             if shard in self._open:
                 del self._open[shard]
             else:
-                self._shards.hold(shard, self._shards.prepare(shard))
+                self._shards.open(shard, self._shards.prepare(shard))
             self._open[shard] = None
         for shard in list(self._open)[: max(0, len(self._open) - max(_MOST_OPEN, len(wanted)))]:
             del self._open[shard]
-            self._shards.let_go(shard)
+            self._shards.close(shard)

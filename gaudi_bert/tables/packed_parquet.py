@@ -182,12 +182,12 @@ class TableFiles(ShardFiles["_Footer"]):
         self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
         return footer
 
-    def hold(self, file: int, prepared: _Footer) -> None:
+    def open(self, file: int, prepared: _Footer) -> None:
         """Begin to read a file."""
         self._footers[file] = prepared
 
-    def let_go(self, file: int) -> None:
-        """Read a file no more."""
+    def close(self, file: int) -> None:
+        """Release what is in memory of a file."""
         del self._footers[file]
         self._groups.pop(file, None)
 
