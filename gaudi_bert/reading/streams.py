@@ -22,8 +22,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.compiled import borrowing_kernel
-from gaudi_bert.common.memory import load_word
 from gaudi_bert.reading.global_order import GlobalOrder, Located, ShardOrder
 
 Prepared = TypeVar("Prepared")
@@ -120,9 +118,9 @@ class StreamReader(Generic[Prepared]):
         located = self._order.locate(epoch, numbers)
         if len(numbers):
             self._go_to(epoch, located, int(numbers[0]))
-        records = np.empty(len(numbers), np.int64)
-        _look_up(self._orders, located.shards, located.positions, records)
-        return located.shards, records
+        pairs = zip(located.shards.tolist(), located.positions.tolist(), strict=True)
+        records = [self._open[shard].order.records[position] for shard, position in pairs]
+        return located.shards, np.array(records, np.int64)
 
     def close(self) -> None:
         """Close all shards, and prepare no more."""
@@ -135,7 +133,7 @@ class StreamReader(Generic[Prepared]):
         self._process = os.getpid()
         self._ahead = _Ahead(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
-        self._orders = np.zeros(len(self._order.sizes), np.int64)  # the address of the order of each open shard
+        self._is_open = np.zeros(len(self._order.sizes), np.bool_)
         self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
         self._is_read = np.zeros(self._order.streams, np.bool_)  # the streams of which this process has read
         self._epoch, self._round, self._first_end, self._settles_at, self._is_settled = -1, 0, _NEVER, 0, False
@@ -154,7 +152,7 @@ class StreamReader(Generic[Prepared]):
         self._is_read[located.streams] = True
         ended = [shard for shard, opened in self._open.items() if opened.end <= now] if now >= self._first_end else []
         self._close(ended)
-        is_open = self._orders[located.shards] != 0
+        is_open = self._is_open[located.shards]
         settles = not self._is_settled and now >= self._settles_at
         self._is_settled = self._is_settled or settles
         if ended or settles or not is_open.all():
@@ -171,7 +169,7 @@ class StreamReader(Generic[Prepared]):
         for shard in shards:
             del self._open[shard]
             self._files.close(shard)
-        self._orders[shards], self._prefetch_at[shards] = 0, _NEVER
+        self._is_open[shards], self._prefetch_at[shards] = False, _NEVER
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
     def _open_these(self, located: Located, missing: IntArray) -> None:
@@ -188,7 +186,7 @@ class StreamReader(Generic[Prepared]):
             position, end = int(located.positions[first]), int(located.ends[first])
             window = _window_at(order, position)
             self._open[shard] = _OpenShard(end, order, window, window)
-            self._orders[shard] = order.records.ctypes.data
+            self._is_open[shard] = True
             self._prefetch_at[shard] = position + max(0, self._settles_at - int(located.rounds[first]))
             self._first_end = min(self._first_end, end)
 
@@ -244,13 +242,6 @@ def _groups_of_visits(
 
 def _window_at(order: ShardOrder, position: int) -> int:
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
-
-
-@borrowing_kernel
-def _look_up(orders: IntArray, shards: IntArray, positions: IntArray, records: IntArray) -> None:
-    """Set `records` to what the orders of shards, given by their addresses, hold at these positions."""
-    for number in range(shards.size):
-        records[number] = load_word(orders[shards[number]] + 8 * positions[number])
 
 
 class _Ahead(Generic[Prepared]):
