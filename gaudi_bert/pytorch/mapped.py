@@ -43,25 +43,25 @@ class MappedPacks(Dataset[Row]):
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
         """Several packs at once, which is how a `DataLoader` asks for a batch."""
-        wanted = np.asarray(numbers, np.int64)
-        wanted = np.where(wanted < 0, wanted + len(self), wanted)
-        if wanted.size and not 0 <= wanted.min() <= wanted.max() < len(self):
+        packs = np.asarray(numbers, np.int64)
+        packs = np.where(packs < 0, packs + len(self), packs)
+        if packs.size and not 0 <= packs.min() <= packs.max() < len(self):
             raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
-        shards = np.searchsorted(self._ends, wanted, side="right")
-        records = wanted - (self._ends - self._shards.sizes)[shards]
-        self._hold(np.unique(shards).tolist())
+        shards = np.searchsorted(self._ends, packs, side="right")
+        records = packs - (self._ends - self._shards.sizes)[shards]
+        self._open_these(np.unique(shards).tolist())
         return list(self._rows_of(self._shards.read(shards, records)))
 
-    def _hold(self, wanted: list[int]) -> None:
+    def _open_these(self, shards: list[int]) -> None:
         """Open these shards, and close those that were used longest ago."""
         if self._process != os.getpid():  # forked: what is open belongs to the parent
             self._process, self._open = os.getpid(), {}
-        for shard in wanted:
+        for shard in shards:
             if shard in self._open:
                 del self._open[shard]
             else:
                 self._shards.open(shard, self._shards.prepare(shard))
             self._open[shard] = None
-        for shard in list(self._open)[: max(0, len(self._open) - max(_MOST_OPEN, len(wanted)))]:
+        for shard in list(self._open)[: max(0, len(self._open) - max(_MOST_OPEN, len(shards)))]:
             del self._open[shard]
             self._shards.close(shard)

@@ -60,7 +60,7 @@ def _target(name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __
 
 
 def _mask(make: Callable[[Feeding, Any], Any]) -> Feed:
-    """The batch of target transformers-5 with a mask that is made of the numbers of the sequences."""
+    """The batch of target transformers-5 with a mask computed from the numbers of the sequences."""
     return _target("transformers-5", lambda feeding, batch: {"attention_mask": make(feeding, batch["sequence_ids"])})
 
 
@@ -75,7 +75,7 @@ WAYS: dict[str, Feed] = {
     "4-D bool mask": _mask(lambda feeding, sequence_ids_BL: allowed_BLL(sequence_ids_BL, feeding.causal).unsqueeze(1)),
     "additive mask, positions from 0": _target("transformers-5", _from_0),
 }
-"""Ways of feeding packs, by name: the targets of `PackCollator`, and what is seen elsewhere."""
+"""Ways of feeding packs, by name: the targets of `PackCollator`, and those of other software."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def load_model(folder: str | Path, attention: str | None = None) -> Any:
         attention: sdpa, eager, flex_attention or another that `transformers` has; the model's own when None.
 
     Raises:
-        InputError: there is no model of `transformers`, or it cannot be opened, or not with this attention.
+        InputError: the folder does not hold a model of `transformers`, or it cannot be opened, or not with this attention.
     """
     check_model(Path(folder))
     config_path = Path(folder) / "config.json"

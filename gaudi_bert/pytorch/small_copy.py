@@ -45,13 +45,13 @@ def _configs(config: Any) -> Iterator[Any]:
 
 def window_settings(config: Any) -> list[tuple[Any, str, Any]]:
     """What may limit how far a layer sees: configs, the names there, and the values (numbers, or lists of them)."""
-    found = []
+    settings = []
     for each in _configs(config):
         for name, value in vars(each).items():
             numbers = value if isinstance(value, list) else [value]
             if _WINDOW_NAME.search(name) and numbers and all(type(one) is int and one > 1 for one in numbers):
-                found.append((each, name, value))
-    return found
+                settings.append((each, name, value))
+    return settings
 
 
 def _shallow(config: Any, window: int) -> Any:

@@ -21,7 +21,7 @@ def verify_huggingface(
     """
     check_ways([target] if target is not None else [])
     model = load_model(folder, attention)
-    used = model.config._attn_implementation  # noqa: SLF001 - said nowhere else
+    used = model.config._attn_implementation  # noqa: SLF001 - in no public attribute
     findings = probe_model(model, [target] if target is not None else None)
     for finding in findings:
         reporter.say(f"verify-model:   {finding.way}: {finding.verdict}")

@@ -31,7 +31,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class ShardFiles(Generic[Prepared]):
-    """The shards of a data set, which are opened one by one. A kind of shards overrides what it needs.
+    """The shards of a data set, which are opened one by one. A kind of shards overrides some methods.
 
     Attributes:
         threads: how many shards are prepared at once.
@@ -194,7 +194,7 @@ class StreamReader(Generic[Prepared]):
         """The shards that this process reads after `last_round` (and `now`): as many as it reads at once, and their ties.
 
         With the open ones they are at most so many more than there are streams. Streams that it has not read, as those of
-        other workers of a process, are left out; but when streams have ended, any may be its own.
+        other workers of a process, are skipped; but when streams have ended, any may be its own.
         """
 
         def comes(visit: _Visit) -> bool:

@@ -13,11 +13,11 @@ from gaudi_bert.tfrecords.packed_folder import write_predecessor_metadata
 def packed_copies(
     packed: Path, plan: Path, *, parquet: bool, predecessor_metadata: bool, reporter: Reporter
 ) -> CopiesResult:
-    """Write the packs of a finished folder as Parquet too, or the metadata file that the predecessor's trainer reads.
+    """Write the packs of a finished folder also as Parquet, or the metadata file that the predecessor's trainer reads.
 
     Args:
         parquet: write one Parquet file per shard, in `<packed>/parquet/`.
-        predecessor_metadata: write `<packed>_metadata.json` beside the folder.
+        predecessor_metadata: write `<packed>_metadata.json` next to the folder.
     """
     written: dict[str, str] = {}
     if parquet:

@@ -2,7 +2,7 @@
 
 As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` bytes, and is a function of the files and the
 settings; here it consists of the parts that the formats have (row groups, record batches, blocks of lines), dealt by a
-seeded permutation, so that each group mixes all regions of the table. A part that is larger is a group of its own.
+seeded permutation, so that each group mixes all regions of the table. A larger part is a separate group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from gaudi_bert.packing.result import Packing
 from gaudi_bert.tables.parts import TablePart, list_parts
 from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
 from gaudi_bert.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
-from gaudi_bert.tables.sources import is_table as holds_tables
 from gaudi_bert.tables.write_packs import PackLayout, PackSequences, pack_bytes, write_table_shard
 from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 
@@ -38,7 +37,7 @@ _PACKS_OF_A_SHARD = 1024
 """A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
 one file. Readers deal packs to processes, not shards."""
 _INDEX_ROW_BYTES = 32
-"""What a row takes in memory where only its length is kept."""
+"""What a row takes in memory where only its length is stored."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class GroupedTable:
     Attributes:
         files: in the order of their names.
         file_rows: rows of each file.
-        read_columns: what is read: for an index, only what tells the lengths.
+        read_columns: what is read: for an index, only what gives the lengths.
         groups: the parts of each group.
     """
 
@@ -64,16 +63,9 @@ class GroupedTable:
         return sum(self.file_rows)
 
 
-def is_table(source: str | Path) -> bool:
-    """Whether `source` is a table by its ending, or a folder of tables; anything else is taken for TFRecords."""
-    return holds_tables(source)
-
-
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
     """List the parts of a table and form its groups."""
-    files, left_out = table_files(source)
-    if left_out:
-        reporter.say(f"{source}: state.json does not name {', '.join(left_out)}; left out, as of an earlier save")
+    files = table_files(source, reporter)
     columns = columns_of(files[0], settings.columns, settings.input_column)
     check_same_columns(files, columns)
     if not settings.index_only:
@@ -102,7 +94,7 @@ def _form_groups(
     if large:
         largest = max(large, key=lambda part: part.bytes)
         reporter.say(
-            f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, can only be "
+            f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, must be "
             f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
             f"there are {len(large):,} such parts"
         )
@@ -113,7 +105,7 @@ def _form_groups(
 
 
 class _Dealt(NamedTuple):
-    """The packs of a group, and what is known of how they were made."""
+    """The packs of a group, and how they were packed."""
 
     packs: PackSequences
     packing: Packing
@@ -161,13 +153,13 @@ def write_table_group(
 
 
 def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
-    """What a manifest says of the rows of its group."""
+    """What a manifest states about the rows of its group."""
     counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
     return {"format_version": 1, "format": "table", "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
 
 
 class TableSums(PackedSums):
-    """What the metadata of a packed table say of its groups."""
+    """What the metadata of a packed table states about its groups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +213,7 @@ def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) 
 
 
 def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
-    """How many rows of the whole table are too long, and the first of them."""
+    """How many rows of the table are too long, and the first of them."""
     count, longest, first = 0, 0, ""
     columns = table.read_columns.tokens_only()
     for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):
@@ -232,7 +224,7 @@ def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
         count, longest = count + too_long.size, max(longest, int(lengths.max(initial=0)))
     return (
         f"{first}, allowed are 1 to {settings.max_sequence_length}; {count:,} of {table.rows:,} rows are longer, the "
-        f"longest has {longest}: raise --max-sequence-length, or say --too-long truncate, split or drop"
+        f"longest has {longest}: raise --max-sequence-length, or pass --too-long truncate, split or drop"
     )
 
 
@@ -244,7 +236,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> _Deal
         settings.algorithm,
         settings.depth,
         seed=settings.seed,
-        quick_bound=settings.depth == "max",  # the tokens say nearly all there is to say
+        quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
     )
     dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
     order = dealt.members.astype(np.int64)

@@ -36,9 +36,9 @@ _PACKS_PER_ROW_GROUP = 2048
 
 
 def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Reporter) -> dict[str, Any]:
-    """Write the packs of a finished packed folder to `out` (default: its folder `parquet`), and say how many there are.
+    """Write the packs of a finished packed folder to `out` (default: its folder `parquet`), and count them.
 
-    Files that are there already are kept.
+    Existing files are not written again.
     """
     require_pyarrow()
     metadata = read_metadata(packed)
@@ -123,16 +123,16 @@ class _Group(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """What a file says of its rows: its metadata, as pyarrow has it, and the end of each row group, int64."""
+    """The metadata of a file, as pyarrow has it, and the end of each row group, int64."""
 
     metadata: Any
     ends: IntArray
 
 
 def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
-    """The packed tables of a folder, and how many shards its groups have a multiple of (1 where nothing says it).
+    """The packed tables of a folder, and how many shards its groups have a multiple of (1 if unknown).
 
-    Where metadata.json describes these files, it states how many rows they have; otherwise their footers do.
+    Where metadata.json describes these files, their sizes are from there, otherwise from their footers.
     """
     if TableMetadata.path_in(folder).exists():
         metadata = TableMetadata.read(folder)
@@ -146,11 +146,11 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
 class TableFiles(ShardFiles["_Footer"]):
     """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
 
-    Of each file that is held one row group is in memory; none stays open.
+    Of each open file one row group is in memory; no handle stays open.
 
     Args:
         paths: the files.
-        sizes: the rows of each, int64; None where nothing but their footers says it.
+        sizes: the rows of each, int64; read from their footers when None.
     """
 
     def __init__(self, paths: Sequence[Path], sizes: IntArray | None = None) -> None:
@@ -158,7 +158,7 @@ class TableFiles(ShardFiles["_Footer"]):
         self._footers: dict[int, _Footer] = {}
         self._groups: dict[int, _Group] = {}
         self._windows: dict[int, int] = {}
-        _footer(self.paths[0])  # what is no packed table is refused before anything is read
+        _footer(self.paths[0])  # other tables are refused before anything is read
         self.sizes = np.array([_rows(_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
         """Rows of each file, int64."""
 
@@ -167,7 +167,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return TableFiles, (self.paths, self.sizes)
 
     def window_rows(self, file: int) -> int:
-        """Rows of the largest row group of a file: packs that change places within so many need no other group."""
+        """Rows of the largest row group of a file: packs that are permuted within so many need no other group."""
         if file not in self._windows:
             self.prepare(file)
         return self._windows[file]
@@ -177,7 +177,7 @@ class TableFiles(ShardFiles["_Footer"]):
         footer = _footer(self.paths[file])
         if _rows(footer) != self.sizes[file]:
             raise InputError(
-                f"{self.paths[file]}: holds {_rows(footer):,} rows, {self.sizes[file]:,} were said; pack the table again"
+                f"{self.paths[file]}: has {_rows(footer):,} rows, expected {self.sizes[file]:,}; pack the table again"
             )
         self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
         return footer
@@ -192,7 +192,7 @@ class TableFiles(ShardFiles["_Footer"]):
         self._groups.pop(file, None)
 
     def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Rows by file and number, int64 [n] each; the files are held."""
+        """Rows by file and number, int64 [n] each; the files are open."""
         rows = []
         for file, record in zip(files.tolist(), records.tolist(), strict=True):
             group = self._group(file, record)
@@ -244,8 +244,7 @@ def _footer(path: Path) -> _Footer:
     names = schema.names
     if _TOKENLESS.issubset(names) and "input_ids" not in names:
         raise InputError(
-            f"{path}: is an index, which holds no tokens; give the table that it was made of, too: table=..., or pack again "
-            "without --index-only"
+            f"{path}: is an index, which holds no tokens; pass its table as table=..., or pack again without --index-only"
         )
     for name in _NEEDED:
         if name not in names:
@@ -254,7 +253,7 @@ def _footer(path: Path) -> _Footer:
             )
         kind = schema.field(name).type
         if not (is_list(kind) and types.is_integer(kind.value_type)):
-            raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of whole numbers; pack again")
+            raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of integers; pack again")
     sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     return _Footer(metadata, np.cumsum(sizes, dtype=np.int64))
 
