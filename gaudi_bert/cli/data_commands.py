@@ -236,7 +236,7 @@ def write(
 ) -> None:
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.cli.results import to_json
-    from gaudi_bert.tables.copies import packed_copies
+    from gaudi_bert.tables.packed_parquet import packed_copies
     from gaudi_bert.tfrecords.write import write as run
     from gaudi_bert.tfrecords.write import write_shard
 

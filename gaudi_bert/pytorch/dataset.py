@@ -14,6 +14,7 @@ A source (packed TFRecords or packed tables) gives the packs of an epoch by thei
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gaudi_bert.common.arrays import IntArray, whole_number
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.removed import refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
-from gaudi_bert.pytorch.mapped import MappedPacks
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, WINDOW_PACKS, GlobalOrder, check_rank, first_of_rank, streams_of
 from gaudi_bert.reading.streams import StreamReader
@@ -35,6 +35,7 @@ from gaudi_bert.tables.packed_parquet import open_tables
 from gaudi_bert.tfrecords.packed_folder import check_shards, is_packed, open_shards, read_metadata
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
+_MOST_OPEN_SHARDS = 256
 _IDENTITY_DIGITS = 16
 _Share = tuple[int, int]
 """A rank and the number of processes."""
@@ -42,6 +43,57 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 
 
 # --- sources of packs
+
+
+class MappedPacks(Dataset[Row]):
+    """Packs by their numbers, for tools that need a map-style data set: a sampler decides the order, `shuffle=True` too.
+
+    Pack i is the i-th of the folder, shard after shard. A few shards are open at a time. `shards` are `ShardFiles`
+    (`reading/streams.py`) with their `sizes`; `rows_of` converts what they `read` to rows.
+    """
+
+    def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
+        self._shards, self._rows_of = shards, rows_of
+        self._ends = np.cumsum(shards.sizes)
+        self._open: dict[int, None] = {}
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which opens the shards itself."""
+        return MappedPacks, (self._shards, self._rows_of)
+
+    def __len__(self) -> int:
+        """All packs, whatever the number of processes: a sampler deals them."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, number: int) -> Row:
+        """One pack; a negative number counts from the end."""
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
+        """Several packs at once, which is how a `DataLoader` asks for a batch."""
+        packs = np.asarray(numbers, np.int64)
+        packs = np.where(packs < 0, packs + len(self), packs)
+        if packs.size and not 0 <= packs.min() <= packs.max() < len(self):
+            raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
+        shards = np.searchsorted(self._ends, packs, side="right")
+        records = packs - (self._ends - self._shards.sizes)[shards]
+        self._open_these(np.unique(shards).tolist())
+        return list(self._rows_of(self._shards.read(shards, records)))
+
+    def _open_these(self, shards: list[int]) -> None:
+        """Open these shards, and close those that were used longest ago."""
+        if self._process != os.getpid():  # forked: what is open belongs to the parent
+            self._process, self._open = os.getpid(), {}
+        for shard in shards:
+            if shard in self._open:
+                del self._open[shard]
+            else:
+                self._shards.open(shard, self._shards.prepare(shard))
+            self._open[shard] = None
+        for shard in list(self._open)[: max(0, len(self._open) - max(_MOST_OPEN_SHARDS, len(shards)))]:
+            del self._open[shard]
+            self._shards.close(shard)
 
 
 class _StoredPacks:

@@ -77,7 +77,7 @@ class _OpenShard:
 
     Attributes:
         end: the round at which its stream has read it.
-        prefetched, dropped: how many windows, in its order.
+        prefetched, dropped: the windows before these numbers, in its order, are prefetched or dropped.
     """
 
     end: int

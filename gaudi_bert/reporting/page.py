@@ -320,13 +320,10 @@ def _settings(inputs: ReportInputs) -> tuple[_Tables, _Tables]:
     others: _Tables = []
     for name, rows in sections.items():
         for tables, is_usual in ((changed, False), (others, True)):
-            own = [(key, _written(value)) for key, value in rows.items() if _is_usual(usual, name, key, value) == is_usual]
+            defaults = usual.get(name, {})
+            own = [(key, _written(value)) for key, value in rows.items() if (defaults.get(key, value) == value) == is_usual]
             tables += [(name, own)] if own else []
     return changed, others
-
-
-def _is_usual(usual: Mapping[str, Any], section: str, key: str, value: Any) -> bool:
-    return bool(usual.get(section, {}).get(key, value) == value)
 
 
 def _written(value: Any) -> str:

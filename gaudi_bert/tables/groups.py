@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -104,13 +104,6 @@ def _form_groups(
 # --- one group: read, cut, packed, written; a pure function of its rows and the settings
 
 
-class _Dealt(NamedTuple):
-    """The packs of a group, and how they were packed."""
-
-    packs: PackSequences
-    packing: Packing
-
-
 def layout_of(table: GroupedTable, settings: TableSettings) -> PackLayout:
     """What the shards of the packed folder hold."""
     with_starts = settings.too_long == "split"
@@ -126,28 +119,23 @@ def write_table_group(
     workers: int | None,
     progress: Callable[[float], None],
 ) -> TableGroupManifest:
-    """Write the shards of one group.
-
-    Args:
-        signature_sha256: of the settings and inputs, for the manifest.
-        progress: called with the rows that are done: half of them when read, half when written.
-    """
+    """Write the shards of one group; `progress` gets half of its rows when they are read, half when they are written."""
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
     sequences, too_long = sequences_of(table, rows, settings)
     progress(rows.lengths.size / 2)
-    dealt = _deal(sequences, settings, number)
+    packs, packing = _deal(sequences, settings, number)
     with explained_values(table.files[0]):
-        shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
+        shards = _write_shards(out, table, number, settings, rows, packs, workers)
     progress(rows.lengths.size / 2)
     return TableGroupManifest(
         **row_figures(rows, sequences, too_long, settings.max_sequence_length),
         signature_sha256=signature_sha256,
         group=number,
-        packs=dealt.packs.packs,
-        lower_bound=dealt.packing.lower_bound,
-        deepest_pack=int(np.diff(dealt.packs.offsets).max(initial=0)),
-        algorithm_used=dealt.packing.algorithm_used,
+        packs=packs.packs,
+        lower_bound=packing.lower_bound,
+        deepest_pack=int(np.diff(packs.offsets).max(initial=0)),
+        algorithm_used=packing.algorithm_used,
         shards=tuple(shards),
     )
 
@@ -228,7 +216,7 @@ def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
     )
 
 
-def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> _Dealt:
+def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
     """Pack the sequences, and put them in the order in which they are written."""
     slots = settings.max_sequence_length
     packing = pack_histogram(
@@ -241,7 +229,7 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> _Deal
     dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
     order = dealt.members.astype(np.int64)
     packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
-    return _Dealt(packs, packing)
+    return packs, packing
 
 
 def _write_shards(

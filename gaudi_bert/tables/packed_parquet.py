@@ -19,16 +19,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.results import CopiesResult
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tables.rows import ListValues
 from gaudi_bert.tables.sources import is_list
 from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, read_metadata
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, read_metadata, write_predecessor_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
@@ -51,6 +52,26 @@ def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Rep
                 _write_shard(path, target, metadata)
             task.advance(packs)
     return {"folder": str(out), "files": len(shards), "packs": metadata.packs}
+
+
+def packed_copies(
+    packed: Path, plan: Path, *, parquet: bool, predecessor_metadata: bool, reporter: Reporter
+) -> CopiesResult:
+    """Copies of a finished folder for other trainers: Parquet, or the metadata file that the predecessor's trainer reads.
+
+    `parquet` writes a file per shard in `<packed>/parquet/`, `predecessor_metadata` writes `<packed>_metadata.json`.
+    """
+    written: dict[str, str] = {}
+    if parquet:
+        result = write_packed_parquet(packed, reporter=reporter)
+        written["parquet"] = result["folder"]
+        reporter.say(
+            f"{result['folder']}: {count_of(result['packs'], 'pack')} in {count_of(result['files'], 'Parquet file')}"
+        )
+    if predecessor_metadata:
+        written["predecessor_metadata"] = str(write_predecessor_metadata(packed, plan))
+        reporter.say(f"{written['predecessor_metadata']}: the metadata for the predecessor's trainer")
+    return CopiesResult(**written)
 
 
 def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:

@@ -61,9 +61,7 @@ def table_schema(path: Path) -> Any:
 def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:
     """The parts of a table, in order, without empty ones.
 
-    Args:
-        columns: those that will be read: only they take memory.
-        most_rows, most_bytes: of a part, where the format can read less at once.
+    Only `columns` will be read. A part has at most `most_rows` and `most_bytes`, where the format can read so little.
     """
     parts: list[TablePart] = []
     first_row = 0

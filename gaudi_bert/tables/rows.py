@@ -77,9 +77,7 @@ def read_rows(
 ) -> GroupRows:
     """Read and check the rows of these parts.
 
-    Args:
-        parts: of one or several files, those of a file together and in order.
-        keep_values: False where only lengths are needed: values are then dropped at once.
+    The parts of a file are adjacent and in order. Without `keep_values` only lengths are read: values are dropped at once.
     """
     pyarrow = require_pyarrow()
     lengths, numbers, tables = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], []

@@ -190,12 +190,7 @@ def same_type(one: Any, other: Any) -> bool:
 
 
 def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
-    """The columns of a table, as its first file has them.
-
-    Args:
-        chosen: the columns to pack; all when None.
-        tokens: what `input_ids` is called there.
-    """
+    """The columns of a table, as its first file has them: `chosen`, or all; `tokens` is its name of `input_ids`."""
     schema = table_schema(path)
     names = list(schema.names)
     if tokens not in names:
@@ -238,7 +233,7 @@ def _value_type(path: Path, name: str, kind: Any) -> Any:
 
 
 def check_storable(path: Path, columns: TableColumns) -> None:
-    """Refuse types with which packing is not possible: labels cannot be padded, or scalars not be stored as lists."""
+    """Refuse types that cannot be packed: labels that cannot be padded, scalars that cannot be stored as lists."""
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 

@@ -73,11 +73,7 @@ class _TableSizes:
 
 
 def measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) -> _TableSizes:
-    """Read `files` once for the sizes that their examples need (`max_predictions` is at least 1).
-
-    Args:
-        tokens_column: what `input_ids` is called there.
-    """
+    """Read `files` once for the sizes that their examples need; `tokens_column` is their name of `input_ids`."""
     rows = tokens = longest = most_masked = 0
     ignored: set[str] = set()
     cached: dict[Path, list[CachedBatch]] = {}
@@ -110,10 +106,8 @@ def read_sequences(
 ) -> Iterator[SequenceArrays]:
     """The sequences of one table, in order, a batch of rows at a time.
 
-    Args:
-        max_sequence_length, max_predictions: what a row may hold; None for the limits of the contract.
-        cached: its batches if measuring has cached them; else it is read again.
-        tokens_column: what `input_ids` is called in it.
+    `max_sequence_length` and `max_predictions` limit a row (None: the limits of the contract). `cached` are its batches, if
+    measuring has cached them.
     """
     if cached is None:
         batches = _checked_batches(path, _columns(path, tokens_column)[0], tokens_column)
