@@ -72,7 +72,7 @@ def measure(folder: Path, epochs: int) -> None:
     for shard, packs in enumerate(shards.packs.tolist()):
         read = files.read(np.full(packs, shard), np.arange(packs)) if packs else {"next_sentence_weights": np.zeros((0, 1))}
         sequences.append((read["next_sentence_weights"] > 0).sum(axis=1))
-        files.keep(())
+        files.close_except(())
     sizes = shards.packs.tolist()
     order = GlobalOrder(sizes, metadata.seed, WINDOW_PACKS, streams_of(metadata.shard_multiple))
     batch = batch_packs(sizes)
@@ -80,8 +80,10 @@ def measure(folder: Path, epochs: int) -> None:
     for epoch in range(epochs):
         places = np.array(list(first_order(sizes, metadata.seed, epoch)))
         found[1].append(mixing(np.array([sequences[shard][record] for shard, record in places]), batch))
-        shard_numbers, records = order.places(epoch, np.arange(order.packs))
-        in_order = [sequences[shard][record] for shard, record in zip(shard_numbers, records, strict=True)]
+        located = order.locate(epoch, np.arange(order.packs))
+        orders = [order.shard_order(epoch, shard).records for shard in range(len(sizes))]
+        pairs = zip(located.shards, located.positions, strict=True)
+        in_order = [sequences[shard][orders[shard][position]] for shard, position in pairs]
         found[2].append(mixing(np.array(in_order), batch))
     print(f"{folder}: {metadata.packs:,} packs in {len(shards):,} shards, batches of {batch}, {epochs} epochs")
     for number, values in found.items():

@@ -49,7 +49,7 @@ STOREYS = {
     "rows": ("reading", "tokenizer", "tokenizing", "packs", "window_plan", "answers"),
     "tables": (
         *("rows", "token_tables", "write_packs", "groups", "packed_parquet", "compare"),
-        *("verify", "pack", "import_tables", "tokenize", "copies"),
+        *("verify", "pack", "import_tables", "tokenize"),
     ),
     "training": (
         *("distributed", "input", "objective", "run_plan", "metrics", "tensorflow", "evaluator"),

@@ -236,7 +236,7 @@ def write(
 ) -> None:
     """Write the packed TFRecords of a plan."""
     from gaudi_bert.cli.results import to_json
-    from gaudi_bert.tables.copies import packed_copies
+    from gaudi_bert.tables.packed_parquet import packed_copies
     from gaudi_bert.tfrecords.write import write as run
     from gaudi_bert.tfrecords.write import write_shard
 
@@ -283,7 +283,7 @@ def pack(
     json: arguments.Json = False,
 ) -> None:
     """Pack TFRecords (the plan is kept in `OUT-plan/`), or a table with `input_ids` to Parquet."""
-    from gaudi_bert.tables.groups import is_table
+    from gaudi_bert.tables.sources import is_table
 
     both = {"algorithm": algorithm, "depth": depth, "seed": seed}
     of_tables = {
@@ -329,7 +329,7 @@ def verify(
     json: arguments.Json = False,
 ) -> None:
     """Prove that every sequence is in the packed folder exactly once, byte for byte."""
-    from gaudi_bert.tables.groups import is_table
+    from gaudi_bert.tables.sources import is_table
     from gaudi_bert.tables.verify import verify_table
     from gaudi_bert.tfrecords.verify import verify as run
 

@@ -75,7 +75,7 @@ def verify_model(
     if huggingface is not None:
         if checkpoint is not None or data is not None:
             raise InputError("--huggingface is checked with generated packs: leave --checkpoint and --data out")
-        from gaudi_bert.pytorch.verify_huggingface import verify_huggingface
+        from gaudi_bert.pytorch.probe import verify_huggingface
 
         ways = verify_huggingface(huggingface, target=target, attention=attention, reporter=Reporter())
         output.print_result(ways, json, _describe_ways)

@@ -38,28 +38,22 @@ __all__ = [
     "update_loss",
 ]
 
-_MODULES = {
-    "PackCollator": "collate",
-    "PackedBertForPreTraining": "heads",
-    "PackedBertForSequenceClassification": "heads",
-    "PackedDataset": "dataset",
-    "PackedEncoder": "encoder",
-    "PackedLoader": "dataset",
-    "PackedTrainerMixin": "training",
-    "load_model": "probe",
-    "model_inputs": "collate",
-    "probe_model": "probe",
-    "translate_arguments": "training",
-    "update_counts": "heads",
-    "update_loss": "heads",
+_NAMES = {
+    "collate": ("PackCollator", "model_inputs"),
+    "dataset": ("PackedDataset", "PackedLoader"),
+    "encoder": ("PackedEncoder",),
+    "heads": ("PackedBertForPreTraining", "PackedBertForSequenceClassification", "update_counts", "update_loss"),
+    "probe": ("load_model", "probe_model"),
+    "training": ("PackedTrainerMixin", "translate_arguments"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import what is used, and torch with it."""
-    if name not in _MODULES:
+    module = next((module for module, names in _NAMES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for needed in ("torch", "transformers"):
         if importlib.util.find_spec(needed) is None:
             raise InputError(f"{__name__}.{name} needs {needed}, which is not installed; run: {install_command('pytorch')}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

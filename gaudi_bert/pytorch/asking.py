@@ -1,12 +1,12 @@
-"""How a model has to be fed packs, asked of the model and its software: nothing is known here of any type of model.
+"""How a model has to be fed packs, measured on the model and its software: no type of model is known here.
 
-A small copy is made of its config, with the same kinds of layers, random weights and short windows. What does it do with a
-sequence by itself? Does a later token change earlier outputs, which positions does it count, which inputs does its `forward`
-take? Then packs are fed in every form that fits (one mask, or one for each kind of layer; windows that count the token
-itself, or not), and the form whose outputs are those of the sequences alone is right. Where none is, the model is refused.
+A small copy of its config has the same kinds of layers, random weights and short windows. What does it do with a sequence by
+itself: does a later token change earlier outputs, which positions does it count, which inputs does its `forward` take? Then
+packs are fed in every form that fits (one mask, or one for each kind of layer; windows that count the token itself, or not).
+The form whose outputs equal those of the sequences alone is right. Where none is, the model is refused.
 
-Of a model, its own class is copied, and the model itself must agree: whether it is causal is decided on it. Then it is
-tried as it will be used (`try_model`): with its head, its weights, its software and the batches that it will be given.
+Of a model, its own class is copied, and the model itself must agree: it decides whether it is causal. Then it is tried as
+it will be used (`try_model`): with its head, its weights, its software and its batches.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def known_model(model: Any) -> Any:
     if isinstance(model, Feeding | torch.nn.Module | transformers.PretrainedConfig):
         return model
     if not isinstance(model, str):
-        raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
+        raise InputError(f"{type(model).__name__}: is not a transformers model; pass a model, its config or its model_type")
     try:
         return transformers.AutoConfig.for_model(model)
     except MODEL_ERRORS as error:
@@ -83,18 +83,18 @@ def known_model(model: Any) -> Any:
 
 
 def _feeding_of_module(model: Any, target: str) -> Feeding:
-    """Of the model's class, and held to the model itself."""
+    """Of the model's class, and compared with the model itself."""
     if not hasattr(model, "config") or not hasattr(model, "base_model"):
-        raise InputError(f"{type(model).__name__}: is no model of transformers; give one, its config or its model_type")
+        raise InputError(f"{type(model).__name__}: is not a transformers model; pass a model, its config or its model_type")
     feeding = _ask(model.config, type(model), target)
     check_head(model)
     with trial_of(model):
         causal = _is_causal(model.base_model)
         own = causal and _labels_own_token(model)
     if causal != feeding.causal:
-        said = "causal" if feeding.causal else "bidirectional"
+        attention = "causal" if feeding.causal else "bidirectional"
         raise InputError(
-            f"{type(model).__name__}: its config makes a {said} model, and it is not; give it rows of one sequence"
+            f"{type(model).__name__}: its config describes a {attention} model, and it is not; give it rows of one sequence"
         )
     return replace(feeding, labels_own_token=own)
 
@@ -165,8 +165,8 @@ def try_model(
 def _check_trial(model: Any, rows: list[Row], what: str, difference: float, bound: float) -> None:
     if not difference <= (bound if next(model.parameters()).dtype in _EXACT else _HALF_BOUND):
         raise InputError(
-            f"{type(model).__name__}: is not right with packs of {len(rows[0]['input_ids'])} tokens ({what} by "
-            f"{difference:.1e} of the largest output); give it rows of one sequence"
+            f"{type(model).__name__}: computes wrong outputs for packs of {len(rows[0]['input_ids'])} tokens "
+            f"({what} by {difference:.1e} of the largest output); give it rows of one sequence"
         )
 
 
@@ -182,7 +182,7 @@ def _moved(model: Any, batch_of: Callable[[list[Row]], dict[str, Any]], rows: li
 
 
 def check_head(model: Any) -> None:
-    """Refuse a model with one output for a row; a head that gathers says so (`gathers`)."""
+    """Refuse a model with one output for a row, unless its head gathers (`gathers`)."""
     if getattr(model, "gathers", False):
         return
     ids = torch.tensor(usual_tokens(model.config)[np.newaxis, :3])
@@ -192,7 +192,7 @@ def check_head(model: Any) -> None:
         raise InputError(f"{type(model).__name__}: {ONE_FOR_A_ROW}")
 
 
-# --- questions
+# --- what is measured on the small copy
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ def _ask(config: Any, kind: Any, target: str) -> Feeding:
             feeding = replace(feeding, longest_sequence=_longest_sequence(model, feeding))
             form, difference = _right_form(model, feeding, target)
     except MODEL_ERRORS as error:
-        said = str(error) if isinstance(error, InputError) else one_line(error)
-        raise InputError(_refusal(config, said)) from error
+        reason = str(error) if isinstance(error, InputError) else one_line(error)
+        raise InputError(_refusal(config, reason)) from error
     if form is None:
         lacks = "" if feeding.positions else "it takes no position_ids, and "
         if target in ("transformers-4", "optimum-habana"):
@@ -244,9 +244,9 @@ def _inputs(model: Any) -> Feeding:
 
 
 def _is_causal(model: Any) -> bool:
-    """Whether later tokens leave earlier outputs as they are, held to what earlier tokens do to later outputs.
+    """Whether later tokens leave earlier outputs unchanged, compared with the effect of earlier tokens on later outputs.
 
-    Both may be little: in a model with fresh weights, tokens hardly move one another's outputs.
+    Both effects may be small: in a model with fresh weights, tokens hardly change one another's outputs.
     """
     tokens, length = usual_tokens(model.config), tokens_of_packs(model.config, 2)
     half = length // 2
@@ -260,7 +260,7 @@ def _is_causal(model: Any) -> bool:
         raise InputError("its outputs are not finite")
     seen, foreseen = (usual - with_earlier)[half:].abs().max(), (usual - with_later)[:half].abs().max()
     if float(seen) <= ALONE_BOUND * scale_of([usual]):
-        raise InputError("its tokens do not see one another on this machine")
+        raise InputError("attention has no effect on its outputs here")
     return float(foreseen) <= 0.05 * float(seen)
 
 
@@ -274,16 +274,16 @@ def _offset(model: Any) -> int:
     for offset in offsets:
         counted = torch.arange(offset, offset + ids.shape[1])[None]
         try:
-            found = outputs_of(model, {"input_ids": ids, "position_ids": counted})
+            outputs = outputs_of(model, {"input_ids": ids, "position_ids": counted})
         except MODEL_ERRORS:
             continue
-        if largest_difference([found], [alone]) <= ALONE_BOUND * scale_of([alone]):
+        if largest_difference([outputs], [alone]) <= ALONE_BOUND * scale_of([alone]):
             return offset
-    raise InputError("the positions that it gives a sequence by itself cannot be found")
+    raise InputError("cannot determine which positions it gives a sequence")
 
 
 def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
-    """Most tokens of a sequence that leaves others of its batch as they are; None where any number does.
+    """Most tokens of a sequence that leaves others of its batch unchanged; None where any number does.
 
     Positions that are far on stand for the sequence, so it need not be computed. No sequence here is short: some models
     change for good when they meet one.
@@ -294,13 +294,13 @@ def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
     tokens = usual_tokens(model.config)
     ids = torch.tensor(np.stack([tokens[np.arange(first, first + length) % len(tokens)] for first in (0, 3)]))
 
-    def beside(last: int) -> torch.Tensor:
+    def outputs_next_to(last: int) -> torch.Tensor:
         counted = torch.stack([torch.arange(length), torch.arange(last - length, last)])
         return outputs_of(model, {"input_ids": ids, "position_ids": counted + feeding.position_offset})[:1]
 
     def moves(last: int) -> bool:
-        usual = beside(length)  # each time: longer sequences change RoPE until the next short one
-        return largest_difference([beside(last)], [usual]) > ALONE_BOUND * scale_of([usual])
+        usual = outputs_next_to(length)  # each time: longer sequences change RoPE until the next short one
+        return largest_difference([outputs_next_to(last)], [usual]) > ALONE_BOUND * scale_of([usual])
 
     try:
         if not feeding.positions or not moves(most):
@@ -308,7 +308,7 @@ def _longest_sequence(model: Any, feeding: Feeding) -> int | None:
     except MODEL_ERRORS:  # a table of positions, which is its limit
         return None
     longest = bisect_left(range(most), True, length, key=moves) - 1
-    beside(length)
+    outputs_next_to(length)
     return longest
 
 
@@ -319,7 +319,7 @@ def _right_form(model: Any, feeding: Feeding, target: str) -> tuple[_Form | None
     """
     length = tokens_of_packs(model.config, feeding.position_offset)
     if (_window(model.config) or 0) >= length:
-        raise InputError(f"its window of {_window(model.config)} tokens cannot be seen in a copy of {length} positions")
+        raise InputError(f"its window of {_window(model.config)} tokens has no effect in a copy of {length} positions")
     rows, _ = random_packs(model.config, length, _SEED, feeding.longest_sequence)
     packed, last = {}, ""
     for form in _forms(model.config, feeding.causal):
@@ -371,7 +371,7 @@ def _formed(config: Any, feeding: Feeding, form: _Form) -> Feeding:
 
 
 def packed_batch(rows: list[Row], feeding: Feeding, target: str = "transformers-5") -> dict[str, Any]:
-    """Rows as the model takes them; targets that need their own software (flash, flex) are asked with other masks."""
+    """Rows as the model takes them; targets that need their own software (flash, flex) are tried with other masks."""
     target = "transformers-5" if target in ("flash", "flex") else target
     columns = {
         name: torch.tensor(np.stack([row[name] for row in rows]))

@@ -49,15 +49,15 @@ def model_inputs(batch: Batch) -> Batch:
 class PackCollator:
     """Makes batches for one kind of model and software.
 
-    Columns with one value for each sequence (weights, names, numbers of rows) are handed on under their names: numbers as
-    [B, S], 0 where there is no sequence (`seq_lens` is 0 there, too), anything else as lists.
+    Columns with one value for each sequence (weights, names, numbers of rows) keep their names: numbers as
+    [B, S], 0 in slots without a sequence (where `seq_lens` is 0, too), anything else as lists.
 
     Args:
         target: one of `TARGETS`.
         model: a model of `transformers`, its config, or its `model_type` (with the usual settings of that type). How it has
             to be fed is tried on a small copy (`asking.py`); of a model, its own class is copied, and it is tried itself,
-            with its head and this target, in evaluation and in training mode. A config says nothing of weights, heads and
-            what labels mean: with it, labels of a causal model are the next tokens unless its `architectures` say tags.
+            with its head and this target, in evaluation and in training mode. A config does not describe weights, heads
+            and labels: with it, labels of a causal model are the next tokens unless its `architectures` name tags.
         gather_heads: add `masked_lm_positions`, `masked_lm_labels` [B, Q], `sequence_positions` and `next_sentence_label`
             [B, S] for `PackedBertForPreTraining`, instead of `labels`.
         sequence_labels: a column with a value for each sequence: add `sequence_labels` and `sequence_positions` [B, S] for
@@ -68,8 +68,8 @@ class PackCollator:
         dtype: of an additive mask: that in which the model computes.
 
     Raises:
-        InputError: an unknown target or model type, or a model that no packs can be fed to, or not for this target with the
-            software that is installed.
+        InputError: an unknown target or model type, or a model that cannot be fed packs, or not for this target with the
+            installed software.
     """
 
     def __init__(
@@ -87,16 +87,14 @@ class PackCollator:
         if target not in TARGETS:
             raise InputError(f"target = {target!r}: one of {', '.join(TARGETS)} is allowed")
         if row_tokens is not None and (type(row_tokens) is not int or row_tokens < 2):
-            raise InputError(f"row_tokens = {row_tokens!r}: a whole number from 2 on is allowed")
+            raise InputError(f"row_tokens = {row_tokens!r}: must be an integer of at least 2")
         model = known_model(model)
         _check_software(target, model)
         self.feeding = feeding_of(model, target)
         if gather_heads and sequence_labels is not None:
-            raise InputError(
-                f"sequence_labels = {sequence_labels!r}: gather_heads is for pretraining; leave one of both out"
-            )
+            raise InputError(f"sequence_labels = {sequence_labels!r}: gather_heads is for pretraining; omit one of them")
         if (gather_heads or sequence_labels is not None) and target == "flash":
-            raise InputError("gather_heads: heads gather from packs, and target flash has none; leave gather_heads out")
+            raise InputError("gather_heads: heads gather from packs, and target flash has none; omit gather_heads")
         if target in ("transformers-4", "optimum-habana") and self.feeding.has_window:
             raise InputError(
                 f"target = {target!r}: one 3-D mask cannot serve layers with a window; use transformers-5 or flex"
@@ -105,7 +103,7 @@ class PackCollator:
         self.sequence_labels, self.dtype = sequence_labels, dtype
         self.row_tokens = row_tokens
         is_config = not isinstance(model, Feeding | torch.nn.Module)
-        if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # of which no copy can be made
+        if not isinstance(model, Feeding) and not (is_config and target in _OWN_SOFTWARE):  # which cannot be copied
             tried = small_copy(model, window=_UNLIMITED) if is_config else model
             self.row_tokens = try_model(tried, self.feeding, self._model_batch, row_tokens, training=True)
 
@@ -120,14 +118,14 @@ class PackCollator:
         return {**batch, "attention_mask": target_mask(sequence_ids_BL, self.feeding, self.target, self.dtype)}
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        """A batch of rows, whole numbers int64.
+        """A batch of rows, integers as int64.
 
         Raises:
             InputError: rows of unequal lengths, with more masked positions or sequences than there are slots, or without the
                 labels of gathered heads.
         """
         if self.gather_heads and "labels" not in rows[0]:
-            raise InputError(f"gather_heads: the packs have no labels, but {', '.join(rows[0])}; leave gather_heads out")
+            raise InputError(f"gather_heads: the packs have no labels, but {', '.join(rows[0])}; omit gather_heads")
         if self.sequence_labels is not None and self.sequence_labels not in rows[0]:
             raise InputError(
                 f"sequence_labels = {self.sequence_labels!r}: the packs have no such column, but {', '.join(rows[0])}"
@@ -146,14 +144,14 @@ class PackCollator:
             batch["sequence_labels"] = self._labels_of_sequences(rows, self.sequence_labels)
         batch["sequence_ids"] = torch.from_numpy(arrays["sequence_ids"])
         batch["seq_lens"] = self._per_sequence(rows, "seq_lens", 0)
-        return batch | {name: self._handed_on(rows, name) for name in self._own_columns(rows)}
+        return batch | {name: self._own_column(rows, name) for name in self._own_columns(rows)}
 
     def _own_columns(self, rows: Sequence[Row]) -> list[str]:
         """The data's own columns with a value for each sequence."""
         others = {name for name in rows[0] if name not in (*_TOKEN_COLUMNS, *_OF_SEQUENCES, self.sequence_labels)}
         return [name for name in rows[0] if name in others and all(len(row[name]) == len(row["seq_lens"]) for row in rows)]
 
-    def _handed_on(self, rows: Sequence[Row], name: str) -> Any:
+    def _own_column(self, rows: Sequence[Row], name: str) -> Any:
         values = [np.asarray(row[name]) for row in rows]
         if not all(np.issubdtype(each.dtype, np.number) or each.dtype == np.bool_ for each in values):
             return [each.tolist() for each in values]
@@ -210,7 +208,7 @@ class PackCollator:
         return (lengths_BS.cumsum(1) - lengths_BS) * (lengths_BS > 0)
 
     def _labels_of_sequences(self, rows: Sequence[Row], name: str) -> torch.Tensor:
-        """int64 [B, S] and -100 where there is no sequence; float32 and NaN for a column of other numbers."""
+        """int64 [B, S], -100 in slots without a sequence; float32 and NaN for a column of other numbers."""
         if np.issubdtype(rows[0][name].dtype, np.integer):
             return self._per_sequence(rows, name, NOT_PREDICTED)
         return self._padded([row[name] for row in rows], np.nan, np.float32)
@@ -251,7 +249,7 @@ class PackCollator:
             "max_length_k": max(lengths),
             "sequence_ids": torch.from_numpy(numbers_T[np.newaxis]),
             "seq_lens": torch.tensor(lengths)[None],
-            **{name: self._handed_on(joined, name) for name in self._own_columns(rows)},
+            **{name: self._own_column(joined, name) for name in self._own_columns(rows)},
         }
 
 

@@ -1,19 +1,20 @@
 """Packs as a PyTorch data set whose position can be stored, and resumed by any number of processes and workers.
 
-An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r, from the position on where
-the data set stands, and as many as every other process; the remainder (fewer than W packs, or than a batch of all
-processes) is left out of this epoch. A position is (epoch, packs that all processes have read in it).
+An iteration is the rest of one epoch: process r of W yields the packs whose number mod W is r, from the position of the data
+set on, and as many as every other process; the remainder (fewer than W packs, or than a batch of all processes) is not read
+in this epoch. A position is (epoch, packs that all processes have read in it).
 
-Workers of a `DataLoader` cannot tell how much was used of what they have read ahead. So the loader counts what it hands out
-(`PackedLoader`), and worker w of K makes the batches w, w + K, ... of its process, which is the order without workers.
+Workers of a `DataLoader` do not know how much was used of what they have read ahead. So the loader counts what it yields
+(`PackedLoader`), and worker w of K reads the batches w, w + K, ... of its process, which is the order without workers.
 
-A source (packed TFRecords or packed tables) knows how many packs an epoch has, and gives
-the packs of an epoch by their numbers in the one global order (`reading/global_order.py`).
+A source (packed TFRecords or packed tables) gives the packs of an epoch by their numbers in the one global order
+(`reading/global_order.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gaudi_bert.common.arrays import IntArray, whole_number
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.removed import refuse_removed
 from gaudi_bert.pytorch.indexed import IndexedTable
-from gaudi_bert.pytorch.mapped import MappedPacks
 from gaudi_bert.pytorch.rows import Row, rows_of_packs
 from gaudi_bert.reading.global_order import ORDER, WINDOW_PACKS, GlobalOrder, check_rank, first_of_rank, streams_of
 from gaudi_bert.reading.streams import StreamReader
@@ -35,6 +35,7 @@ from gaudi_bert.tables.packed_parquet import open_tables
 from gaudi_bert.tfrecords.packed_folder import check_shards, is_packed, open_shards, read_metadata
 
 _FIRST_ROWS, _ROWS_AT_ONCE = 16, 128
+_MOST_OPEN_SHARDS = 256
 _IDENTITY_DIGITS = 16
 _Share = tuple[int, int]
 """A rank and the number of processes."""
@@ -44,10 +45,61 @@ _THE_WAY = "read PackedDataset(folder, rank, world_size) with PackedLoader, or t
 # --- sources of packs
 
 
-class _StoredPacks:
-    """Packs that lie in shards.
+class MappedPacks(Dataset[Row]):
+    """Packs by their numbers, for tools that need a map-style data set: a sampler decides the order, `shuffle=True` too.
 
-    `rows_of` makes rows of what `files.read` gives, `window` packs of a shard change places, and `identity` distinguishes
+    Pack i is the i-th of the folder, shard after shard. A few shards are open at a time. `shards` are `ShardFiles`
+    (`reading/streams.py`) with their `sizes`; `rows_of` converts what they `read` to rows.
+    """
+
+    def __init__(self, shards: Any, rows_of: Callable[[Any], Sequence[Row]]) -> None:
+        self._shards, self._rows_of = shards, rows_of
+        self._ends = np.cumsum(shards.sizes)
+        self._open: dict[int, None] = {}
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which opens the shards itself."""
+        return MappedPacks, (self._shards, self._rows_of)
+
+    def __len__(self) -> int:
+        """All packs, whatever the number of processes: a sampler deals them."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, number: int) -> Row:
+        """One pack; a negative number counts from the end."""
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
+        """Several packs at once, which is how a `DataLoader` asks for a batch."""
+        packs = np.asarray(numbers, np.int64)
+        packs = np.where(packs < 0, packs + len(self), packs)
+        if packs.size and not 0 <= packs.min() <= packs.max() < len(self):
+            raise IndexError(f"pack {list(numbers)}: there are {len(self):,} packs")
+        shards = np.searchsorted(self._ends, packs, side="right")
+        records = packs - (self._ends - self._shards.sizes)[shards]
+        self._open_these(np.unique(shards).tolist())
+        return list(self._rows_of(self._shards.read(shards, records)))
+
+    def _open_these(self, shards: list[int]) -> None:
+        """Open these shards, and close those that were used longest ago."""
+        if self._process != os.getpid():  # forked: what is open belongs to the parent
+            self._process, self._open = os.getpid(), {}
+        for shard in shards:
+            if shard in self._open:
+                del self._open[shard]
+            else:
+                self._shards.open(shard, self._shards.prepare(shard))
+            self._open[shard] = None
+        for shard in list(self._open)[: max(0, len(self._open) - max(_MOST_OPEN_SHARDS, len(shards)))]:
+            del self._open[shard]
+            self._shards.close(shard)
+
+
+class _StoredPacks:
+    """Packs that are stored in shards.
+
+    `rows_of` converts what `files.read` returns to rows, packs of a shard move within `window`, and `identity` distinguishes
     these packs from others.
     """
 
@@ -69,15 +121,15 @@ class _StoredPacks:
 
     def rows(self, epoch: int, numbers: IntArray) -> Sequence[Row]:
         """The packs of an epoch with these numbers, int64 [n]."""
-        return self._rows_of(self._files.read(*self._reader.places(epoch, numbers)))
+        return self._rows_of(self._files.read(*self._reader.locate(epoch, numbers)))
 
     def as_map(self) -> MappedPacks:
-        """All packs by their places in the folder."""
+        """All packs by their numbers in the folder."""
         return MappedPacks(self._files, self._rows_of)
 
 
 def _open_packs(folder: Path, seed: int, share: _Share, table: Path | None) -> _StoredPacks:
-    """Find out what lies in `folder`, and open it."""
+    """Open the packs of `folder`, of whatever format."""
     if table is not None:
         index = IndexedTable(folder, table)
         return _StoredPacks(index, share, seed, shard_multiple=index.shard_multiple, identity=index.identity)
@@ -114,14 +166,14 @@ class PackedDataset(IterableDataset[Row]):
         folder: packed TFRecords or packed tables.
         rank, world_size: which share of the packs this process takes.
         seed: decides, with the number of the epoch, the order.
-        batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. With several workers it has to
-            be known; `PackedLoader` says it.
+        batch_packs: packs of one batch of this process: the `batch_size` of the `DataLoader`. Needed with several
+            workers; `PackedLoader` sets it.
         plan: removed; refused.
-        table: what `pack --index-only` made `folder` of.
+        table: of which `folder` is the index (`pack --index-only`).
 
     Attributes:
         packs: of an epoch, over all processes.
-        update_batches: an epoch ends with a whole number of so many batches (those that are accumulated to one update).
+        update_batches: batches that are accumulated to one update; an epoch ends with a complete one.
         loader_is_ours: whether a `PackedLoader` begins to read it.
 
     Raises:
@@ -150,8 +202,8 @@ class PackedDataset(IterableDataset[Row]):
         self.packs = self._source.packs
         if self.packs < world_size * (batch_packs or 1):
             raise InputError(
-                f"{folder}: {self.packs:,} packs are not a batch of {batch_packs or 1} for each of {world_size} processes; "
-                "use fewer processes, smaller batches, or more data"
+                f"{folder}: too few packs ({self.packs:,}) for a batch of {batch_packs or 1} on each of {world_size} "
+                "processes; use fewer processes, smaller batches, or more data"
             )
         self.update_batches = 1
         self.loader_is_ours = False
@@ -163,27 +215,27 @@ class PackedDataset(IterableDataset[Row]):
 
     @property
     def dropped_packs(self) -> int:
-        """Packs of a whole epoch that no process gets, because they do not fill a batch (or row) on all of them."""
+        """Packs of an epoch that no process gets, because they do not fill a batch on all of them."""
         return self.packs - len(self) * self.world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch; where the data set stands in it already, it stays."""
+        """Go to the beginning of an epoch; within it, the position stays."""
         if whole_number("epoch", epoch, 0) != self._epoch:
             self._epoch, self._done = int(epoch), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the data set stands: valid for any number of processes. Exact without workers; else ask the `PackedLoader`.
+        """The position: valid for any number of processes. Exact without workers; with workers use the `PackedLoader`'s.
 
         Raises:
             InputError: in a worker, which does not know what was used.
         """
         if torch.utils.data.get_worker_info() is not None:
             raise InputError("a worker does not know which of its packs were used; take state_dict of the PackedLoader")
-        place = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER}
-        return {**place, "seed": self.seed, "data": self._source.identity}
+        position = {"epoch": self._epoch, "packs_done": self._done, "order": ORDER}
+        return {**position, "seed": self.seed, "data": self._source.identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Resume where `state` was taken.
 
         Raises:
             InputError: it is of other packs, of another seed or order, or its numbers are not those of a position.
@@ -199,7 +251,7 @@ class PackedDataset(IterableDataset[Row]):
         self._epoch, self._done = whole_number("epoch", state.get("epoch"), 0), done
 
     def __len__(self) -> int:
-        """Rows of this process in a whole epoch."""
+        """Rows of this process in a complete epoch."""
         return self._batches_after(0) * self.batch
 
     @property
@@ -208,7 +260,7 @@ class PackedDataset(IterableDataset[Row]):
         return self.batch_packs or 1
 
     @property
-    def batches_left(self) -> int:
+    def remaining_batches(self) -> int:
         """Batches of this process in the rest of the epoch."""
         return self._batches_after(self._done)
 
@@ -217,7 +269,7 @@ class PackedDataset(IterableDataset[Row]):
         return updates * self.update_batches
 
     def note_batch(self, is_last: bool) -> None:
-        """Say that every process used a batch; after the last one of an epoch the next epoch begins."""
+        """Count a batch that every process used; after the last one of an epoch the next epoch begins."""
         if is_last:
             self._epoch, self._done = self._epoch + 1, 0
         else:
@@ -225,7 +277,7 @@ class PackedDataset(IterableDataset[Row]):
 
     def begin(self) -> None:
         """Go to the next epoch where the rest of this one fills no batch of these processes."""
-        if self._done and self.batches_left == 0:
+        if self._done and self.remaining_batches == 0:
             self._epoch, self._done = self._epoch + 1, 0
 
     def __iter__(self) -> Iterator[Row]:
@@ -233,7 +285,7 @@ class PackedDataset(IterableDataset[Row]):
 
         Raises:
             InputError: a record is damaged; there are several workers, and `batch_packs` is not known; or Accelerate (or a
-                `Trainer` that uses it) would deal the rows of this process to all processes once more.
+                `Trainer` that uses it) would shard the rows of this process a second time.
         """
         worker = torch.utils.data.get_worker_info()
         if worker is not None and worker.num_workers > 1 and self.batch_packs is None:
@@ -243,7 +295,7 @@ class PackedDataset(IterableDataset[Row]):
             )
         processes = 1 if self.loader_is_ours else _processes_of_accelerate()
         if processes > 1:
-            raise InputError(f"{processes} processes: Accelerate would deal the packs out twice; {_THE_WAY}")
+            raise InputError(f"{processes} processes: Accelerate would shard the packs a second time; {_THE_WAY}")
         return self._rows(worker)
 
     def _rows(self, worker: Any) -> Iterator[Row]:
@@ -251,16 +303,16 @@ class PackedDataset(IterableDataset[Row]):
         epoch, batch = self._epoch, self.batch
         first = first_of_rank(self._done, self.rank, self.world_size)
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        rows = len(range(number, self.batches_left, workers)) * batch
+        rows = len(range(number, self.remaining_batches, workers)) * batch
         done = 0
         while done < rows:
             at_once = min(_ROWS_AT_ONCE, _FIRST_ROWS + 3 * done)  # few at first, so that the first rows come soon
-            at_once = -(-at_once // batch) * batch  # whole batches, which are then collated as they lie
+            at_once = -(-at_once // batch) * batch  # complete batches, which are then collated without a copy
             batches, in_batch = np.divmod(np.arange(done, min(done + at_once, rows), dtype=np.int64), batch)
             numbers = first + self.world_size * ((number + workers * batches) * batch + in_batch)
             for row in self._source.rows(epoch, numbers):
                 done += 1
-                if worker is None and done % batch == 0:  # before the last row of a batch is handed out, so that it counts
+                if worker is None and done % batch == 0:  # before the last row of a batch is yielded, so that it counts
                     self.note_batch(done == rows)
                 yield row
 
@@ -271,7 +323,7 @@ class PackedLoader(DataLoader[Any]):
     Args:
         dataset: the packs.
         batch_packs: packs of one batch.
-        collate: makes a batch of rows, such as a `PackCollator`.
+        collate: rows to a batch, such as a `PackCollator`.
         **options: of the `DataLoader`: num_workers, pin_memory and so on.
 
     Raises:
@@ -288,13 +340,13 @@ class PackedLoader(DataLoader[Any]):
         self, dataset: PackedDataset, batch_packs: int, collate: Callable[[list[Row]], Any], **options: Any
     ) -> None:
         if options.get("persistent_workers"):
-            raise InputError("persistent_workers: they would read the first epoch again and again; leave it out")
+            raise InputError("persistent_workers: they would read the first epoch again and again; omit it")
         _check_batch(batch_packs)
         dataset.batch_packs = batch_packs
         if len(dataset) == 0:
             raise InputError(
-                f"{dataset.folder}: {dataset.packs:,} packs are not {dataset.update_batches} batches of {batch_packs} for "
-                f"each of {dataset.world_size} processes; use fewer processes, smaller batches, or more data"
+                f"{dataset.folder}: too few packs ({dataset.packs:,}) for {dataset.update_batches} batches of {batch_packs} "
+                f"on each of {dataset.world_size} processes; use fewer processes, smaller batches, or more data"
             )
         self._packs = dataset
         options.setdefault("generator", torch.Generator())  # seeds of workers: dropout draws the same when a run is taken up
@@ -308,7 +360,7 @@ class PackedLoader(DataLoader[Any]):
         """
         _check_process(self._packs)
         self._packs.begin()
-        batches = self._packs.batches_left
+        batches = self._packs.remaining_batches
         self._packs.loader_is_ours = True
         try:
             iterator = super().__iter__()
@@ -320,15 +372,15 @@ class PackedLoader(DataLoader[Any]):
             yield batch
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Batches of a complete epoch."""
         return len(self._packs) // self._packs.batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, after the last batch that it handed out."""
+        """The position after the last batch that the loader yielded."""
         return self._packs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Resume where `state` was taken.
 
         Raises:
             InputError: it is of other packs or of another seed.

@@ -1,6 +1,6 @@
 """Any encoder of `transformers` over packed texts: vectors and answers in the order of the texts, as of each text alone.
 
-How the model has to be fed is asked of it (`asking.py`), and it is refused where that cannot be known. A window of texts is
+How the model has to be fed is measured on it (`asking.py`); where that fails, it is refused. A window of texts is
 packed as `gaudi-bert predict` packs it, in rows of the lengths that cost least, or in batches of one static shape for a
 device that compiles. A head with one output for a text runs as it is, on the encoder's outputs for each text: what it reads
 (the first token, a mean) is its own affair, and it is tried on a few sequences first.
@@ -55,7 +55,7 @@ class PackedEncoder:
 
     Args:
         model: an `AutoModel`, `AutoModelForSequenceClassification` or `AutoModelForTokenClassification`, with `sdpa` or
-            `eager` attention. It is used in evaluation mode, on the device where it lies.
+            `eager` attention. It is used in evaluation mode, on its device.
         tokenizer: that of the model, of `transformers` or of `tokenizers`.
         max_sequence_length: most tokens of a text, special ones included; longer ones are cut. Default: the model's.
         static_shapes: compute batches of one shape only, as Gaudi wants it: rows of `max_sequence_length`.
@@ -258,7 +258,7 @@ class PackedEncoder:
         return output.float()
 
     def _try_head(self) -> None:
-        """Refuse a head that makes something else of packed texts than of each alone."""
+        """Refuse a head whose answers for packed texts differ from those for each alone."""
         tokens, random = usual_tokens(self.model.config), np.random.default_rng(12345)
         lengths = np.minimum([9, 4, 13, 1], self.positions)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -266,12 +266,12 @@ class PackedEncoder:
         sequences = Sequences(np.arange(4), offsets, ids, np.zeros(len(ids), np.int8))
         weights = next(self.model.parameters())
         with trial_of(self.model):
-            found = torch.from_numpy(self.logits(sequences, self.plan(sequences)))
+            actual = torch.from_numpy(self.logits(sequences, self.plan(sequences)))
             each = np.split(ids.astype(np.int64), offsets[1:-1])
             alone = [self.model(input_ids=torch.tensor(own[None], device=weights.device)).logits for own in each]
-        wanted = torch.cat(alone).float().cpu()
+        expected = torch.cat(alone).float().cpu()
         bound = ALONE_BOUND if weights.dtype == torch.float32 else _HALF_BOUND
-        difference = float((found - wanted).abs().max()) / scale_of([wanted])
+        difference = float((actual - expected).abs().max()) / scale_of([expected])
         if not difference <= bound:
             raise InputError(
                 f"{type(self.model).__name__}: its head gives packed texts other answers than texts alone (they differ by "

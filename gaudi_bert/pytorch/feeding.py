@@ -1,8 +1,8 @@
-"""How a model is fed packs: its positions, its inputs, and which token may attend to which. `asking.py` finds it out.
+"""How a model is fed packs: its positions, its inputs, and which token may attend to which. `asking.py` measures it.
 
 RoBERTa and its descendants number positions from padding_idx + 1, so the positions of a pack, which begin at 0, are moved;
-left at 0 they would select other embeddings than the same sequence gets alone, without an error. Layers with a window need
-a mask of their own.
+at 0 they would select other embeddings than the same sequence gets alone, without an error. Layers with a window need
+a separate mask.
 
 Two tokens of a pack may attend to each other where their sequence numbers are equal (in a causal model: to what is not
 later; in a layer with a window: to what is not farther). Padding has the number 0 and attends to padding, so no row of a
@@ -32,7 +32,7 @@ class Feeding:
         layers: the same for each kind of layer, by the name that the model's masks have; empty where one mask serves all.
         longest_sequence: most tokens of a sequence that leaves the others of its batch as they are. RoPE of the kinds
             `dynamic` and `longrope` changes the frequencies of a complete batch for a longer one. None without a limit.
-        labels_own_token: in a causal model, whether a label is that of its own token (tags), not of the next one.
+        labels_own_token: in a causal model, whether a label is that of the token itself (tags), not of the next one.
     """
 
     position_offset: int = 0

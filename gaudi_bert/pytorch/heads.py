@@ -1,9 +1,8 @@
 """Losses on packs that add up: over micro-batches and processes to the loss of one large batch. Heads that gather for BERT.
 
-A loss is a sum over a micro-batch, divided by what the whole update counts; each divided by its own count, micro-batches
-and processes would weigh a token by how few others have labels beside it. `update_counts` counts, `update_loss` computes the
-part that a micro-batch adds, for any head with one output for each token: masked and causal language models, token
-classification.
+A loss is a sum over a micro-batch, divided by the count of the complete update; divided by its own count instead, a token
+would weigh more in a micro-batch with few labels. `update_counts` counts, `update_loss` computes the part that a micro-batch
+adds, for any head with one output for each token: masked and causal language models, token classification.
 
 Heads with one output for a sequence have to gather: `transformers` computes them at the first position of a row, and the
 masked-LM head at all L positions. Here they are computed at the first token of every sequence, and at the masked positions,
@@ -107,7 +106,7 @@ class PackedBertForPreTraining(BertForPreTraining):
         masked_lm_labels: torch.Tensor | None = None,
         next_sentence_label: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | None = None,
-        **beside: Any,
+        **_: Any,
     ) -> BertForPreTrainingOutput:
         """Logits [B, Q, vocabulary] and [B, S, 2], and, with labels, the loss.
 
@@ -117,8 +116,7 @@ class PackedBertForPreTraining(BertForPreTraining):
             sequence_positions: int64 [B, S], the first token of each sequence.
             masked_lm_labels: int64 [B, Q], -100 in unused slots.
             next_sentence_label: int64 [B, S], -100 in unused slots.
-            num_items_in_batch: `update_counts` of the whole update; those of this batch when None.
-            **beside: what the collator gives beside the inputs, not used.
+            num_items_in_batch: `update_counts` of the complete update; those of this batch when None.
         """
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
@@ -154,19 +152,18 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
         token_type_ids: torch.Tensor | None = None,
         sequence_labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | None = None,
-        **beside: Any,
+        **_: Any,
     ) -> SequenceClassifierOutput:
-        """Logits [B, S, C], and, with labels, the loss; what slots without a sequence hold means nothing.
+        """Logits [B, S, C], and, with labels, the loss; values of slots without a sequence have no meaning.
 
         Args:
             input_ids, attention_mask, position_ids, token_type_ids: as the collator makes them.
             sequence_positions: int64 [B, S], the first token of each sequence.
             sequence_labels: int64 [B, S], -100 in unused slots; for a regression float32, NaN there.
-            num_items_in_batch: `update_counts` of the whole update; those of this batch when None.
-            **beside: what the collator gives beside the inputs, not used.
+            num_items_in_batch: `update_counts` of the complete update; those of this batch when None.
 
         Raises:
-            InputError: labels of whole numbers for a regression, or of others for classes.
+            InputError: integer labels for a regression, or others for classes.
         """
         hidden_BLH = self.bert(
             input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
@@ -183,8 +180,8 @@ class PackedBertForSequenceClassification(BertForSequenceClassification):
     def _summed_loss(self, logits_BSC: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         classes = logits_BSC.shape[-1]
         if (classes == 1) != labels_BS.is_floating_point():
-            given = "numbers with a fraction" if labels_BS.is_floating_point() else "whole numbers"
-            needed = "a column of float for a regression" if classes == 1 else "whole numbers from 0 for classes"
+            given = "numbers with a fraction" if labels_BS.is_floating_point() else "integers"
+            needed = "a column of float for a regression" if classes == 1 else "integers from 0 for classes"
             raise InputError(f"num_labels = {classes}: the labels are {given}; give {needed}")
         if classes > 1:
             return _summed(logits_BSC, labels_BS)

@@ -1,4 +1,4 @@
-"""Index-only packs with the table that they index: rows as a packed table has them, put together when they are read.
+"""Index-only packs with the table that they index: rows as of a packed table, assembled when they are read.
 
 The index is held in memory (about 16 bytes a sequence). Of the table, Arrow files are mapped, Parquet and JSON lines are
 decoded into memory once.
@@ -46,14 +46,14 @@ class _Rows(NamedTuple):
 class IndexedTable(ShardFiles[None]):
     """The packs of an index, as the shards of a `StreamReader`; nothing is opened or closed.
 
-    `folder` was made of `table` by `pack --index-only`; `is_known` says that another process has found this out.
+    `folder` is `pack --index-only` of `table`; `is_known`: another process has checked that.
     """
 
     def __init__(self, folder: Path, table: Path, is_known: bool = False) -> None:
         self.folder, self.table = folder, table
         metadata = TableMetadata.read(folder)
         if not metadata.index_only:
-            raise InputError(f"{folder}: is not an index; leave table= out, or pack with --index-only")
+            raise InputError(f"{folder}: is not an index folder; omit table=, or pack with --index-only")
         self.shard_multiple, self.identity = metadata.shard_multiple, metadata.identity()
         self._length = metadata.max_sequence_length
         table_of_shards = metadata.shard_table
@@ -68,7 +68,7 @@ class IndexedTable(ShardFiles[None]):
         return IndexedTable, (self.folder, self.table, True)
 
     def prepare(self, shard: int) -> None:
-        """Nothing is to be done: all is in memory, or mapped."""
+        """Nothing to do: everything is in memory, or mapped."""
 
     def read(self, files: IntArray, records: IntArray) -> list[Pack]:
         """Packs by shard and number, int64 [n] each."""
@@ -79,15 +79,15 @@ class IndexedTable(ShardFiles[None]):
     def _pack(self, shard: _Index, pack: int) -> Pack:
         chosen = slice(int(shard.offsets[pack]), int(shard.offsets[pack + 1]))
         numbers, starts, lengths = shard.rows[chosen], shard.starts[chosen], shard.lengths[chosen]
-        places = np.searchsorted(self._firsts, numbers, side="right") - 1
+        parts = np.searchsorted(self._firsts, numbers, side="right") - 1
         tokens, first = int(lengths.sum()), self._rows[0]
         content: Pack = {}
         for name, values in first.aligned.items():
             row = np.full(self._length, pad_value(name), values.values.dtype)
             at = 0
-            for place, number, start, length in zip(places, numbers, starts, lengths, strict=True):
-                held = self._rows[place].aligned[name]
-                begin = int(held.offsets[number - self._rows[place].first]) + start
+            for part, number, start, length in zip(parts, numbers, starts, lengths, strict=True):
+                held = self._rows[part].aligned[name]
+                begin = int(held.offsets[number - self._rows[part].first]) + start
                 row[at : at + length] = held.values[begin : begin + length]
                 at += length
             content[name] = row
@@ -97,8 +97,8 @@ class IndexedTable(ShardFiles[None]):
         content["sequence_ids"][:tokens] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         content["seq_lens"], content["indices"] = lengths, numbers
         for name in first.scalars.column_names:
-            held_rows = zip(places.tolist(), numbers.tolist(), strict=True)
-            cells = [self._rows[place].scalars.column(name)[number - self._rows[place].first] for place, number in held_rows]
+            held_rows = zip(parts.tolist(), numbers.tolist(), strict=True)
+            cells = [self._rows[part].scalars.column(name)[number - self._rows[part].first] for part, number in held_rows]
             content[name] = np.array([cell.as_py() for cell in cells])
         return content
 
@@ -112,7 +112,7 @@ def _read_index(path: Path) -> _Index:
 
 def _open_table(folder: Path, table: Path, metadata: TableMetadata, is_known: bool) -> list[_Rows]:
     """The rows of the table of an index, part by part."""
-    files = table_files(table).files
+    files = table_files(table)
     known = {file.name: file.identity for file in metadata.inputs}
     for file in files:
         # Other tokens of the same lengths would be packs without an error, so size and name are not enough.

@@ -1,7 +1,7 @@
 """A model from its folder, as `save_pretrained` writes it: with all of its weights, or refused; nothing is downloaded.
 
-`transformers` draws weights that a folder lacks at random and passes over those that the model has no use for: a table on
-standard error is all that shows it. Here both are errors, and its tables and progress bars are turned off.
+`transformers` draws weights that a folder lacks at random and passes over those that the model has no use for: only a
+table on standard error shows it. Here both are errors, and its tables and progress bars are turned off.
 """
 
 from __future__ import annotations
@@ -37,13 +37,9 @@ _WEIGHTS = ("*.safetensors", "*.bin")
 def open_encoder(
     folder: Path, tokenizer: RowTokenizer, *, with_head: bool, precision: Literal["float32", "bfloat16"]
 ) -> PackedEncoder:
-    """The encoder of a folder, on a GPU of CUDA where there is one.
+    """The encoder of a folder with its tokenizer, on a CUDA GPU where there is one.
 
-    Args:
-        folder: of the model.
-        tokenizer: the one in that folder.
-        with_head: keep a head for texts or tokens, if config.json names one.
-        precision: of the weights, and of what is computed.
+    `with_head` keeps a head for texts or tokens, if config.json names one; `precision` is that of weights and computation.
 
     Raises:
         InputError: the folder is damaged or incomplete, or the model cannot be fed packs.
@@ -63,7 +59,7 @@ def open_encoder(
 
 
 def architecture_of(folder: Path) -> str:
-    """The class that config.json names; nothing where it names none."""
+    """The class that config.json names, or an empty string."""
     file = folder / "config.json"
     content = read_json(file)
     if not isinstance(content, dict):
@@ -75,10 +71,7 @@ def architecture_of(folder: Path) -> str:
 def read_model(folder: Path, kind: Any, **options: Any) -> Any:
     """The model of a folder, in evaluation mode.
 
-    Args:
-        folder: with config.json and weights.
-        kind: a class of `transformers`, or one of its `AutoModel...`.
-        **options: of `from_pretrained`.
+    `kind` is a class of `transformers`, or one of its `AutoModel...`; `options` are those of `from_pretrained`.
 
     Raises:
         InputError: a file is damaged; or weights are missing, superfluous or not finite.

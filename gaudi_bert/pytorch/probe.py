@@ -18,8 +18,9 @@ from typing import Any
 import torch
 import transformers
 
-from gaudi_bert.common.errors import InputError
+from gaudi_bert.common.errors import FailedError, InputError
 from gaudi_bert.common.files import check_model
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.pytorch.asking import feeding_of, try_model
 from gaudi_bert.pytorch.collate import TARGETS, PackCollator, model_inputs
 from gaudi_bert.pytorch.feeding import Feeding, allowed_BLL
@@ -41,9 +42,9 @@ from gaudi_bert.pytorch.trial import (
     tokens_of_packs,
     trial_conditions,
 )
+from gaudi_bert.training.results import FeedingFinding, VerifyHuggingFaceResult
 
 LENGTH, WINDOW = 256, 64
-
 
 Batch = dict[str, Any]
 Feed = Callable[[Feeding, list[Row]], Batch]
@@ -60,7 +61,7 @@ def _target(name: str, changes: Callable[[Feeding, Batch], Batch] = lambda _, __
 
 
 def _mask(make: Callable[[Feeding, Any], Any]) -> Feed:
-    """The batch of target transformers-5 with a mask that is made of the numbers of the sequences."""
+    """The batch of target transformers-5 with a mask computed from the numbers of the sequences."""
     return _target("transformers-5", lambda feeding, batch: {"attention_mask": make(feeding, batch["sequence_ids"])})
 
 
@@ -75,7 +76,7 @@ WAYS: dict[str, Feed] = {
     "4-D bool mask": _mask(lambda feeding, sequence_ids_BL: allowed_BLL(sequence_ids_BL, feeding.causal).unsqueeze(1)),
     "additive mask, positions from 0": _target("transformers-5", _from_0),
 }
-"""Ways of feeding packs, by name: the targets of `PackCollator`, and what is seen elsewhere."""
+"""Ways of feeding packs, by name: the targets of `PackCollator`, and those of other software."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,10 @@ class Finding:
 def load_model(folder: str | Path, attention: str | None = None) -> Any:
     """The model in `folder`, in evaluation mode (no dropout); nothing is downloaded.
 
-    Args:
-        folder: as `save_pretrained` writes it.
-        attention: sdpa, eager, flex_attention or another that `transformers` has; the model's own when None.
+    `folder` is as `save_pretrained` writes it; `attention` (sdpa, eager, flex_attention, ...) is the model's own when None.
 
     Raises:
-        InputError: there is no model of `transformers`, or it cannot be opened, or not with this attention.
+        InputError: the folder does not hold a model of `transformers`, or it cannot be opened, or not with this attention.
     """
     check_model(Path(folder))
     config_path = Path(folder) / "config.json"
@@ -198,3 +197,33 @@ def _probe(
         return Finding(way, refusal=one_line(error))
     moved = moved_neighbours(before, after, rows)
     return Finding(way, largest_difference(before, alone), moved, scale_of(alone))
+
+
+def verify_huggingface(
+    folder: Path, *, target: str | None, attention: str | None, reporter: Reporter
+) -> VerifyHuggingFaceResult:
+    """The stage verify-model for a `transformers` model: probe it with its own weights.
+
+    `target` is the way of feeding to test, None for all; `attention` is one of `transformers`' (sdpa, eager,
+    flex_attention), the model's own when None.
+    """
+    check_ways([target] if target is not None else [])
+    model = load_model(folder, attention)
+    used = model.config._attn_implementation  # noqa: SLF001 - in no public attribute
+    findings = probe_model(model, [target] if target is not None else None)
+    for finding in findings:
+        reporter.say(f"verify-model:   {finding.way}: {finding.verdict}")
+    right = [finding.way for finding in findings if finding.is_right]
+    if not right:
+        reason = f"{findings[0].way}: {findings[0].verdict}" if target is not None else "no way of feeding it packs is right"
+        remedy = f"gaudi-bert verify-model --huggingface {folder} tries the others" if target is not None else "feed it rows"
+        raise FailedError(f"{folder} ({model.config.model_type}, {used}): {reason}; {remedy}")
+    return VerifyHuggingFaceResult(
+        model=str(folder),
+        model_type=model.config.model_type,
+        attention=str(used),
+        right=tuple(right),
+        findings=tuple(
+            FeedingFinding(each.way, each.is_right, each.alone, each.neighbour, each.refusal) for each in findings
+        ),
+    )

@@ -1,12 +1,12 @@
-"""Rows of packs with the names of packed tables, kept as columns of many packs.
+"""Rows of packs with the names of packed tables, stored as columns of many packs.
 
     input_ids, token_type_ids, position_ids, sequence_ids, labels  [L]
     seq_lens, next_sentence_labels                                 [k], one value for each sequence of the pack
 
 Positions of trailing pads count from 0, as if they were one more sequence; labels are -100 where no token was masked.
 
-A row is a mapping of names to views of the columns of its block, made on access; rows that lie side by side in
-one block become a batch as a whole.
+A row is a mapping of names to views of the columns of its block, created on access; adjacent rows of one block become
+a batch without a copy.
 
 Letters: B packs, L positions, S depth, k sequences of one pack.
 """
@@ -86,7 +86,7 @@ def rows_of_packs(packs: Mapping[str, AnyArray]) -> list[Row]:
 
 
 def _common_block(rows: Sequence[Row]) -> tuple[_Block, slice] | None:
-    """The block in which exactly these rows lie side by side, and where; None where there is none."""
+    """The block of which these rows are a slice, and the slice; None where there is none."""
     first = rows[0]
     if not isinstance(first, _PackRow):
         return None
@@ -109,10 +109,10 @@ def token_matrix(rows: Sequence[Row], name: str) -> AnyArray:
 
 
 def _check_whole(values: AnyArray, name: str) -> None:
-    """Numbers of other hands must be whole numbers of 32 bits, before they become int64."""
+    """The user's own numbers must be integers of 32 bits, before they become int64."""
     wrong = first_not_whole(values, -MOST_TOKEN_ID - 1, MOST_TOKEN_ID)
     if wrong >= 0:
-        raise InputError(f"{name}: a row holds {values[wrong]}; it must hold whole numbers that fit into 32 bits")
+        raise InputError(f"{name}: a row holds {values[wrong]}; it must hold integers that fit into 32 bits")
 
 
 def sequence_counts(rows: Sequence[Row], name: str) -> AnyArray:

@@ -21,8 +21,9 @@ _SEED = 12345
 _MOST_PARAMETERS = 2e8
 _HEADS = 4
 _WINDOW_NAME = re.compile(r"^(?!.*layer).*(window|local_attention|chunk|block_size|index_\w*topk|topk_blocks)")
+_WIDTH_NAME = re.compile(r"size|dim|^d_|n_embd")
 _PERIOD = re.compile(r"every_n|pattern|interval|period|freq")
-"""Names of settings that say after how many layers one of another kind comes."""
+"""Names of settings with the number of layers between two of another kind."""
 _MOST = (
     (re.compile(r"vocab_size"), 211),
     (re.compile(r"intermediate_size|ffn|ff_dim|n_inner|mlp_dim|moe_dim|expert_(hidden|dim)"), 48),
@@ -45,13 +46,13 @@ def _configs(config: Any) -> Iterator[Any]:
 
 def window_settings(config: Any) -> list[tuple[Any, str, Any]]:
     """What may limit how far a layer sees: configs, the names there, and the values (numbers, or lists of them)."""
-    found = []
+    settings = []
     for each in _configs(config):
         for name, value in vars(each).items():
             numbers = value if isinstance(value, list) else [value]
             if _WINDOW_NAME.search(name) and numbers and all(type(one) is int and one > 1 for one in numbers):
-                found.append((each, name, value))
-    return found
+                settings.append((each, name, value))
+    return settings
 
 
 def _shallow(config: Any, window: int) -> Any:
@@ -83,7 +84,9 @@ def _small(config: Any, window: int) -> Any:
         heads, hidden = (getattr(each, name, None) for name in ("num_attention_heads", "hidden_size"))
         if type(heads) is int and type(hidden) is int and heads > _HEADS and hidden % heads == 0:
             width = vars(each).get("head_dim")
-            _set_all(each, re.compile(r"size|dim|^d_|n_embd"), hidden, _HEADS * (width or hidden // heads))
+            for name, value in list(vars(each).items()):
+                if _WIDTH_NAME.search(name) and type(value) is int and value == hidden:
+                    setattr(each, name, _HEADS * (width or hidden // heads))
             each.num_attention_heads = _HEADS
             _cap(each, re.compile(r"attention_heads$|key_value_heads$"), _HEADS)
         for names, most in _MOST:
@@ -93,13 +96,6 @@ def _small(config: Any, window: int) -> Any:
             if name.endswith("_token_id") and type(value) is int and type(vocabulary) is int and value >= vocabulary:
                 setattr(each, name, value % 4)
     return small
-
-
-def _set_all(config: Any, names: re.Pattern[str], old: int, new: int) -> None:
-    """Give every setting of such a name that is `old` the value `new`."""
-    for name, value in list(vars(config).items()):
-        if names.search(name) and type(value) is int and value == old:
-            setattr(config, name, new)
 
 
 def _cap(config: Any, names: re.Pattern[str], most: int) -> None:

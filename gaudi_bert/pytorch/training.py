@@ -1,7 +1,7 @@
 """`transformers`' `Trainer` on packs, in any number of processes, and its arguments.
 
 Trainer. Each process reads its own share (`Trainer` would read every pack in every process), losses add up to those of one
-large batch (`heads.py`), and a checkpoint keeps the position in the data, from which any number of processes goes on.
+large batch (`heads.py`), and a checkpoint keeps the position in the data, from which any number of processes resumes.
 
 Arguments. A row holds f sequences instead of one (f: the packing factor). Either an update keeps its sequences and takes
 1 / f of the rows (`correction="batch"`), or it keeps its rows, sees f times the sequences, and there are 1 / f of the
@@ -91,7 +91,7 @@ class PackedTrainerMixin:
         return update_loss(model, inputs, num_items_in_batch, self.args.world_size)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **options: Any) -> Any:
-        """As of `Trainer`; from a checkpoint it goes on at that checkpoint's pack.
+        """As of `Trainer`; from a checkpoint it resumes at that checkpoint's pack.
 
         Raises:
             InputError: the checkpoint has no position in the data, or is of other packs; the data set is not the share of
@@ -116,16 +116,16 @@ class PackedTrainerMixin:
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **options)  # type: ignore[misc]
 
     def _check_share(self) -> None:
-        found = (self.train_dataset.rank, self.train_dataset.world_size)
-        if found != (self.args.process_index, self.args.world_size):
+        share = (self.train_dataset.rank, self.train_dataset.world_size)
+        if share != (self.args.process_index, self.args.world_size):
             raise InputError(
-                f"PackedDataset is the share of process {found[0]} of {found[1]}, and this is process "
+                f"PackedDataset is the share of process {share[0]} of {share[1]}, and this is process "
                 f"{self.args.process_index} of {self.args.world_size}; give PackedDataset rank=args.process_index, "
                 "world_size=args.world_size"
             )
 
     def _check_arguments(self) -> None:
-        """Refuse arguments that packs leave without effect, and data to evaluate that could not be read."""
+        """Refuse arguments that have no effect on packs, and evaluation data that could not be read."""
         args = self.args
         refused = {
             "label_smoothing_factor": (args.label_smoothing_factor, "losses of packs add up, without smoothing"),
@@ -179,11 +179,11 @@ def translate_arguments(
     """`TrainingArguments` by name, for packs.
 
     Args:
-        arguments: as for padded rows; what is not named in them is left to Trainer's defaults.
+        arguments: as for padded rows; Trainer's defaults apply to the others.
         packing_factor: sequences per pack, at least 1: in the data's metadata.json.
         processes: that train together.
         batch_packs: packs of a micro-batch; `per_device_train_batch_size` when None.
-        correction: what is kept: the sequences of an update (`batch`) or its rows (`betas`).
+        correction: what stays constant: the sequences of an update (`batch`) or its rows (`betas`).
 
     Returns:
         A copy with `per_device_train_batch_size`, `gradient_accumulation_steps` and, for `betas`, `adam_beta1`, `adam_beta2`

@@ -94,12 +94,12 @@ def _remedy(model: Any) -> str:
     return ""
 
 
-def tokens_of_packs(config: Any, offset: int, wanted: int = 144) -> int:
-    """As many as wanted (more than short windows and blocks hold), or as there are positions from `offset` on."""
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    length = min(wanted, most - offset) if type(most) is int else wanted
+def tokens_of_packs(config: Any, offset: int, most_tokens: int = 144) -> int:
+    """At most `most_tokens` (more than short windows and blocks hold), and the positions from `offset` on."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    length = min(most_tokens, positions - offset) if type(positions) is int else most_tokens
     if length < 16:
-        raise InputError(f"max_position_embeddings = {most}: at least 16 positions are needed to try packs")
+        raise InputError(f"max_position_embeddings = {positions}: at least 16 positions are needed to try packs")
     return length
 
 
@@ -149,11 +149,11 @@ def _packs(config: Any, length: int, lengths_of_packs: Sequence[Sequence[int]], 
 
 
 def usual_tokens(config: Any) -> AnyArray:
-    """Token ids that mean nothing special: not among the first, and not named in the config."""
+    """Ordinary token ids: not among the first, and not named in the config."""
     text = config.get_text_config()
     tokens = np.setdiff1d(np.arange(min(5, text.vocab_size // 2), text.vocab_size), [*_named_tokens(config)])
     if len(tokens) < 2:
-        raise InputError(f"vocab_size = {text.vocab_size}: at least two tokens beside the special ones are needed")
+        raise InputError(f"vocab_size = {text.vocab_size}: at least two tokens that are not special are needed")
     return tokens
 
 
@@ -176,7 +176,7 @@ def _trial_tokens(config: Any) -> AnyArray:
 
 
 def alone_outputs(model: Any, feeding: Feeding, rows: Sequence[Row]) -> list[torch.Tensor]:
-    """The outputs of each sequence in a batch of its own, fed as everybody feeds a sequence."""
+    """The outputs of each sequence in a separate batch, without a mask or positions."""
     outputs = []
     for row in rows:
         for number in range(1, len(row["seq_lens"]) + 1):
@@ -222,16 +222,16 @@ def sequences_of(outputs: torch.Tensor, rows: Sequence[Row]) -> list[torch.Tenso
     return [part for output, row in zip(outputs, lengths, strict=True) for part in output[: sum(row)].split(row)]
 
 
-def largest_difference(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
+def largest_difference(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
     """Over all outputs of all sequences; NaN where either has one."""
-    return float(torch.stack([(one - other).abs().max() for one, other in zip(found, wanted, strict=True)]).max())
+    return float(torch.stack([(one - other).abs().max() for one, other in zip(actual, expected, strict=True)]).max())
 
 
 def moved_neighbours(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], rows: Sequence[Row]) -> float:
     """The largest change of a sequence that is not the first of its pack, which was changed."""
     others = [number > 0 for row in rows for number in range(len(row["seq_lens"]))]
-    kept = ([each for each, other in zip(outputs, others, strict=True) if other] for outputs in (before, after))
-    return largest_difference(*kept)
+    unchanged = ([each for each, other in zip(outputs, others, strict=True) if other] for outputs in (before, after))
+    return largest_difference(*unchanged)
 
 
 def scale_of(outputs: Sequence[torch.Tensor]) -> float:

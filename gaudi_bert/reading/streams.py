@@ -1,13 +1,12 @@
 """Shards read in the one order (`global_order.py`): those that are being read are open, and no others.
 
-A process has at most C / gcd(C, W) shards open until the first stream ends, then at most as many as streams are left. What
-takes long about opening one (to fetch it, to find its records, to permute them) a thread does beforehand, for as many shards
-again: those that the process comes to next, at the end of an epoch those of the next epoch. A shard that its stream has left
-is closed.
+A process has at most C / gcd(C, W) shards open until the first stream ends, then at most as many as streams remain. A
+thread prepares as many again, those that the process reads next (at the end of an epoch, of the next epoch): it fetches
+them, locates their records and permutes these. A shard is closed when its stream has read it.
 
-The order of a shard is permuted, so the disk's own read-ahead would fetch megabytes for each pack. Files are told instead
-which window of records comes. That, and preparing the next shards, begins when some hundreds of packs are read, so that a
-process begins at once.
+The order of a shard is permuted, so the disk's own read-ahead would fetch megabytes for each pack. Instead the next window
+of records is prefetched. That, and preparing the next shards, begins when some hundreds of packs are read, so that a process
+begins at once.
 """
 
 from __future__ import annotations
@@ -23,18 +22,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from gaudi_bert.common.arrays import IntArray
-from gaudi_bert.common.compiled import borrowing_kernel
-from gaudi_bert.common.memory import load_word
 from gaudi_bert.reading.global_order import GlobalOrder, Located, ShardOrder
 
 Prepared = TypeVar("Prepared")
 
-_FIRST_ROWS = 256
+_FIRST_PACKS = 512
 _NEVER = np.iinfo(np.int64).max
 
 
 class ShardFiles(Generic[Prepared]):
-    """The shards of a data set, which are opened one by one. A kind of shards overrides what it has to do.
+    """The shards of a data set, which are opened one by one. A kind of shards overrides some methods.
 
     Attributes:
         threads: how many shards are prepared at once.
@@ -43,23 +40,23 @@ class ShardFiles(Generic[Prepared]):
     threads: int = 1
 
     def prepare(self, shard: int) -> Prepared:
-        """Do beforehand, in any thread, what takes long about opening a shard; it holds no file open."""
+        """Do the slow part of opening a shard, in any thread; it holds no file open."""
         raise NotImplementedError
 
-    def hold(self, shard: int, prepared: Prepared) -> None:
+    def open(self, shard: int, prepared: Prepared) -> None:
         """Open a shard that was prepared."""
 
-    def let_go(self, shard: int) -> None:
+    def close(self, shard: int) -> None:
         """Close an open shard."""
 
-    def forget(self, shard: int) -> None:
-        """A shard that was prepared is not opened after all."""
+    def discard(self, shard: int) -> None:
+        """Release a shard that was prepared and is not opened after all."""
 
-    def expect(self, shard: int, first: int, last: int) -> None:
-        """Records `first` up to below `last` of an open shard are read soon."""
+    def prefetch(self, shard: int, first: int, last: int) -> None:
+        """Start to read records `first` up to below `last` of an open shard."""
 
-    def leave(self, shard: int, first: int, last: int) -> None:
-        """These records are not read again."""
+    def drop_pages(self, shard: int, first: int, last: int) -> None:
+        """Release the memory of these records, which are not read again."""
 
 
 class _Visit(NamedTuple):
@@ -79,18 +76,18 @@ class _OpenShard:
     """A shard that is read.
 
     Attributes:
-        end: the row at which its stream leaves it.
-        asked, left: the windows below `asked` were expected, those below `left` are read.
+        end: the round at which its stream has read it.
+        prefetched, dropped: the windows before these numbers, in its order, are prefetched or dropped.
     """
 
     end: int
     order: ShardOrder
-    asked: int
-    left: int
+    prefetched: int
+    dropped: int
 
 
 class StreamReader(Generic[Prepared]):
-    """The places of packs, whose shards are open when they are told.
+    """Locates the packs that a process reads, and has their shards open.
 
     Args:
         order: their order.
@@ -100,7 +97,7 @@ class StreamReader(Generic[Prepared]):
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder, rank: int = 0, world_size: int = 1) -> None:
         self._files, self._order, self._share = files, order, (rank, world_size)
         self._shards_at_once = order.shards_at_once(world_size)
-        self._begin_anew()
+        self._reset()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which opens the shards itself."""
@@ -108,132 +105,132 @@ class StreamReader(Generic[Prepared]):
 
     @property
     def waited_seconds(self) -> float:
-        """How long `places` has waited for shards, in all."""
+        """How long `locate` has waited for shards, in all."""
         return self._ahead.waited_seconds
 
-    def places(self, epoch: int, numbers: IntArray) -> tuple[IntArray, IntArray]:
-        """The shards of packs and their records in these, int64 [n] each.
+    def locate(self, epoch: int, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """The shards of packs and their records in these, int64 [n] each, for `read` of the files.
 
-        `numbers`, int64 [n], ascending, are of packs of this process. A jump back opens the shards anew.
+        `numbers`, int64 [n], ascending, are of packs of this process. A jump back opens the shards again.
         """
-        if self._process != os.getpid():  # forked: the thread does not live on there
-            self._begin_anew()
-        found = self._order.locate(epoch, numbers)
+        if self._process != os.getpid():  # forked: the thread does not exist there
+            self._reset()
+        located = self._order.locate(epoch, numbers)
         if len(numbers):
-            self._go_to(epoch, found, int(numbers[0]))
-        records = np.empty(len(numbers), np.int64)
-        _look_up(self._orders, found.shards, found.positions, records)
-        return found.shards, records
+            self._go_to(epoch, located, int(numbers[0]))
+        pairs = zip(located.shards.tolist(), located.positions.tolist(), strict=True)
+        records = [self._open[shard].order.records[position] for shard, position in pairs]
+        return located.shards, np.array(records, np.int64)
 
     def close(self) -> None:
         """Close all shards, and prepare no more."""
         self._close(list(self._open))
-        self._ahead.want([])
-        self._begin_anew()
+        self._ahead.prepare([])
+        self._reset()
 
-    def _begin_anew(self) -> None:
-        """Have nothing open, and stand nowhere."""
+    def _reset(self) -> None:
+        """Nothing is open, and nothing is read."""
         self._process = os.getpid()
         self._ahead = _Ahead(self._files, self._order)
         self._open: dict[int, _OpenShard] = {}
-        self._orders = np.zeros(len(self._order.sizes), np.int64)  # the address of the order of each open shard
-        self._hint_at = np.full(len(self._order.sizes), _NEVER)
+        self._is_open = np.zeros(len(self._order.sizes), np.bool_)
+        self._prefetch_at = np.full(len(self._order.sizes), _NEVER)
         self._is_read = np.zeros(self._order.streams, np.bool_)  # the streams of which this process has read
-        self._epoch, self._row, self._first_end, self._settles_at, self._is_settled = -1, 0, _NEVER, 0, False
+        self._epoch, self._round, self._first_end, self._settles_at, self._is_settled = -1, 0, _NEVER, 0, False
         self._visits: Iterator[tuple[Any, Iterator[_Visit]]] = iter(())
         self._soon: list[_Visit] = []
 
-    def _go_to(self, epoch: int, found: Located, number: int) -> None:
-        """Have the shards of these packs open, `number` being the first pack, and those that are left behind closed."""
-        row = int(found.rows[0])
-        if epoch != self._epoch or row < self._row:
+    def _go_to(self, epoch: int, located: Located, number: int) -> None:
+        """Open the shards of these packs, `number` being the first pack, and close those that are read."""
+        now = int(located.rounds[0])
+        if epoch != self._epoch or now < self._round:
             self._close(list(self._open))
             self._visits = _groups_of_visits(self._order, epoch, number, *self._share)
-            self._settles_at = row + 2 * _FIRST_ROWS // self._shards_at_once if self._epoch < 0 else row
+            self._settles_at = now + _FIRST_PACKS // self._shards_at_once if self._epoch < 0 else now
             self._is_settled, self._epoch, self._soon = False, epoch, []
-        self._row = row
-        self._is_read[found.streams] = True
-        left = [shard for shard, opened in self._open.items() if opened.end <= row] if row >= self._first_end else []
-        self._close(left)
-        is_open = self._orders[found.shards] != 0
-        settles = not self._is_settled and row >= self._settles_at
+        self._round = now
+        self._is_read[located.streams] = True
+        ended = [shard for shard, opened in self._open.items() if opened.end <= now] if now >= self._first_end else []
+        self._close(ended)
+        is_open = self._is_open[located.shards]
+        settles = not self._is_settled and now >= self._settles_at
         self._is_settled = self._is_settled or settles
-        if left or settles or not is_open.all():
-            self._open_these(found, np.flatnonzero(~is_open))
-        self._ahead.go_on()
-        due = found.positions >= self._hint_at[found.shards]
+        if ended or settles or not is_open.all():
+            self._open_these(located, np.flatnonzero(~is_open))
+        self._ahead.submit()
+        due = located.positions >= self._prefetch_at[located.shards]
         if due.any():
-            for shard in np.unique(found.shards[due]).tolist():
-                self._hint(shard, int(found.positions[found.shards == shard].max()))
+            for shard in np.unique(located.shards[due]).tolist():
+                self._prefetch(shard, int(located.positions[located.shards == shard].max()))
 
     def _close(self, shards: list[int]) -> None:
         if not shards:
             return
         for shard in shards:
             del self._open[shard]
-            self._files.let_go(shard)
-        self._orders[shards], self._hint_at[shards] = 0, _NEVER
+            self._files.close(shard)
+        self._is_open[shards], self._prefetch_at[shards] = False, _NEVER
         self._first_end = min((opened.end for opened in self._open.values()), default=_NEVER)
 
-    def _open_these(self, found: Located, missing: IntArray) -> None:
-        """Open the shards of the packs `missing`, int64 [m], and have the next ones prepared."""
-        shards, firsts = np.unique(found.shards[missing], return_index=True)
+    def _open_these(self, located: Located, missing: IntArray) -> None:
+        """Open the shards of the packs `missing`, int64 [m], and prepare the next ones."""
+        shards, firsts = np.unique(located.shards[missing], return_index=True)
         in_turn = np.argsort(firsts)
         keys = [(self._epoch, shard) for shard in shards[in_turn].tolist()]
-        later = self._next(int(found.rows[-1]), {shard for _, shard in keys}) if self._is_settled else []
-        self._ahead.want(keys + later)
+        later = self._next(int(located.rounds[-1]), {shard for _, shard in keys}) if self._is_settled else []
+        self._ahead.prepare(keys + later)
         prepared = self._ahead.take(keys)
         for (_, shard), first in zip(keys, missing[firsts[in_turn]].tolist(), strict=True):
             content, order = prepared[shard]
-            self._files.hold(shard, content)
-            position, end = int(found.positions[first]), int(found.ends[first])
+            self._files.open(shard, content)
+            position, end = int(located.positions[first]), int(located.ends[first])
             window = _window_at(order, position)
             self._open[shard] = _OpenShard(end, order, window, window)
-            self._orders[shard] = order.records.ctypes.data
-            self._hint_at[shard] = position + max(0, self._settles_at - int(found.rows[first]))
+            self._is_open[shard] = True
+            self._prefetch_at[shard] = position + max(0, self._settles_at - int(located.rounds[first]))
             self._first_end = min(self._first_end, end)
 
-    def _next(self, row: int, now: set[int]) -> list[_Key]:
-        """The shards that this process comes to after `row` (and `now`): as many as it reads at once, and those of that row.
+    def _next(self, last_round: int, now: set[int]) -> list[_Key]:
+        """The shards that this process reads after `last_round` (and `now`): as many as it reads at once, and their ties.
 
-        With the open ones they are at most so many more than there are streams. Of streams that it has not read, as a worker
-        may that makes some of the batches, none are prepared; but when streams have ended, any may be its own.
+        With the open ones they are at most so many more than there are streams. Streams that it has not read, as those of
+        other workers of a process, are skipped; but when streams have ended, any may be its own.
         """
 
         def comes(visit: _Visit) -> bool:
-            is_read = visit.end <= self._row or visit.shard in now or visit.shard in self._open
+            is_read = visit.end <= self._round or visit.shard in now or visit.shard in self._open
             return visit.epoch > self._epoch or not is_read
 
         soon = [visit for visit in self._soon if comes(visit)]
-        while sum(visit.epoch > self._epoch or visit.begin > row for visit in soon) < self._shards_at_once:
+        while sum(visit.epoch > self._epoch or visit.begin > last_round for visit in soon) < self._shards_at_once:
             group = next(self._visits, None)
             if group is None:
                 break
             soon += [visit for visit in group[1] if comes(visit)]
         self._soon = soon
         most = self._order.streams + self._shards_at_once - len(self._open) - len(now)
-        mine = [each for each in soon if self._is_read[each.stream] or each.begin >= self._order.full_rows(each.epoch)]
+        mine = [each for each in soon if self._is_read[each.stream] or each.begin >= self._order.full_rounds(each.epoch)]
         return [(visit.epoch, visit.shard) for visit in mine[: max(0, most)]]
 
-    def _hint(self, shard: int, position: int) -> None:
-        """Ask for the window of a position and, from its middle on, for the next one; leave those before."""
+    def _prefetch(self, shard: int, position: int) -> None:
+        """Prefetch the window of a position and, from its middle on, the next one; drop those before."""
         opened = self._open[shard]
         windows, now = opened.order.windows, _window_at(opened.order, position)
         behind = windows[now + 1 :, 0].tolist() + [len(opened.order.records)] * 2
         middle, next_middle = (int(windows[now, 0]) + behind[0]) // 2, (behind[0] + behind[1]) // 2
-        asked = now + (2 if position >= middle else 1)
-        for _, first, last in windows[max(opened.asked, now) : asked].tolist():
-            self._files.expect(shard, first, last)
-        for _, first, last in windows[opened.left : now].tolist():
-            self._files.leave(shard, first, last)
-        opened.asked, opened.left = asked, now
-        self._hint_at[shard] = next_middle if position >= middle else middle
+        prefetched = now + (2 if position >= middle else 1)
+        for _, first, last in windows[max(opened.prefetched, now) : prefetched].tolist():
+            self._files.prefetch(shard, first, last)
+        for _, first, last in windows[opened.dropped : now].tolist():
+            self._files.drop_pages(shard, first, last)
+        opened.prefetched, opened.dropped = prefetched, now
+        self._prefetch_at[shard] = next_middle if position >= middle else middle
 
 
 def _groups_of_visits(
     order: GlobalOrder, epoch: int, done: int, rank: int, world_size: int
 ) -> Iterator[tuple[Any, Iterator[_Visit]]]:
-    """What a process comes to from a place on, and in the next epoch: those that begin in one row at a time."""
+    """What a process reads from a position on, and in the next epoch; each group begins in one round."""
 
     def visits() -> Iterator[_Visit]:
         for number, first in ((epoch, done), (epoch + 1, 0)):
@@ -247,15 +244,8 @@ def _window_at(order: ShardOrder, position: int) -> int:
     return int(np.searchsorted(order.windows[:, 0], position, side="right")) - 1
 
 
-@borrowing_kernel
-def _look_up(orders: IntArray, shards: IntArray, positions: IntArray, records: IntArray) -> None:
-    """Set `records` to what the orders of shards, told by their addresses, hold at these positions."""
-    for number in range(shards.size):
-        records[number] = load_word(orders[shards[number]] + 8 * positions[number])
-
-
 class _Ahead(Generic[Prepared]):
-    """Shards and their orders, prepared by threads in the order in which they are wanted."""
+    """Shards and their orders, prepared by threads in the order in which they are needed."""
 
     def __init__(self, files: ShardFiles[Prepared], order: GlobalOrder) -> None:
         self._files, self._order = files, order
@@ -264,17 +254,17 @@ class _Ahead(Generic[Prepared]):
         self._begun: dict[_Key, Future[tuple[Prepared, ShardOrder]]] = {}
         self.waited_seconds = 0.0
 
-    def want(self, keys: Sequence[_Key]) -> None:
+    def prepare(self, keys: Sequence[_Key]) -> None:
         """Prepare these, each once, and no others."""
-        wanted = set(keys)
-        for key in [key for key in self._begun if key not in wanted]:
+        needed = set(keys)
+        for key in [key for key in self._begun if key not in needed]:
             future = self._begun.pop(key)
             if not future.cancel():
-                future.add_done_callback(lambda _, shard=key[1]: self._files.forget(shard))  # type: ignore[misc]
+                future.add_done_callback(lambda _, shard=key[1]: self._files.discard(shard))  # type: ignore[misc]
         self._waiting = [key for key in keys if key not in self._begun]
-        self.go_on()
+        self.submit()
 
-    def go_on(self) -> None:
+    def submit(self) -> None:
         """Give the threads work: not all at once, since a process that ends waits for what they were given."""
         if not self._waiting:
             return
@@ -287,7 +277,7 @@ class _Ahead(Generic[Prepared]):
         """What was prepared of these, by shard; those that no thread has begun are prepared here, from the last on."""
         start, prepared = time.perf_counter(), {}
         for epoch, shard in reversed(keys):
-            self.go_on()
+            self.submit()
             future = self._begun.pop((epoch, shard), None)
             if future is None:
                 self._waiting.remove((epoch, shard))

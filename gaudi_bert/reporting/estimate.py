@@ -102,7 +102,7 @@ def estimate(
     Args:
         source: a histogram.json, the name of one that ships with the package (`wikipedia-512`), a table of tokens, or
             unpacked records (folder, file or glob), which are counted first.
-        max_sequence_length: slots of a pack; by default what the source says, of a table its longest row.
+        max_sequence_length: slots of a pack; by default that of the source, of a table its longest row.
         input_column: of a table, the tokens.
         depths: numbers from 1, or "max".
         algorithms: names as in `ESTIMATE_ALGORITHMS`.
@@ -138,7 +138,7 @@ def parse_depth(depth: str | int) -> str | int:
     if text == "max":
         return text
     if not text.isdigit() or int(text) < 1:
-        raise InputError(f"depth {text!r}: write whole numbers from 1, or `max`, with commas between")
+        raise InputError(f"depth {text!r}: write integers from 1, or `max`, separated by commas")
     return int(text)
 
 
@@ -249,7 +249,7 @@ def histogram_of_source(
 def lengths_of_table(source: str | Path, input_column: str) -> IntArray:
     """Tokens of each row of a table, int64 [rows], in its order."""
     with local_copy(source) as table:
-        return table_lengths(table_files(table).files, input_column).astype(np.int64)
+        return table_lengths(table_files(table), input_column).astype(np.int64)
 
 
 def shipped_histograms() -> dict[str, Path]:
@@ -266,7 +266,7 @@ def _find_shipped_histogram(source: str | Path) -> Path | None:
     near = difflib.get_close_matches(name, shipped, n=1, cutoff=0.7)
     if name not in shipped and near:
         raise InputError(
-            f"{name}: there is no such file or folder; did you mean `{near[0]}`, a histogram that ships with gaudi-bert? "
+            f"{name}: no such file or folder; did you mean `{near[0]}`, a histogram that ships with gaudi-bert? "
             f"(known: {', '.join(shipped)})"
         )
     return shipped.get(name)

@@ -36,7 +36,7 @@ Mixture = dict[tuple[int, ...], int]
 
 
 def _paths(workdir: Path) -> dict[str, Path]:
-    """Where the inputs of the report lie, by the names of `ReportInputs`."""
+    """The paths of the inputs, by the names of `ReportInputs`."""
     folder = WorkFolder.found(workdir)
     train = folder.split("train")
     return {

@@ -69,8 +69,8 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
     packs = sum(mixture.values())
     for row, strategy in enumerate(shown):
         start = 0
-        for place, length in enumerate(sorted(strategy, reverse=True)):
-            shade = place % len(_SHADES)
+        for slot, length in enumerate(sorted(strategy, reverse=True)):
+            shade = slot % len(_SHADES)
             axes.barh(row, length, left=start, color=_SHADES[shade], edgecolor="white", linewidth=0.5)
             if length > 0.05 * max_sequence_length:
                 style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": size, "color": _INKS[shade]}
@@ -91,7 +91,7 @@ def draw_mixture(mixture: Mapping[tuple[int, ...], int], max_sequence_length: in
 def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Figure:
     """How many real tokens the rows hold: before packing and, where it is known, after it, on one scale.
 
-    Where full rows outnumber all others, their bar is cut at the top, and its share is written beside it.
+    Where full rows outnumber all others, their bar is cut at the top, and its share is written next to it.
 
     The arrays are int64 [L]: rows that hold 1, 2, ..., L tokens.
     """
@@ -124,11 +124,11 @@ def draw_fills(before: NDArray[np.int64], after: NDArray[np.int64] | None) -> Fi
 def draw_slots(rows_before: int, rows_after: int, tokens: int, slots: int, lower_bound: int) -> Figure:
     """Slots before and after packing, to scale: real tokens and padding; the proven bound as a line."""
     figure, axes = _figure(height=3.2)
-    for place, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
-        axes.barh(place, tokens, 0.44, color=BLUE, label="real tokens" if place else None)
-        axes.barh(place, rows * slots - tokens, 0.44, tokens, color=GREY, label="padding" if place else None)
+    for bar, (when, rows) in enumerate((("before", rows_before), ("after", rows_after))):
+        axes.barh(bar, tokens, 0.44, color=BLUE, label="real tokens" if bar else None)
+        axes.barh(bar, rows * slots - tokens, 0.44, tokens, color=GREY, label="padding" if bar else None)
         share = percent(tokens / (rows * slots), 2)
-        axes.text(0.005 * rows_before * slots, place - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
+        axes.text(0.005 * rows_before * slots, bar - 0.25, f"{when}: {rows:,} rows, {share} real tokens", va="bottom")
     axes.plot([lower_bound * slots] * 2, [0.78, 1.4], color=RED, label=f"proven bound: {lower_bound:,} rows")
     axes.set_xlim(0, rows_before * slots)
     axes.set_ylim(1.6, -0.6)
@@ -260,7 +260,7 @@ def picture_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write `figure` to `path`, whole or not at all; the name ends in .png or .svg."""
+    """Write `figure` to `path` atomically; the name ends in .png or .svg."""
     kind = Path(path).suffix.lower().removeprefix(".")
     if kind not in ("png", "svg"):
         raise InputError(f"{path}: a picture is written as .png or .svg; give it one of these endings")
@@ -295,7 +295,7 @@ def _legend_above(axes: Any) -> None:
 
 
 def _short_numbers() -> Any:
-    """Ticks such as 2 M in place of 2000000."""
+    """Ticks such as 2 M instead of 2000000."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter()

@@ -66,7 +66,7 @@ def render_page(inputs: ReportInputs) -> str:
 
 
 _FILES = {
-    "examples": "what prepare made: splits, files, vocabulary",
+    "examples": "the examples: splits, files, vocabulary",
     "histogram_file": "sequences of each length, per file",
     "plan": "which lengths share a pack, and the proven bound",
     "metadata": "the packed training records: sizes, shards, checksums",
@@ -74,7 +74,7 @@ _FILES = {
     "metrics": "losses and accuracies during training, a line each",
     "training": "how the run ended, with the speed-up that packing brought",
     "evaluation": "losses and accuracies of the last checkpoint",
-    "pipeline": "the settings of the whole pipeline as they were used",
+    "pipeline": "the settings of the pipeline as they were used",
     "finetuning": "what was learnt of the task, from how many packs",
     "finetuning_lines": "losses and metrics during fine-tuning, a line each",
     "finetuning_pipeline": "the settings as fine-tuning used them",
@@ -256,7 +256,7 @@ def _curves(inputs: ReportInputs, name: str) -> Figure:
 
 
 def _fills(slots: int, mixture: Mapping[tuple[int, ...], int] | None) -> NDArray[np.int64] | None:
-    """int64 [L]: packs that hold 1, 2, ..., L tokens; None where there is no plan."""
+    """int64 [L]: packs that hold 1, 2, ..., L tokens; None without a plan."""
     if mixture is None:
         return None
     fills = np.zeros(slots, dtype=np.int64)
@@ -307,26 +307,23 @@ _Tables = list[tuple[str, list[tuple[str, str]]]]
 def _settings(inputs: ReportInputs) -> tuple[_Tables, _Tables]:
     """Tables (title, rows) of the settings that are not the defaults, and of all others.
 
-    They are those of the whole pipeline where training kept them, else of what there is.
+    They are those of the pipeline where training stored them, else of what there is.
     """
     pipeline = inputs.finetuning_pipeline or inputs.pipeline
     if pipeline is not None:
         sections = {name: value for name, value in pipeline.items() if isinstance(value, dict)}
     else:
-        kept = {"prepare": inputs.prepare_settings, "packing": inputs.plan_settings}
-        sections = {name: dict(value.settings) for name, value in kept.items() if value is not None}
+        stored = {"prepare": inputs.prepare_settings, "packing": inputs.plan_settings}
+        sections = {name: dict(value.settings) for name, value in stored.items() if value is not None}
     usual = PipelineSettings().model_dump(mode="json")
     changed: _Tables = []
     others: _Tables = []
     for name, rows in sections.items():
         for tables, is_usual in ((changed, False), (others, True)):
-            own = [(key, _written(value)) for key, value in rows.items() if _is_usual(usual, name, key, value) == is_usual]
+            defaults = usual.get(name, {})
+            own = [(key, _written(value)) for key, value in rows.items() if (defaults.get(key, value) == value) == is_usual]
             tables += [(name, own)] if own else []
     return changed, others
-
-
-def _is_usual(usual: Mapping[str, Any], section: str, key: str, value: Any) -> bool:
-    return bool(usual.get(section, {}).get(key, value) == value)
 
 
 def _written(value: Any) -> str:

@@ -121,7 +121,7 @@ def _pack(records: Path, packed: Path) -> None:
     verify(records, packed, reporter=QUIET)
     metadata = read_metadata(packed)
     files, order = open_shards(packed, metadata), GlobalOrder(metadata.shard_table.packs, seed=7)
-    pack_rows(files.read(*StreamReader(files, order).places(0, np.zeros(1, np.int64))))
+    pack_rows(files.read(*StreamReader(files, order).locate(0, np.zeros(1, np.int64))))
 
 
 def _prepare(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What a shard of a packed table holds, held to the rows that it was made from; nothing of the writer is used.
+"""Compares a shard of a packed table with the rows of its table, without the code that writes shards.
 
 Values are compared byte by byte in a numba kernel, positions and numbers of sequences by numpy, scalar columns by pyarrow.
 """
@@ -29,7 +29,7 @@ class StoredPacks(NamedTuple):
     Attributes:
         first: number of its first pack in the shard.
         offsets: int64 [packs + 1], into the following.
-        indices: int64 [sequences], row numbers in the whole table.
+        indices: int64 [sequences], row numbers in the table.
         starts: int32 [sequences], first tokens in these rows; 0 where rows are not split.
         lengths: int32 [sequences].
         table: all columns, as pyarrow.
@@ -44,7 +44,7 @@ class StoredPacks(NamedTuple):
     table: Any
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """How errors name it."""
         return f"{self.path}: from pack {self.first} on"
 
@@ -89,7 +89,7 @@ def _checked(path: Path, layout: PackLayout, first: int, table: Any) -> StoredPa
             raise FailedError(f"{path}: from pack {first} on: starts and indices differ in number; pack the table again")
     packs = StoredPacks(path, first, offsets.astype(np.int64), indices, starts, lengths, table)
     if not np.array_equal(offsets, others) or (np.diff(offsets) < 1).any() or (lengths < 1).any():
-        raise FailedError(f"{packs.place}: seq_lens and indices do not go together; pack the table again")
+        raise FailedError(f"{packs.location}: seq_lens and indices disagree; pack the table again")
     used = np.add.reduceat(lengths.astype(np.int64), offsets[:-1]) if lengths.size else lengths
     if (used > layout.max_sequence_length).any():
         pack = first + int(np.argmax(used > layout.max_sequence_length))
@@ -123,7 +123,7 @@ def _values(packs: StoredPacks, name: str, count: int, slots: int) -> AnyArray:
     """[packs, L]"""
     values, offsets = list_values(packs.path, packs.first, name, packs.table.column(name))
     if not (np.diff(offsets) == slots).all():
-        raise FailedError(f"{packs.place}: {name} does not have {slots} slots per pack; pack the table again")
+        raise FailedError(f"{packs.location}: {name} does not have {slots} slots per pack; pack the table again")
     return values[offsets[0] : offsets[-1]].reshape(count, slots)
 
 
@@ -159,11 +159,11 @@ def check_scalars(packs: StoredPacks, layout: PackLayout, rows: GroupRows, of_ro
         column = packs.table.column(name).combine_chunks()
         stored = column.chunk(0) if isinstance(column, pyarrow.ChunkedArray) else column
         if stored.null_count or not np.array_equal(np.diff(stored.offsets.to_numpy()), np.diff(packs.offsets)):
-            raise FailedError(f"{packs.place}: {name} does not have one value per sequence; pack the table again")
+            raise FailedError(f"{packs.location}: {name} does not have one value per sequence; pack the table again")
         values, expected, first = stored.flatten(), rows.scalars.column(name).take(pyarrow.array(of_rows)), 0
         for chunk in expected.chunks:
             if not _equal_values(values.slice(first, len(chunk)), chunk):
-                raise FailedError(f"{packs.place}: {name} is not that of the rows; pack the table again")
+                raise FailedError(f"{packs.location}: {name} is not that of the rows; pack the table again")
             first += len(chunk)
 
 

@@ -2,7 +2,7 @@
 
 As with TFRecords, a group has at most `group_sequences` rows and `group_bytes` bytes, and is a function of the files and the
 settings; here it consists of the parts that the formats have (row groups, record batches, blocks of lines), dealt by a
-seeded permutation, so that each group mixes all regions of the table. A part that is larger is a group of its own.
+seeded permutation, so that each group mixes all regions of the table. A larger part is a separate group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from gaudi_bert.packing.result import Packing
 from gaudi_bert.tables.parts import TablePart, list_parts
 from gaudi_bert.tables.rows import GroupPart, GroupRows, RowSequences, cut_rows, read_rows
 from gaudi_bert.tables.sources import TableColumns, check_same_columns, check_storable, columns_of, table_files
-from gaudi_bert.tables.sources import is_table as holds_tables
 from gaudi_bert.tables.write_packs import PackLayout, PackSequences, pack_bytes, write_table_shard
 from gaudi_bert.tfrecords.scanning.scan import map_in_threads
 
@@ -38,7 +37,7 @@ _PACKS_OF_A_SHARD = 1024
 """A group that fits into fewer shards of so many packs than `shard_multiple` has as many as a divisor of that: 151 packs are
 one file. Readers deal packs to processes, not shards."""
 _INDEX_ROW_BYTES = 32
-"""What a row takes in memory where only its length is kept."""
+"""What a row takes in memory where only its length is stored."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class GroupedTable:
     Attributes:
         files: in the order of their names.
         file_rows: rows of each file.
-        read_columns: what is read: for an index, only what tells the lengths.
+        read_columns: what is read: for an index, only what gives the lengths.
         groups: the parts of each group.
     """
 
@@ -64,16 +63,9 @@ class GroupedTable:
         return sum(self.file_rows)
 
 
-def is_table(source: str | Path) -> bool:
-    """Whether `source` is a table by its ending, or a folder of tables; anything else is taken for TFRecords."""
-    return holds_tables(source)
-
-
 def open_table(source: str | Path, settings: TableSettings, reporter: Reporter) -> GroupedTable:
     """List the parts of a table and form its groups."""
-    files, left_out = table_files(source)
-    if left_out:
-        reporter.say(f"{source}: state.json does not name {', '.join(left_out)}; left out, as of an earlier save")
+    files = table_files(source, reporter)
     columns = columns_of(files[0], settings.columns, settings.input_column)
     check_same_columns(files, columns)
     if not settings.index_only:
@@ -102,7 +94,7 @@ def _form_groups(
     if large:
         largest = max(large, key=lambda part: part.bytes)
         reporter.say(
-            f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, can only be "
+            f"{largest.part.path.name}: {largest.sequences:,} rows, about {largest.bytes:,} bytes, must be "
             f"read at once: larger than a group may be ({limits[0]:,} rows, {limits[1]:,} bytes), so they are a group; "
             f"there are {len(large):,} such parts"
         )
@@ -110,13 +102,6 @@ def _form_groups(
 
 
 # --- one group: read, cut, packed, written; a pure function of its rows and the settings
-
-
-class _Dealt(NamedTuple):
-    """The packs of a group, and what is known of how they were made."""
-
-    packs: PackSequences
-    packing: Packing
 
 
 def layout_of(table: GroupedTable, settings: TableSettings) -> PackLayout:
@@ -134,40 +119,35 @@ def write_table_group(
     workers: int | None,
     progress: Callable[[float], None],
 ) -> TableGroupManifest:
-    """Write the shards of one group.
-
-    Args:
-        signature_sha256: of the settings and inputs, for the manifest.
-        progress: called with the rows that are done: half of them when read, half when written.
-    """
+    """Write the shards of one group; `progress` gets half of its rows when they are read, half when they are written."""
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
     sequences, too_long = sequences_of(table, rows, settings)
     progress(rows.lengths.size / 2)
-    dealt = _deal(sequences, settings, number)
+    packs, packing = _deal(sequences, settings, number)
     with explained_values(table.files[0]):
-        shards = _write_shards(out, table, number, settings, rows, dealt.packs, workers)
+        shards = _write_shards(out, table, number, settings, rows, packs, workers)
     progress(rows.lengths.size / 2)
     return TableGroupManifest(
         **row_figures(rows, sequences, too_long, settings.max_sequence_length),
         signature_sha256=signature_sha256,
         group=number,
-        packs=dealt.packs.packs,
-        lower_bound=dealt.packing.lower_bound,
-        deepest_pack=int(np.diff(dealt.packs.offsets).max(initial=0)),
-        algorithm_used=dealt.packing.algorithm_used,
+        packs=packs.packs,
+        lower_bound=packing.lower_bound,
+        deepest_pack=int(np.diff(packs.offsets).max(initial=0)),
+        algorithm_used=packing.algorithm_used,
         shards=tuple(shards),
     )
 
 
 def row_figures(rows: GroupRows, sequences: RowSequences, too_long: TooLongRows, max_sequence_length: int) -> dict[str, Any]:
-    """What a manifest says of the rows of its group."""
+    """What a manifest states about the rows of its group."""
     counts = np.bincount(sequences.lengths, minlength=max_sequence_length + 1)[1:].tolist()
     return {"format_version": 1, "format": "table", "rows": rows.lengths.size, "too_long": too_long, **of_counts(counts)}
 
 
 class TableSums(PackedSums):
-    """What the metadata of a packed table say of its groups."""
+    """What the metadata of a packed table states about its groups."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -221,7 +201,7 @@ def sequences_of(table: GroupedTable, rows: GroupRows, settings: TableSettings) 
 
 
 def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
-    """How many rows of the whole table are too long, and the first of them."""
+    """How many rows of the table are too long, and the first of them."""
     count, longest, first = 0, 0, ""
     columns = table.read_columns.tokens_only()
     for each in sorted((each for group in table.groups for each in group), key=lambda each: each.name):
@@ -232,11 +212,11 @@ def _too_long_rows(table: GroupedTable, settings: TableSettings) -> str:
         count, longest = count + too_long.size, max(longest, int(lengths.max(initial=0)))
     return (
         f"{first}, allowed are 1 to {settings.max_sequence_length}; {count:,} of {table.rows:,} rows are longer, the "
-        f"longest has {longest}: raise --max-sequence-length, or say --too-long truncate, split or drop"
+        f"longest has {longest}: raise --max-sequence-length, or pass --too-long truncate, split or drop"
     )
 
 
-def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> _Dealt:
+def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> tuple[PackSequences, Packing]:
     """Pack the sequences, and put them in the order in which they are written."""
     slots = settings.max_sequence_length
     packing = pack_histogram(
@@ -244,12 +224,12 @@ def _deal(sequences: RowSequences, settings: TableSettings, group: int) -> _Deal
         settings.algorithm,
         settings.depth,
         seed=settings.seed,
-        quick_bound=settings.depth == "max",  # the tokens say nearly all there is to say
+        quick_bound=settings.depth == "max",  # the tokens give nearly the complete bound
     )
     dealt = deal_sequences(sequences.lengths, list(packing.mixture.items()), settings.seed, group)
     order = dealt.members.astype(np.int64)
     packs = PackSequences(dealt.starts, sequences.rows[order], sequences.starts[order], sequences.lengths[order])
-    return _Dealt(packs, packing)
+    return packs, packing
 
 
 def _write_shards(

@@ -1,7 +1,7 @@
 """The stage `import`: tables of token ids (Parquet, Arrow, JSON lines, Hugging Face datasets) to unpacked TFRecords.
 
 One table file becomes one TFRecord file of the same stem, so files can be shared out (`shard=(K, N)` takes files
-K, K + N, ...) and everything after it (histogram, plan, write, verify) sees ordinary records. The folder is whole when
+K, K + N, ...) and everything after it (histogram, plan, write, verify) sees ordinary records. The folder is complete when
 `examples.json` is there.
 """
 
@@ -21,7 +21,7 @@ from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
 from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tables.sources import TOKENS_COLUMN, input_file, table_files
-from gaudi_bert.tables.token_tables import KeptBatch, measure_tables, read_sequences
+from gaudi_bert.tables.token_tables import CachedBatch, measure_tables, read_sequences
 from gaudi_bert.tfrecords.wire.schema import UnpackedSchema
 from gaudi_bert.tfrecords.wire.unpacked_encoder import UnpackedEncoder
 
@@ -41,23 +41,21 @@ def import_tables(
 
     Args:
         source: a .parquet, .arrow or .jsonl[.gz] file, a folder or a glob of them, or a split of a saved `Dataset`.
-        max_sequence_length: L; the longest row when None (what does not fit into memory is read once more to find it).
+        max_sequence_length: L; the longest row when None (data that does not fit into memory is then read twice).
         max_predictions: P; the most masked positions of a row when None, and 1 where nothing is masked.
         input_column: what `input_ids` is called.
     """
     require_pyarrow()
-    tables = table_files(source)
-    if tables.left_out:
-        reporter.say(f"{source}: state.json does not name {', '.join(tables.left_out)}; left out, as of an earlier save")
+    files = table_files(source, reporter)
     if shard is not None and (max_sequence_length is None or max_predictions is None):
         raise InputError(
             "--shard needs --max-sequence-length and --max-predictions, so that all shards write the same sizes"
         )
-    targets = dict(zip((out / name for name in _record_names(tables.files)), tables.files, strict=True))
+    targets = dict(zip((out / name for name in _record_names(files)), files, strict=True))
     settings: dict[str, object] = {"max_sequence_length": max_sequence_length, "max_predictions": max_predictions}
     if input_column != TOKENS_COLUMN:
         settings["input_column"] = input_column
-    inputs = {path.name: input_file(path).identity for path in tables.files}
+    inputs = {path.name: input_file(path).identity for path in files}
     signature = Signature("import", settings, inputs)
     output: GroupedOutput[Path, ImportedTable] = GroupedOutput(
         out, out / EXAMPLES_NAME, signature, ImportedTable, lambda path: path.with_suffix(".json"), reporter
@@ -67,11 +65,11 @@ def import_tables(
     number, shards = shard or (0, 1)
     share = list(targets)[number::shards]
     with output.removed_on_bad_input() if shard is None else nullcontext():
-        schema, read_before, ignored_columns = _sizes(tables.files, max_sequence_length, max_predictions, input_column)
+        schema, read_before, ignored_columns = _sizes(files, max_sequence_length, max_predictions, input_column)
         with reporter.task("import", sum(targets[target].stat().st_size for target in share), "bytes") as task:
             for target in share:
-                kept = read_before.pop(targets[target], None)
-                _import_file(targets[target], target, schema, kept, output, input_column)
+                cached = read_before.pop(targets[target], None)
+                _import_file(targets[target], target, schema, cached, output, input_column)
                 task.advance(targets[target].stat().st_size)
     if ignored_columns:
         reporter.say(f"columns that are not used: {', '.join(ignored_columns)}")
@@ -81,16 +79,16 @@ def import_tables(
 def _finish(
     output: GroupedOutput[Path, ImportedTable], targets: Sequence[Path], schema: UnpackedSchema, ignored: tuple[str, ...]
 ) -> ImportedSoFar:
-    """Write examples.json when all tables are there; what is there so far."""
-    whole = output.whole(targets)
+    """Write examples.json when all tables are there; the content so far."""
+    complete = output.whole(targets)
     content = ImportedSoFar(
-        sequences=sum(table.sequences for table in whole.values()),
-        files=len(whole),
+        sequences=sum(table.sequences for table in complete.values()),
+        files=len(complete),
         max_sequence_length=schema.max_sequence_length,
         max_predictions=schema.max_predictions,
         ignored_columns=ignored,
     )
-    if len(whole) == len(targets):
+    if len(complete) == len(targets):
         content = ImportedExamples(**dict(content))
         content.write(output.final)
     return content
@@ -98,13 +96,13 @@ def _finish(
 
 def _sizes(
     files: Sequence[Path], max_sequence_length: int | None, max_predictions: int | None, input_column: str
-) -> tuple[UnpackedSchema, dict[Path, Sequence[KeptBatch]], tuple[str, ...]]:
-    """The sizes of the examples, measured where they are not given; rows that were read for that; columns without use."""
+) -> tuple[UnpackedSchema, dict[Path, Sequence[CachedBatch]], tuple[str, ...]]:
+    """The sizes of the examples, measured where they are not given; rows that were read for that; unused columns."""
     if max_sequence_length is not None and max_predictions is not None:
         return UnpackedSchema(max_sequence_length, max_predictions), {}, ()
     measured = measure_tables(files, input_column)
     schema = UnpackedSchema(max_sequence_length or measured.max_sequence_length, max_predictions or measured.max_predictions)
-    return schema, dict(measured.kept), measured.ignored_columns
+    return schema, dict(measured.cached), measured.ignored_columns
 
 
 def _record_names(files: Sequence[Path]) -> list[str]:
@@ -120,11 +118,11 @@ def _import_file(
     table: Path,
     target: Path,
     schema: UnpackedSchema,
-    read_before: Sequence[KeptBatch] | None,
+    read_before: Sequence[CachedBatch] | None,
     output: GroupedOutput[Path, ImportedTable],
     input_column: str,
 ) -> None:
-    """Convert one table, unless it is done already; the count beside it is written after it."""
+    """Convert one table, unless it is done already; the count next to it is written after it."""
     if target.exists() and output.whole([target]):
         return
     count = 0

@@ -1,8 +1,8 @@
 """Lines of JSON as Arrow tables, a block of lines at a time.
 
 A block is cut behind a newline. The first block shows the columns and their types, and every line of the data must follow
-them. pyarrow trusts a line to be an object of moderate depth (it ends the process on others), so the bytes are looked at
-before it gets them. Once it has refused a block, the line at fault is looked for, so that it can be named.
+them. pyarrow trusts a line to be an object of moderate depth (it ends the process on others), so the bytes are checked
+first. Once it has refused a block, the invalid line is searched for, to name it.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _parse(block: bytes, schema: Any) -> Any:
 
 
 def _bad_line(path: Path, block: bytes, first_row: int, schema: Any, reason: str) -> str:
-    """The first line that is at fault, by its row; found by halving, because each line before it is sound."""
+    """The row of the first invalid line, by bisection, because each line before it is valid."""
     lines = [line for line in block.split(b"\n") if line.strip()]
     counts = range(1, len(lines))
     fault = bisect.bisect_left(counts, True, key=lambda count: not _is_sound(b"\n".join(lines[:count]), schema))
@@ -159,14 +159,14 @@ def _is_sound(block: bytes, schema: Any) -> bool:
     return True
 
 
-# --- whole numbers in columns that hold fractions too
+# --- integers in columns that hold fractions too
 
 _LONG_NUMBER = re.compile(rb"[0-9]{16}")
-"""Whole numbers of fewer digits are exact as float64."""
+"""Integers of fewer digits are exact as float64."""
 
 
 def _refuse_rounded(path: Path, block: bytes, first_row: int, schema: Any) -> None:
-    """Refuse the first line with a whole number that its column, of float64, would hold as another one."""
+    """Refuse the first line with an integer that its column, of float64, would round."""
     if not any("double" in str(kind) for kind in schema.types) or not _has_long_number(block):
         return
     end = 0
@@ -192,7 +192,7 @@ def _has_long_number(block: bytes) -> bool:
 
 
 def _rounded_number(value: Any, kind: Any) -> int | None:
-    """The first whole number in a value of a type that float64 does not hold exactly where the type has it so."""
+    """The first integer in a value that its type stores as float64, but not exactly."""
     types = require_pyarrow().types
     parts: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, list):
@@ -209,19 +209,19 @@ def _rounded_number(value: Any, kind: Any) -> int | None:
 _NEWLINE, _QUOTE, _BACKSLASH, _POINT, _ZERO = map(ord, '\n"\\.0')
 _OPEN_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = map(ord, "[{}")
 _OTHER_CASE = _OPEN_OBJECT - _OPEN_LIST
-"""What makes a bracket of a list one of an object, and no other byte either of these."""
+"""The difference between the brackets of an object and of a list, and of no other bytes."""
 _SPACE, _TAB, _RETURN = map(ord, " \t\r")
 _DEEPEST = 64
 _BYTES_SHOWN = 40
 _SAFE_DIGITS = 18
-"""A whole number of so many digits fits into int64."""
+"""An integer of so many digits fits into int64."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SOUND, _NOT_ONE_OBJECT, _CUT_SHORT, _TOO_DEEP, _TOO_LARGE = range(5)
 _REASONS = {
     _NOT_ONE_OBJECT: "is not one JSON object; write one on each line",
     _CUT_SHORT: "is not JSON, it ends too soon; write one JSON object on each line",
     _TOO_DEEP: f"is nested deeper than {_DEEPEST} levels; leave the column out",
-    _TOO_LARGE: "holds a whole number that does not fit into 64 bits; write it as text, or leave the column out",
+    _TOO_LARGE: "holds an integer that does not fit into 64 bits; write it as text, or leave the column out",
 }
 
 

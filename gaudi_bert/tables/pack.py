@@ -1,8 +1,8 @@
 """The stage `pack` for a table: rows of Parquet, Arrow or JSON lines to packs in Parquet, group by group.
 
-See `grouped_output` for groups, kills and several writers; `table_groups` for how a group is made. From an object store the
-table is copied to scratch whole; to one, each shard goes up when it is written. Bad input leaves nothing behind: what was
-written before the row at fault was met is of no use to a corrected table.
+See `grouped_output` for groups, kills and several writers; `groups` for what a group is. From an object store the complete
+table is copied to scratch; to one, each shard is uploaded when it is written. After bad input everything is removed: packs
+that were written before the wrong row are of no use to a corrected table.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def pack_table_shard(
     """Write the groups K, K + N, ... of a table, for `shard` (K, N); `pack_table` with `finish` afterwards, once.
 
     Returns:
-        The totals of these groups, or the whole folder where it was finished already.
+        The totals of these groups, or of the folder if it was finished already.
     """
     with _opened(source, out, store) as (here, folder):
         output = _output(here, folder, settings, reporter)
@@ -103,7 +103,7 @@ def _output(
     source: str | Path, folder: Path, settings: TableSettings, reporter: Reporter
 ) -> PackedOutput[TableGroupManifest]:
     """The packs are a function of the settings, and of name, size and CRC-32C of every input file."""
-    files = table_files(source).files
+    files = table_files(source)
     if followed(folder) in {followed(file).parent for file in files}:
         raise InputError(f"{folder}: the output folder is the folder of the table; choose another one")
     inputs = {file.name: input_file(file).identity for file in files}
@@ -141,7 +141,7 @@ def _write_groups(
     settings: TableSettings,
     workers: int | None,
 ) -> int:
-    """Write the groups that have no manifest yet; how many that were."""
+    """Write the groups that have no manifest yet; returns their number."""
     out, pending = output.folder, output.missing(numbers)
     rows = sum(share.part.rows for number in pending for share in table.groups[number])
     with output.reporter.task("pack", rows, "rows") as task:
@@ -167,7 +167,7 @@ def _finish(output: PackedOutput[TableGroupManifest], table: GroupedTable, setti
     if not groups.packs:
         output.remove_all()
         raise InputError(
-            f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so none is left; "
+            f"{table.files[0].parent}: every row is longer than {settings.max_sequence_length} tokens, so no row remains; "
             "raise --max-sequence-length"
         )
     metadata = table_metadata(table, settings, groups, output.signature.inputs, __version__)

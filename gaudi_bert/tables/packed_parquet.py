@@ -19,16 +19,17 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from gaudi_bert.artefacts.packed import Metadata, TableMetadata
+from gaudi_bert.artefacts.results import CopiesResult
 from gaudi_bert.common.arrays import AnyArray, Float32Array, IntArray
 from gaudi_bert.common.arrow import named, opened_parquet, require_pyarrow, validated
 from gaudi_bert.common.errors import InputError
 from gaudi_bert.common.files import atomic_file
-from gaudi_bert.common.progress import Reporter
+from gaudi_bert.common.progress import Reporter, count_of
 from gaudi_bert.reading.streams import ShardFiles
 from gaudi_bert.tables.rows import ListValues
 from gaudi_bert.tables.sources import is_list
 from gaudi_bert.tfrecords.arrays import pack_rows
-from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, read_metadata
+from gaudi_bert.tfrecords.packed_folder import ShardPaths, check_shards, read_metadata, write_predecessor_metadata
 from gaudi_bert.tfrecords.random_access import RecordFiles
 from gaudi_bert.tfrecords.wire.schema import PackedSchema
 
@@ -36,9 +37,9 @@ _PACKS_PER_ROW_GROUP = 2048
 
 
 def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Reporter) -> dict[str, Any]:
-    """Write the packs of a finished packed folder to `out` (default: its folder `parquet`), and say how many there are.
+    """Write the packs of a finished packed folder to `out` (default: its folder `parquet`), and count them.
 
-    Files that are there already are kept.
+    Existing files are not written again.
     """
     require_pyarrow()
     metadata = read_metadata(packed)
@@ -51,6 +52,26 @@ def write_packed_parquet(packed: Path, out: Path | None = None, *, reporter: Rep
                 _write_shard(path, target, metadata)
             task.advance(packs)
     return {"folder": str(out), "files": len(shards), "packs": metadata.packs}
+
+
+def packed_copies(
+    packed: Path, plan: Path, *, parquet: bool, predecessor_metadata: bool, reporter: Reporter
+) -> CopiesResult:
+    """Copies of a finished folder for other trainers: Parquet, or the metadata file that the predecessor's trainer reads.
+
+    `parquet` writes a file per shard in `<packed>/parquet/`, `predecessor_metadata` writes `<packed>_metadata.json`.
+    """
+    written: dict[str, str] = {}
+    if parquet:
+        result = write_packed_parquet(packed, reporter=reporter)
+        written["parquet"] = result["folder"]
+        reporter.say(
+            f"{result['folder']}: {count_of(result['packs'], 'pack')} in {count_of(result['files'], 'Parquet file')}"
+        )
+    if predecessor_metadata:
+        written["predecessor_metadata"] = str(write_predecessor_metadata(packed, plan))
+        reporter.say(f"{written['predecessor_metadata']}: the metadata for the predecessor's trainer")
+    return CopiesResult(**written)
 
 
 def _write_shard(shard: Path, target: Path, metadata: Metadata) -> None:
@@ -123,16 +144,16 @@ class _Group(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """What a file says of its rows: its metadata, as pyarrow has it, and the end of each row group, int64."""
+    """The metadata of a file, as pyarrow has it, and the end of each row group, int64."""
 
     metadata: Any
     ends: IntArray
 
 
 def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
-    """The packed tables of a folder, and how many shards its groups have a multiple of (1 where nothing says it).
+    """The packed tables of a folder, and how many shards its groups have a multiple of (1 if unknown).
 
-    Where metadata.json describes these files, it states how many rows they have; otherwise their footers do.
+    Where metadata.json describes these files, their sizes are from there, otherwise from their footers.
     """
     if TableMetadata.path_in(folder).exists():
         metadata = TableMetadata.read(folder)
@@ -146,11 +167,11 @@ def open_tables(folder: Path, paths: Sequence[Path]) -> tuple[TableFiles, int]:
 class TableFiles(ShardFiles["_Footer"]):
     """Packed Parquet files, numbered in the order of their paths: the shards of a `StreamReader`.
 
-    Of each file that is held one row group is in memory; none stays open.
+    Of each open file one row group is in memory; no handle stays open.
 
     Args:
         paths: the files.
-        sizes: the rows of each, int64; None where nothing but their footers says it.
+        sizes: the rows of each, int64; read from their footers when None.
     """
 
     def __init__(self, paths: Sequence[Path], sizes: IntArray | None = None) -> None:
@@ -158,7 +179,7 @@ class TableFiles(ShardFiles["_Footer"]):
         self._footers: dict[int, _Footer] = {}
         self._groups: dict[int, _Group] = {}
         self._windows: dict[int, int] = {}
-        _footer(self.paths[0])  # what is no packed table is refused before anything is read
+        _footer(self.paths[0])  # other tables are refused before anything is read
         self.sizes = np.array([_rows(_footer(path)) for path in self.paths], np.int64) if sizes is None else sizes
         """Rows of each file, int64."""
 
@@ -167,7 +188,7 @@ class TableFiles(ShardFiles["_Footer"]):
         return TableFiles, (self.paths, self.sizes)
 
     def window_rows(self, file: int) -> int:
-        """Rows of the largest row group of a file: packs that change places within so many need no other group."""
+        """Rows of the largest row group of a file: packs that are permuted within so many need no other group."""
         if file not in self._windows:
             self.prepare(file)
         return self._windows[file]
@@ -177,22 +198,22 @@ class TableFiles(ShardFiles["_Footer"]):
         footer = _footer(self.paths[file])
         if _rows(footer) != self.sizes[file]:
             raise InputError(
-                f"{self.paths[file]}: holds {_rows(footer):,} rows, {self.sizes[file]:,} were said; pack the table again"
+                f"{self.paths[file]}: has {_rows(footer):,} rows, expected {self.sizes[file]:,}; pack the table again"
             )
         self._windows[file] = int(np.diff(footer.ends, prepend=0).max(initial=1))
         return footer
 
-    def hold(self, file: int, prepared: _Footer) -> None:
+    def open(self, file: int, prepared: _Footer) -> None:
         """Begin to read a file."""
         self._footers[file] = prepared
 
-    def let_go(self, file: int) -> None:
-        """Read a file no more."""
+    def close(self, file: int) -> None:
+        """Release what is in memory of a file."""
         del self._footers[file]
         self._groups.pop(file, None)
 
     def read(self, files: IntArray, records: IntArray) -> list[dict[str, AnyArray]]:
-        """Rows by file and number, int64 [n] each; the files are held."""
+        """Rows by file and number, int64 [n] each; the files are open."""
         rows = []
         for file, record in zip(files.tolist(), records.tolist(), strict=True):
             group = self._group(file, record)
@@ -244,8 +265,7 @@ def _footer(path: Path) -> _Footer:
     names = schema.names
     if _TOKENLESS.issubset(names) and "input_ids" not in names:
         raise InputError(
-            f"{path}: is an index, which holds no tokens; give the table that it was made of, too: table=..., or pack again "
-            "without --index-only"
+            f"{path}: is an index, which holds no tokens; pass its table as table=..., or pack again without --index-only"
         )
     for name in _NEEDED:
         if name not in names:
@@ -254,7 +274,7 @@ def _footer(path: Path) -> _Footer:
             )
         kind = schema.field(name).type
         if not (is_list(kind) and types.is_integer(kind.value_type)):
-            raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of whole numbers; pack again")
+            raise InputError(f"{path}: column {name} holds {kind}, in packed tables lists of integers; pack again")
     sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     return _Footer(metadata, np.cumsum(sizes, dtype=np.int64))
 

@@ -3,8 +3,8 @@
 A part is what the format itself can read alone: a row group of Parquet, a record batch of Arrow (a file, or a stream as
 Hugging Face datasets write it; both are mapped into memory and not copied), a block of lines of JSON. One that is larger
 than requested is read in equal runs of rows; those of a row group are decoded from its front. A gzipped file can be read
-from its front only, so it is one part. What parts there are is told by the footer or by the heads of batches, without
-reading more than the first page of a column; lines of JSON are counted.
+from its front only, so it is one part. The parts are listed from the footer or the heads of batches, without reading
+more than the first page of a column; lines of JSON are counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gaudi_bert.tables.json_lines import is_json, json_parts, json_schema, read_
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 _BYTES_OF_OTHERS = 16
-"""Of a value whose type has no fixed width, besides what the format says."""
+"""Of a value whose type has no fixed width, in addition to its encoded bytes."""
 
 
 class TablePart(NamedTuple):
@@ -59,11 +59,9 @@ def table_schema(path: Path) -> Any:
 
 
 def list_parts(path: Path, columns: Collection[str], most_rows: int, most_bytes: int) -> list[TablePart]:
-    """The parts of a table, in order; empty ones are left out.
+    """The parts of a table, in order, without empty ones.
 
-    Args:
-        columns: those that will be read: only they take memory.
-        most_rows, most_bytes: of a part, where the format can read less at once.
+    Only `columns` will be read. A part has at most `most_rows` and `most_bytes`, where the format can read so little.
     """
     parts: list[TablePart] = []
     first_row = 0
@@ -133,7 +131,7 @@ def _parquet_sizes(path: Path, columns: Collection[str]) -> Iterator[tuple[int, 
         names = [metadata.schema.column(leaf).path.split(".", 1)[0] for leaf in range(metadata.num_columns)]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            # Of a damaged chunk, `group.column` ends the process; a reader says what is wrong with it, at its first page.
+            # Of a damaged chunk, `group.column` ends the process; a reader reports what is wrong with it, at its first page.
             next(table.iter_batches(1, row_groups=[number], columns=[name for name in columns if name in names]), None)
             chunks = [group.column(leaf) for leaf, name in enumerate(names) if name in columns]
             values = [_WIDTHS.get(chunk.physical_type, _BYTES_OF_OTHERS) * chunk.num_values for chunk in chunks]

@@ -2,7 +2,7 @@
 
 No value of a list is copied or becomes a Python object: of each row and aligned column there is the address of the first
 value. What is checked of every row: it is there and not empty, its aligned columns are as long as its `input_ids`, no value
-is missing, no token id is negative, no token is masked out as padding. The first row at fault is named.
+is missing, no token id is negative, no token is masked out as padding. The first wrong row is named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ListValues(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """A part of a group; `first_row` is the number of the first row of its file in the whole table."""
+    """A part of a group; `first_row` is the number of the first row of its file in the table."""
 
     part: TablePart
     first_row: int
@@ -59,10 +59,10 @@ class GroupRows(NamedTuple):
 
     Attributes:
         lengths: int32 [rows].
-        numbers: int64 [rows], their numbers in the whole table, from 0.
-        addresses: int64 [rows] for each aligned column that is kept.
+        numbers: int64 [rows], their numbers in the table, from 0.
+        addresses: int64 [rows] for each aligned column, if they are read.
         scalars: a pyarrow table of the scalar columns.
-        owners: what keeps the memory at `addresses`.
+        owners: of the memory at `addresses`.
     """
 
     lengths: Int32Array
@@ -77,9 +77,7 @@ def read_rows(
 ) -> GroupRows:
     """Read and check the rows of these parts.
 
-    Args:
-        parts: of one or several files, those of a file together and in order.
-        keep_values: False where only lengths are needed: values are then dropped at once.
+    The parts of a file are adjacent and in order. Without `keep_values` only lengths are read: values are dropped at once.
     """
     pyarrow = require_pyarrow()
     lengths, numbers, tables = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)], []
@@ -192,7 +190,7 @@ def list_values(path: Path, first_row: int, name: str, column: Any) -> ListValue
 
 
 def read_lists(path: Path) -> dict[str, ListValues]:
-    """All columns of lists of a Parquet file, whole."""
+    """All columns of lists of a Parquet file."""
     require_pyarrow()
     from pyarrow import parquet
 

@@ -1,7 +1,7 @@
 """A table: the files that it consists of, and its columns.
 
 A table is one file, a folder, a glob, or a folder that Hugging Face datasets wrote. The latter (`Dataset.save_to_disk`)
-names its files in `state.json`; other files in it are left from an earlier save and are not part of the data. A file is
+names its files in `state.json`; other files in it belong to an earlier save, not to the data. A file is
 known by its name, so names must differ.
 """
 
@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gaudi_bert.artefacts.references import InputFile
 from gaudi_bert.artefacts.store.location import in_store
@@ -22,6 +22,7 @@ from gaudi_bert.common.arrow import require_pyarrow
 from gaudi_bert.common.crc32c import crc32c
 from gaudi_bert.common.errors import InputError, shortened
 from gaudi_bert.common.files import explained_os_errors, open_file, read_json
+from gaudi_bert.common.progress import Reporter
 from gaudi_bert.tables.parts import table_schema
 
 _ENDINGS = (".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz")
@@ -30,15 +31,8 @@ _PIECE_BYTES = 1 << 20
 _ROWS_AT_ONCE = 2**14
 
 
-class _TableListing(NamedTuple):
-    """The tables of a source, sorted by name, and the names of tables beside them that do not belong to it."""
-
-    files: list[Path]
-    left_out: list[str]
-
-
 def is_table(source: str | Path) -> bool:
-    """Whether `source` is a table by its ending, or holds files that are; anything else is taken for TFRecords."""
+    """Whether `source` is a table by its ending, or holds tables; anything else is treated as TFRecords."""
     path = Path(source)
     if in_store(source):
         names = Objects().list(source, only_here=True)
@@ -51,20 +45,26 @@ def is_table(source: str | Path) -> bool:
     return _has_ending(path) or (bool(matches) and all(name.endswith(_ENDINGS) for name in matches))
 
 
-def table_files(source: str | Path) -> _TableListing:
-    """The table files of `source`: one file, a folder of them, a glob, or a folder that `Dataset.save_to_disk` wrote."""
+def table_files(source: str | Path, reporter: Reporter | None = None) -> list[Path]:
+    """The table files of `source`, sorted by name: one file, a folder, a glob, or what `Dataset.save_to_disk` wrote.
+
+    `reporter` gets the names of tables in the folder that are not part of the data.
+    """
     path = Path(source)
     if path.is_file():
-        return _TableListing([path], [])
+        return [path]
     if not path.is_dir():
-        return _TableListing(_files_of_glob(source), [])
+        return _files_of_glob(source)
     with explained_os_errors(path, "read"):
         tables = _tables_in(path)
     named = _files_of_saved_dataset(path)
     if named is not None:
-        return _TableListing(named, [file.name for file in tables if file not in named])
+        others = [file.name for file in tables if file not in named]
+        if others and reporter is not None:
+            reporter.say(f"{source}: state.json does not name {', '.join(others)}; ignored as files of an earlier save")
+        return named
     if tables:
-        return _TableListing(tables, [])
+        return tables
     splits = _splits_in(path)
     if splits:
         raise InputError(f"{path}: holds the splits {', '.join(splits)}; pass one of them, for example {path / splits[0]}")
@@ -139,7 +139,7 @@ TOKENS_COLUMN = "input_ids"
 MASK_COLUMN = "attention_mask"
 LABELS_COLUMN = "labels"
 _ADDED_COLUMNS = ("position_ids", "seq_lens", "sequence_ids", "indices", "starts", "row")
-"""What packing adds; a table may not bring its own."""
+"""What packing adds; a table must not have them."""
 
 
 @dataclass(frozen=True)
@@ -165,15 +165,15 @@ class TableColumns:
 
     @property
     def stored_names(self) -> list[str]:
-        """As the table calls them, in the same order."""
+        """Their names in the table, in the same order."""
         return [self.stored(name) for name in self.names]
 
     def stored(self, name: str) -> str:
-        """What the table calls a column."""
+        """The name of a column in the table."""
         return self.tokens if name == TOKENS_COLUMN else name
 
     def tokens_only(self) -> TableColumns:
-        """`input_ids`, and the mask if there is one: what tells the lengths."""
+        """`input_ids`, and the mask if there is one: what gives the lengths."""
         aligned = {name: kind for name, kind in self.aligned.items() if name in (TOKENS_COLUMN, MASK_COLUMN)}
         return TableColumns(self.schema, aligned, {}, self.tokens)
 
@@ -190,25 +190,20 @@ def same_type(one: Any, other: Any) -> bool:
 
 
 def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TOKENS_COLUMN) -> TableColumns:
-    """The columns of a table, as its first file has them.
-
-    Args:
-        chosen: the columns to pack; all when None.
-        tokens: what `input_ids` is called there.
-    """
+    """The columns of a table, as its first file has them: `chosen`, or all; `tokens` is its name of `input_ids`."""
     schema = table_schema(path)
     names = list(schema.names)
     if tokens not in names:
         raise InputError(
-            f"{path}: has no column {tokens} (it has {', '.join(names)}); name the token ids with --input-column, or make "
-            "some of text with `gaudi-bert tokenize`"
+            f"{path}: has no column {tokens} (it has {', '.join(names)}); name the token ids with --input-column, or create "
+            "them from text with `gaudi-bert tokenize`"
         )
     for name in chosen or ():
         if name not in names:
             raise InputError(f"{path}: has no column {name}; it has {', '.join(names)}")
     packed = [name for name in names if chosen is None or name in chosen or name == tokens]
     if tokens != TOKENS_COLUMN and TOKENS_COLUMN in packed:
-        raise InputError(f"{path}: has a column {TOKENS_COLUMN} beside {tokens}; {_leave_out(TOKENS_COLUMN)}")
+        raise InputError(f"{path}: has both {TOKENS_COLUMN} and {tokens}; {_leave_out(TOKENS_COLUMN)}")
     if len(set(packed)) < len(packed):
         raise InputError(f"{path}: has two columns of one name among {', '.join(packed)}; rename one")
     aligned, scalars = {}, {}
@@ -219,7 +214,7 @@ def columns_of(path: Path, chosen: Sequence[str] | None = None, tokens: str = TO
         if is_list(kind):
             aligned[name] = _value_type(path, name, kind)
         elif name == TOKENS_COLUMN:
-            raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+            raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
         elif "list_view" in str(kind):
             raise InputError(f"{path}: column {name} holds {kind}, whose lists are not packed; cast it to a list")
         else:
@@ -231,14 +226,14 @@ def _value_type(path: Path, name: str, kind: Any) -> Any:
     types = require_pyarrow().types
     value = kind.value_type
     if name == TOKENS_COLUMN and not types.is_integer(value):
-        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers")
+        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers")
     if not (types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)):
         raise InputError(f"{path}: column {name} holds {kind}; only lists of numbers are packed, {_leave_out(name)}")
     return value
 
 
 def check_storable(path: Path, columns: TableColumns) -> None:
-    """Refuse types with which packing is not possible: labels cannot be padded, or scalars not be stored as lists."""
+    """Refuse types that cannot be packed: labels that cannot be padded, scalars that cannot be stored as lists."""
     pyarrow = require_pyarrow()
     from pyarrow import parquet
 

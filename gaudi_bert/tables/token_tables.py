@@ -12,7 +12,7 @@ Hugging Face's:
     next_sentence_label | next_sentence_labels  0 or 1, a number or a list of one; without it 0
 
 Tables are read batch by batch, so memory does not grow with the file; nothing is cut or dropped. Batches that were read to
-measure tables are kept while there is room for them, so that only the others are read again.
+measure tables are cached while there is room for them, so that only the others are read again.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _LABEL_COLUMNS = ("next_sentence_label", "next_sentence_labels")
 _MASKED_COLUMNS = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _TRUTHS = (*_MASK_COLUMNS, *_LABEL_COLUMNS, "masked_lm_weights")
 """Columns of 0 and 1, which may also hold truth values."""
-_NO_EXAMPLES = "rows that are no examples of BERT's pretraining are packed as they are: `gaudi-bert pack TABLE`"
+_NO_EXAMPLES = "for other rows use `gaudi-bert pack TABLE`"
 _ENOUGH_LABELS = 10
 """Of masked tokens, one of ten keeps its own id; so many that all do are not masked."""
 _ROWS_PER_BATCH = 2048
-"""So few that the numbers of a batch, about 3 MB a column, lie where those of the one before it lay: larger arrays are new
-memory each time, and zeroing its pages took as long as all else."""
+"""So few that the arrays of a batch, about 3 MB a column, use the memory of the previous batch: larger arrays are new memory
+each time, and zeroing its pages took as long as everything else."""
 
 _BYTES_PER_BATCH = 64 << 20
-_MOST_KEPT_BYTES = 256 << 20
+_MOST_CACHED_BYTES = 256 << 20
 _LARGEST_EXACT = 2**53
 
 
-KeptBatch = tuple[TablePart, SequenceArrays]
-"""A batch of rows that was read and checked, and where it lies."""
+CachedBatch = tuple[TablePart, SequenceArrays]
+"""A batch of rows that was read and checked, and its part of the table."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class _TableSizes:
     """What a set of tables holds at most: the sizes that its examples need.
 
     Attributes:
-        kept: all batches of those tables, from the first on, that fit into `_MOST_KEPT_BYTES`.
+        cached: all batches of those tables, from the first on, that fit into `_MOST_CACHED_BYTES`.
     """
 
     rows: int
@@ -69,23 +69,19 @@ class _TableSizes:
     max_sequence_length: int
     max_predictions: int
     ignored_columns: tuple[str, ...]
-    kept: Mapping[Path, Sequence[KeptBatch]]
+    cached: Mapping[Path, Sequence[CachedBatch]]
 
 
 def measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) -> _TableSizes:
-    """Read `files` once for the sizes that their examples need (`max_predictions` is at least 1).
-
-    Args:
-        tokens_column: what `input_ids` is called there.
-    """
+    """Read `files` once for the sizes that their examples need; `tokens_column` is their name of `input_ids`."""
     rows = tokens = longest = most_masked = 0
     ignored: set[str] = set()
-    kept: dict[Path, list[KeptBatch]] = {}
-    room = _MOST_KEPT_BYTES
+    cached: dict[Path, list[CachedBatch]] = {}
+    room = _MOST_CACHED_BYTES
     for path in files:
         used, unused = _columns(path, tokens_column)
         ignored |= set(unused)
-        of_file: list[KeptBatch] = []
+        of_file: list[CachedBatch] = []
         for part, sequences in _checked_batches(path, used, tokens_column):
             rows += sequences.lengths.size
             tokens += int(sequences.lengths.sum())
@@ -95,37 +91,35 @@ def measure_tables(files: Sequence[Path], tokens_column: str = TOKENS_COLUMN) ->
             if room >= 0:
                 of_file.append((part, sequences))
         if room >= 0:
-            kept[path] = of_file
+            cached[path] = of_file
     if rows == 0:
         raise InputError(f"{files[0].parent}: the tables hold no row; there is nothing to pack")
-    return _TableSizes(rows, tokens, longest, max(1, most_masked), tuple(sorted(ignored)), kept)
+    return _TableSizes(rows, tokens, longest, max(1, most_masked), tuple(sorted(ignored)), cached)
 
 
 def read_sequences(
     path: Path,
     max_sequence_length: int | None = None,
     max_predictions: int | None = None,
-    kept: Sequence[KeptBatch] | None = None,
+    cached: Sequence[CachedBatch] | None = None,
     tokens_column: str = TOKENS_COLUMN,
 ) -> Iterator[SequenceArrays]:
     """The sequences of one table, in order, a batch of rows at a time.
 
-    Args:
-        max_sequence_length, max_predictions: what a row may hold; None for the limits of the contract.
-        kept: what measuring has kept of it, so that it need not be read again; None where that is nothing.
-        tokens_column: what `input_ids` is called in it.
+    `max_sequence_length` and `max_predictions` limit a row (None: the limits of the contract). `cached` are its batches, if
+    measuring has cached them.
     """
-    if kept is None:
+    if cached is None:
         batches = _checked_batches(path, _columns(path, tokens_column)[0], tokens_column)
-    for part, sequences in batches if kept is None else kept:
+    for part, sequences in batches if cached is None else cached:
         cut = "raise --max-sequence-length, or cut the sequences before"
         _refuse_more(part, sequences.lengths, 1, max_sequence_length, "tokens", cut)
         _refuse_more(part, sequences.masked, 0, max_predictions, "masked positions", "raise --max-predictions")
         yield sequences
 
 
-def _checked_batches(path: Path, used: Sequence[str], tokens_column: str) -> Iterator[KeptBatch]:
-    """Batches of rows with these columns, each found to be sequences."""
+def _checked_batches(path: Path, used: Sequence[str], tokens_column: str) -> Iterator[CachedBatch]:
+    """Batches of rows with these columns, each checked to be sequences."""
     stored = [tokens_column if name == TOKENS_COLUMN else name for name in used]
     parts = list_parts(path, stored, _ROWS_PER_BATCH, _BYTES_PER_BATCH)
     predicted = visible = 0
@@ -166,7 +160,7 @@ def _check_type(path: Path, name: str, kind: Any) -> None:
     value = kind.value_type if is_list(kind) else kind
     numbers = types.is_integer(value) or types.is_floating(value) or (types.is_boolean(value) and name in _TRUTHS)
     if not numbers or not (is_list(kind) or name in _LABEL_COLUMNS):
-        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of whole numbers; {_NO_EXAMPLES}")
+        raise InputError(f"{path}: column {name} holds {kind}; it must hold lists of integers; {_NO_EXAMPLES}")
 
 
 def _row_lists(part: TablePart, name: str, column: Any) -> ListValues:
@@ -181,7 +175,7 @@ def _row_lists(part: TablePart, name: str, column: Any) -> ListValues:
     wrong = first_not_whole(values, -_LARGEST_EXACT, _LARGEST_EXACT)
     if wrong >= 0:
         row = part.first_row + int(np.searchsorted(offsets, wrong, side="right")) - 1
-        raise InputError(f"{part.path}: row {row}: {name} holds {values[wrong]}; it must hold whole numbers")
+        raise InputError(f"{part.path}: row {row}: {name} holds {values[wrong]}; it must hold integers")
     return ListValues(values.astype(np.int64), offsets)
 
 
@@ -300,7 +294,7 @@ def _fill_prefix_lengths(values: IntArray, offsets: IntArray, lengths: IntArray)
 
 @borrowing_kernel
 def _find_predicted(labels: IntArray, predicted: IntArray) -> int:
-    """Set `found` [labels + 1] to where labels predict a token; how many do."""
+    """Set `predicted` [labels + 1] to where labels predict a token; how many do."""
     count = 0
     for position in range(labels.size):
         predicted[count] = position

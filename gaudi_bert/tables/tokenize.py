@@ -2,10 +2,10 @@
 
     out/tokens-KKKKK-of-NNNNN.parquet    a row for each text, or for each piece of a long one, in the order of the texts
     out/__gaudi_bert__/                  settings.json: settings and inputs, written first; what each part holds;
-                                         tokens.json: what was made, written last
+                                         tokens.json: the result, written last
 
-A part is a function of the text and the settings, whoever makes it: shard K of N makes the parts K, K + N, ..., and who ends
-last writes tokens.json. The library's own threads tokenise a batch of texts while the batch before it is written. Memory is
+A part is a function of the text and the settings alone: shard K of N writes the parts K, K + N, ..., and the last one to end
+writes tokens.json. The library's own threads tokenise a batch of texts while the batch before it is written. Memory is
 that of a few batches and of the longest text, whatever the size of the data.
 """
 
@@ -84,15 +84,15 @@ def tokenize_texts(
     overwrite: bool = False,
     store: StoreSettings | None = None,
 ) -> Made[TokenisedTexts] | TokenisedShard:
-    """Make the tables.
+    """Write the tables.
 
     Args:
         texts: files, folders or globs of text, or a text that is built in; or `-` alone, standard input.
         tokenizer: a tokenizer.json, or a folder with one (or with a vocab.txt).
-        shard: (K, N): make the parts K, K + N, ... only.
+        shard: (K, N): only the parts K, K + N, ...
 
     Returns:
-        The content of tokens.json and whether there was nothing to do; or the parts that are left to other shards.
+        The content of tokens.json and whether there was nothing to do; or the parts that remain for other shards.
     """
     require_pyarrow()
     check_name(out)
@@ -131,14 +131,14 @@ def _tokenize(
     identities = [source_identity(source) for source in sources]
     inputs = {"text": identities, "tokenizer": {"sha256": tokenizer.sha256}}
     signature = Signature("tokenize", settings.model_dump(mode="json", exclude_none=True), inputs)
-    found = [part for source in sources for part in row_parts(source, settings.format, settings.part_bytes)]
-    if not found:
+    pieces = [part for source in sources for part in row_parts(source, settings.format, settings.part_bytes)]
+    if not pieces:
         raise InputError(f"{', '.join(source.shown for source in sources)}: holds no text; check the path")
-    for piece in found:  # a file that the options do not fit is refused before the first one is tokenized
+    for piece in pieces:  # a file that the options do not fit is refused before the first one is tokenized
         if not piece.start:
-            say = reporter.say if piece is found[0] else None
+            say = reporter.say if piece is pieces[0] else None
             next(good_rows(rows_of_part(piece, None, settings.reading, say=say)), None)
-    parts = [_Part(number, part) for number, part in enumerate(found)]
+    parts = [_Part(number, part) for number, part in enumerate(pieces)]
 
     def summary_path(part: _Part) -> Path:
         return tokens_path(out / NOTES_NAME, part.number, len(parts)).with_suffix(".json")
@@ -166,7 +166,7 @@ def _finish(
     whole = output.whole(parts)
     missing = len(parts) - len(whole)
     if missing:
-        output.reporter.say(f"{shown(output.folder)}: {missing} of {len(parts)} parts left to other shards")
+        output.reporter.say(f"{shown(output.folder)}: {missing} of {len(parts)} parts remain for other shards")
         return TokenisedShard(parts=len(parts), missing_parts=missing)
     files = tuple(whole[part] for part in parts)
     settings = encoder.settings
@@ -306,19 +306,19 @@ class _Encoder:
     def rows(self, batch: Sequence[TextRow], part: RowPart) -> tuple[list[list[list[int]]], Counter[str]]:
         """Of each column, the lists of all rows of a batch; and what was counted."""
         texts = [text for text in batch if not text.text.isspace() and text.text]
-        kept: list[tuple[TextRow, Encoding]] = []
+        encoded: list[tuple[TextRow, Encoding]] = []
         counts = Counter(texts=len(batch), empty_texts=len(batch) - len(texts))
         for text, encoding in zip(texts, self.encode(list(map(_input, texts))), strict=True):
             if not encoding.ids:
                 counts["empty_texts"] += 1
             elif not encoding.overflowing:
-                kept.append((text, encoding))
+                encoded.append((text, encoding))
             else:
-                kept += [(text, piece) for piece in self._pieces(text, encoding, part, counts)]
-        columns = [[encoding.ids for _, encoding in kept]]
+                encoded += [(text, piece) for piece in self._pieces(text, encoding, part, counts)]
+        columns = [[encoding.ids for _, encoding in encoded]]
         if len(self.columns) > 1:
-            columns.append([self._segments_of(text, encoding) for text, encoding in kept])
-        counts.update(rows=len(kept), tokens=sum(map(len, columns[0])))
+            columns.append([self._segments_of(text, encoding) for text, encoding in encoded])
+        counts.update(rows=len(encoded), tokens=sum(map(len, columns[0])))
         return columns, counts
 
     def _segments_of(self, text: TextRow, encoding: Encoding) -> list[int]:
@@ -327,7 +327,7 @@ class _Encoder:
         return self.segments.of_row(len(encoding))
 
     def _pieces(self, text: TextRow, encoding: Encoding, part: RowPart, counts: Counter[str]) -> list[Encoding]:
-        """What is kept of a text that is too long."""
+        """What remains of a text that is too long."""
         rest, is_pair, policy = encoding.overflowing, text.text_pair is not None, self.settings.too_long
         added = self.added[is_pair]
         if is_pair:
@@ -338,7 +338,7 @@ class _Encoder:
             choices = "truncate or drop (a pair is not split)" if is_pair else "split, truncate or drop"
             raise InputError(
                 f"{part.place(text.number)}: gives {tokens:,} tokens, allowed are 1 to "
-                f"{self.settings.max_sequence_length:,}; raise that, or say --too-long {choices}"
+                f"{self.settings.max_sequence_length:,}; raise that, or pass --too-long {choices}"
             )
         counts["too_long"] += 1
         if policy == "split":

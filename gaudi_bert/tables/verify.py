@@ -1,8 +1,7 @@
 """The stage `verify` for a packed table: proof that every row is there once, value for value.
 
-Group by group, the rows of the table are read again and what the packs must hold follows from them and the settings; each
-shard is read, its CRC compared with metadata.json, and every slot of it with the row that it claims to be of.
-Every sequence must be there exactly once; the rest of the flow is that of `packed_proof`.
+Group by group, the rows of the table are read again. Each shard is read, its CRC compared with metadata.json, and every slot
+with the row that it claims to be of. Every sequence must be there exactly once. The other steps are those of `packed_proof`.
 """
 
 from __future__ import annotations
@@ -52,25 +51,25 @@ def verify_table(
     workers: int | None = None,
     store: StoreSettings | None = None,
 ) -> Made[TableVerification]:
-    """Verify a packed table against the table that it was made from."""
+    """Verify a packed table against its table."""
     with local_copy(source, store) as table, mirrored(packed, store) as folder:
         fetch(*(folder / name for name in names_in(folder)))
         metadata = TableMetadata.read(folder)
         proof.check_shards(folder, metadata)
-        sizes = {file: file.stat().st_size for file in table_files(table).files}
+        sizes = {file: file.stat().st_size for file in table_files(table)}
         prove = partial(_prove, table, folder, metadata, reporter, workers)
-        again = overwrite or is_mirrored(folder)  # a store counts whole seconds, and a copied table is always new
+        again = overwrite or is_mirrored(folder)  # a store counts in seconds, and a copied table is always new
         return proof.verify_folder(folder, metadata, sizes, TableVerification, prove, reporter=reporter, overwrite=again)
 
 
 def _prove(
     source: str | Path, packed: Path, metadata: TableMetadata, reporter: Reporter, workers: int | None
 ) -> proof.Proof[TableVerification]:
-    """Compare both sides group by group, and make the manifests and the metadata anew from what was read."""
+    """Compare both sides group by group, and compute the manifests and the metadata again from what was read."""
     notes, path = packed / NOTES_NAME, settings_path(packed, TableMetadata.path_in(packed))
     signature = read_signature(path)
     settings = section_from_mapping(TableSettings, signature.settings, str(path))
-    present = [input_file(file) for file in table_files(source).files]
+    present = [input_file(file) for file in table_files(source)]
     inputs = {file.name: file.identity for file in present}
     proof.check_inputs(packed, metadata.inputs, present, metadata.remedy)
     if signature.inputs != inputs:
@@ -104,7 +103,7 @@ def _prove_group(
     signature_sha256: str,
     workers: int | None,
 ) -> TableGroupManifest:
-    """Hold the shards of a group to its rows; its manifest, made anew from what was read and what the stored one claims."""
+    """Compare the shards of a group with its rows; its manifest, computed again, with what only the stored one claims."""
     keep_values = not settings.index_only
     rows = read_rows(table.groups[number], table.read_columns, keep_values=keep_values, threads=workers != 1)
     sequences, too_long = sequences_of(table, rows, settings)
@@ -116,8 +115,8 @@ def _prove_group(
     for name in shards:
         path, before = packed / name, packs
         identity = input_file(path).identity
-        told = [shard for shard in claimed.shards if shard.name == name]
-        proof.check_crc32c(packed, told, [Shard(name=name, packs=0, **identity)], TableMetadata.remedy)
+        claims = [shard for shard in claimed.shards if shard.name == name]
+        proof.check_crc32c(packed, claims, [Shard(name=name, packs=0, **identity)], TableMetadata.remedy)
         for stored in stored_packs(path, layout):
             members = _members(stored, rows, sequences, settings, positions)
             positions[members] = seen + np.arange(members.size)
@@ -142,7 +141,7 @@ def _prove_group(
         packs=packs,
         lower_bound=claimed.lower_bound,
         deepest_pack=int(np.bincount(of_pack).max(initial=0)),
-        algorithm_used=claimed.algorithm_used,  # nothing tells but that it is stored
+        algorithm_used=claimed.algorithm_used,  # nothing else states it
         shards=tuple(present),
     )
 
@@ -154,7 +153,7 @@ def _members(
     settings: TableSettings,
     positions: IntArray,
 ) -> IntArray:
-    """Which sequences of the group these packs hold; none may have been found before."""
+    """Which sequences of the group these packs hold; each must be new."""
     of_row = np.searchsorted(rows.numbers, stored.indices)
     known = rows.numbers[np.minimum(of_row, rows.numbers.size - 1)] == stored.indices
     first_of_row = np.searchsorted(sequences.rows, of_row)
@@ -164,9 +163,9 @@ def _members(
     right &= (sequences.starts[inside] == stored.starts) & (sequences.lengths[inside] == stored.lengths)
     if not right.all():
         wrong = int(np.argmin(right))
-        raise FailedError(f"{stored.place}: row {stored.indices[wrong]} is not what the table has; pack the table again")
+        raise FailedError(f"{stored.location}: row {stored.indices[wrong]} is not what the table has; pack the table again")
     if (positions[members] >= 0).any() or np.unique(members).size < members.size:
-        raise FailedError(f"{stored.place}: holds a row that is in another pack too; pack the table again")
+        raise FailedError(f"{stored.location}: holds a row that is in another pack too; pack the table again")
     return members
 
 
@@ -174,8 +173,8 @@ def _check_pack_numbers(stored: StoredPacks, settings: TableSettings, packs: int
     """The depth holds, and an index numbers its packs."""
     deepest = int(np.diff(stored.offsets).max(initial=0))
     if settings.depth != "max" and deepest > settings.depth:
-        raise FailedError(f"{stored.place}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again")
+        raise FailedError(f"{stored.location}: a pack holds {deepest} sequences, the depth is {settings.depth}; pack again")
     if settings.index_only:
         numbers = stored.table.column("row").to_numpy()
         if not np.array_equal(numbers, np.arange(packs - numbers.size, packs)):
-            raise FailedError(f"{stored.place}: row does not number the packs of the group; pack the table again")
+            raise FailedError(f"{stored.location}: row does not number the packs of the group; pack the table again")

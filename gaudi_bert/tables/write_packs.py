@@ -148,14 +148,16 @@ def _index_columns(rows: GroupRows, packs: PackSequences, first: int, last: int)
 def _token_columns(layout: PackLayout, rows: GroupRows, packs: PackSequences, first: int, last: int) -> dict[str, Any]:
     pyarrow = require_pyarrow()
     slots = layout.max_sequence_length
-    positions, numbers = _number_tokens(packs, first, last, slots)
+    positions, numbers = (np.empty((last - first) * slots, np.int32) for _ in range(2))
+    _number(packs, first, last, slots, positions, numbers)
     columns = {"position_ids": _rows(pyarrow.array(positions), slots), "sequence_ids": _rows(pyarrow.array(numbers), slots)}
     for name, kind in layout.columns.aligned.items():
         # (`to_pandas_dtype` would say the same, and needs pandas.)
         stored = np.dtype(np.uint8) if pyarrow.types.is_boolean(kind) else pyarrow.array([], kind).to_numpy().dtype
         padding = np.full(slots, pad_value(name), stored)
-        values = pyarrow.array(_gather_values(packs, first, last, rows.addresses[name], padding))
-        columns[name] = _rows(values.cast(kind), slots)
+        values = np.empty((last - first) * slots, stored)
+        _gather(packs, first, last, rows.addresses[name], padding.view(np.uint8), padding.itemsize, values.view(np.uint8))
+        columns[name] = _rows(pyarrow.array(values).cast(kind), slots)
     return columns
 
 
@@ -212,29 +214,6 @@ class PackSequences(NamedTuple):
         return self.offsets.size - 1
 
 
-def _gather_values(packs: PackSequences, first: int, last: int, addresses: IntArray, padding: AnyArray) -> AnyArray:
-    """The values of one column in the packs `first` .. `last` - 1, [(last - first) * L].
-
-    Args:
-        addresses: int64 [rows], of the first value of each row.
-        padding: [L], a row of nothing but padding, of the column's type.
-    """
-    values = np.empty((last - first) * padding.size, padding.dtype)
-    _gather(packs, first, last, addresses, padding.view(np.uint8), padding.itemsize, values.view(np.uint8))
-    return values
-
-
-def _number_tokens(packs: PackSequences, first: int, last: int, row_slots: int) -> tuple[Int32Array, Int32Array]:
-    """The positions in the sequence, and the number of the sequence (from 1, 0 for padding), of every slot.
-
-    The positions of padding count on from 0, as of one more sequence.
-    """
-    positions = np.empty((last - first) * row_slots, np.int32)
-    numbers = np.empty((last - first) * row_slots, np.int32)
-    _number(packs, first, last, row_slots, positions, numbers)
-    return positions, numbers
-
-
 @borrowing_kernel
 def _gather(
     packs: PackSequences,
@@ -245,6 +224,10 @@ def _gather(
     value_bytes: int,
     out: ByteArray,
 ) -> None:
+    """Fill `out` with the values of one column in the packs `first` .. `last` - 1.
+
+    `addresses`, int64 [rows], are of the first value of each row; `padding` is a row of nothing but padding.
+    """
     at, pad = address_of(out), address_of(padding)
     for pack in range(first, last):
         end = at + padding.size
@@ -258,6 +241,10 @@ def _gather(
 
 @borrowing_kernel
 def _number(packs: PackSequences, first: int, last: int, row_slots: int, positions: Int32Array, numbers: Int32Array) -> None:
+    """Set, for every slot, the position in its sequence and the number of the sequence (from 1).
+
+    Padding has the number 0, and positions from 0 as one more sequence.
+    """
     at = 0
     for pack in range(first, last):
         end = at + row_slots

@@ -5,7 +5,7 @@ and then only the pages of the records that are read are touched; a file without
 length of a record, its checksum, and that of its bytes are looked at when it is read. A compressed file is first written out
 to a temporary file without a name. A record in an encoding that the kernels do not take is decoded by the general reader.
 
-Files are open until they are let go: by `StreamReader`, which also prepares the next ones; or by `keep`. `read` opens those
+Files are open until `close_except` or `StreamReader`, which also prepares the next ones, closes them. `read` opens those
 that are not open.
 """
 
@@ -116,33 +116,33 @@ class RecordFiles(ShardFiles["_Prepared"]):
         starts = _walk(path, content.bytes, count)
         return _Prepared(starts, True, content if is_compressed else None)
 
-    def hold(self, number: int, prepared: _Prepared) -> None:
+    def open(self, number: int, prepared: _Prepared) -> None:
         """Open a file that was prepared."""
         file = self._open[number] = _OpenFile(self.paths[number], prepared)
         self._places[number] = file.place
 
-    def let_go(self, number: int) -> None:
+    def close(self, number: int) -> None:
         """Close an open file."""
         self._places[number] = 0
         del self._open[number]
-        self.forget(number)
+        self.discard(number)
 
-    def forget(self, number: int) -> None:
-        """A file that was prepared is not opened after all."""
+    def discard(self, number: int) -> None:
+        """Release a file that was prepared and is not opened after all."""
         if self._cache is not None:
             self._cache.release(number)
 
-    def keep(self, numbers: Iterable[int]) -> None:
+    def close_except(self, numbers: Iterable[int]) -> None:
         """Close all files but these."""
         for number in self._open.keys() - set(numbers):
-            self.let_go(number)
+            self.close(number)
 
-    def expect(self, number: int, first: int, last: int) -> None:
-        """Records `first` up to below `last` of an open file are read soon: the disk reads them meanwhile."""
+    def prefetch(self, number: int, first: int, last: int) -> None:
+        """Have the disk read records `first` up to below `last` of an open file meanwhile."""
         self._open[number].advise(mmap.MADV_WILLNEED, first, last)
 
-    def leave(self, number: int, first: int, last: int) -> None:
-        """These records are not read again: their pages leave this process, though not the page cache."""
+    def drop_pages(self, number: int, first: int, last: int) -> None:
+        """Remove the pages of these records, which are not read again, from this process; the page cache keeps them."""
         self._open[number].advise(mmap.MADV_DONTNEED, first, last)
 
     def read(self, files: IntArray, records: IntArray) -> dict[str, AnyArray]:
@@ -152,7 +152,7 @@ class RecordFiles(ShardFiles["_Prepared"]):
         """
         if not self._places[files, 1].all():
             for number in np.unique(files[self._places[files, 1] == 0]).tolist():
-                self.hold(number, self.prepare(number))
+                self.open(number, self.prepare(number))
         lengths = np.empty(len(files), np.int64)
         absent = _find_lengths(self._places, files, records, lengths)
         if absent >= 0:

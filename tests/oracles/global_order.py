@@ -11,33 +11,33 @@ def dealt_epoch(
     sizes: list[int], seed: int, epoch: int, window: int | list[int], streams: int = FEWEST_STREAMS
 ) -> list[tuple[int, int]]:
     """(shard, record) of every pack of an epoch, in its order; `window` of all shards, or of each."""
-    rows = dealt_rows(sizes, seed, epoch, window, streams)
-    return [place for row in rows for place in row]
+    rounds = dealt_rounds(sizes, seed, epoch, window, streams)
+    return [record for records in rounds for record in records]
 
 
-def dealt_rows(
+def dealt_rounds(
     sizes: list[int], seed: int, epoch: int, window: int | list[int], streams: int = FEWEST_STREAMS
 ) -> list[list[tuple[int, int]]]:
-    """The same, row by row."""
-    place_of = {shard: place for place, shard in enumerate(permutation(len(sizes), seed, "shard order", epoch).tolist())}
+    """The same, round by round."""
+    rank_of = {shard: rank for rank, shard in enumerate(permutation(len(sizes), seed, "shard order", epoch).tolist())}
     shards = sorted(
-        (shard for shard in range(len(sizes)) if sizes[shard]), key=lambda shard: (-sizes[shard], place_of[shard])
+        (shard for shard in range(len(sizes)) if sizes[shard]), key=lambda shard: (-sizes[shard], rank_of[shard])
     )
-    hands: list[list[int]] = [[] for _ in range(min(streams, len(shards)))]
+    dealt: list[list[int]] = [[] for _ in range(min(streams, len(shards)))]
     for number, shard in enumerate(shards):
-        hands[number % len(hands)].append(shard)
+        dealt[number % len(dealt)].append(shard)
     read = []
-    for stream, hand in enumerate(hands):
+    for stream, its_shards in enumerate(dealt):
         packs = []
-        for chosen in permutation(len(hand), seed, "stream order", epoch, stream).tolist():
-            shard = hand[chosen]
+        for chosen in permutation(len(its_shards), seed, "stream order", epoch, stream).tolist():
+            shard = its_shards[chosen]
             its_window = window if isinstance(window, int) else window[shard]
             packs += [(shard, record) for record in shuffled_shard(sizes[shard], seed, epoch, shard, its_window)]
         read.append(packs)
-    rows = []
+    rounds = []
     while any(read):
-        rows.append([packs.pop(0) for packs in read if packs])
-    return rows
+        rounds.append([packs.pop(0) for packs in read if packs])
+    return rounds
 
 
 def shuffled_shard(size: int, seed: int, epoch: int, shard: int, window: int) -> list[int]:

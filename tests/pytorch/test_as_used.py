@@ -96,7 +96,9 @@ def test_a_head_that_mixes_tokens_is_refused(head: Any, use: Callable) -> None:
     model = made("BertForTokenClassification", "Bert", **BERT, num_labels=4)
     use(model)
     model.classifier = head()
-    with pytest.raises(InputError, match="BertForTokenClassification: is not right with packs of 144 tokens") as caught:
+    with pytest.raises(
+        InputError, match="BertForTokenClassification: computes wrong outputs for packs of 144 tokens"
+    ) as caught:
         use(model)
     assert "\n" not in str(caught.value)
 
@@ -257,7 +259,7 @@ def test_what_only_long_rows_special_tokens_or_training_show_is_refused(kind: ty
 def test_the_probe_tries_long_rows_and_training_too(kind: type) -> None:
     finding = probe_model(changed(kind), ["transformers-5"])[0]
     assert not finding.is_right
-    assert f"{kind.__name__}: is not right with packs of 512 tokens" in finding.verdict
+    assert f"{kind.__name__}: computes wrong outputs for packs of 512 tokens" in finding.verdict
 
 
 def test_rows_are_tried_before_they_are_collated() -> None:
@@ -266,10 +268,10 @@ def test_rows_are_tried_before_they_are_collated() -> None:
     assert collator([row((200, 300), 512)])["input_ids"].shape == (1, 512)
     with pytest.raises(InputError, match=r"a row of 513 tokens: .* rows of 512; give PackCollator row_tokens=513"):
         collator([row((200, 300), 513)])
-    with pytest.raises(InputError, match="is not right with packs of 713 tokens"):
+    with pytest.raises(InputError, match="computes wrong outputs for packs of 713 tokens"):
         PackCollator("transformers-5", model, row_tokens=713)
     for wrong in (0, 1, -5, 1.5, True, "512"):
-        with pytest.raises(InputError, match=f"row_tokens = {wrong!r}: a whole number from 2 on is allowed"):
+        with pytest.raises(InputError, match=f"row_tokens = {wrong!r}: must be an integer of at least 2"):
             PackCollator(row_tokens=wrong)
 
 
@@ -277,7 +279,7 @@ def test_the_encoder_tries_rows_as_long_as_it_computes() -> None:
     torch.manual_seed(7)
     encoder = PackedEncoder(changed(LongShift, max_position_embeddings=1024), TOKENIZER)
     assert encoder.embed(TEXTS[:3]).shape == (3, WIDTH)
-    with pytest.raises(InputError, match="LongShift: is not right with packs of 1024 tokens"):
+    with pytest.raises(InputError, match="LongShift: computes wrong outputs for packs of 1024 tokens"):
         encoder.embed([" ".join(TEXTS)])
 
 

@@ -123,7 +123,7 @@ def test_a_model_that_is_not_what_its_config_makes_is_refused() -> None:
     model.register_forward_pre_hook(
         lambda module, inputs, named: (inputs, {**named, "attention_mask": given}), with_kwargs=True
     )  # every token sees every other
-    with pytest.raises(InputError, match="its config makes a causal model, and it is not"):
+    with pytest.raises(InputError, match="its config describes a causal model, and it is not"):
         PackCollator("transformers-5", model)
 
 
@@ -135,7 +135,7 @@ def test_a_model_that_its_copy_does_not_speak_for_is_refused() -> None:
         return inputs, {name: value + 1 if name == "position_ids" else value for name, value in named.items()}
 
     model.register_forward_pre_hook(later, with_kwargs=True)
-    with pytest.raises(InputError, match="BertModel: is not right with packs of 144 tokens"):
+    with pytest.raises(InputError, match="BertModel: computes wrong outputs for packs of 144 tokens"):
         PackCollator("transformers-5", model)
 
 
@@ -157,5 +157,5 @@ def test_a_model_is_tried_without_touching_it() -> None:
 
 
 def test_what_is_no_model_is_refused() -> None:
-    with pytest.raises(InputError, match="Linear: is no model of transformers"):
+    with pytest.raises(InputError, match="Linear: is not a transformers model"):
         PackCollator("transformers-5", torch.nn.Linear(2, 2))

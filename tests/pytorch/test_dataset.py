@@ -228,11 +228,11 @@ def test_what_cannot_work_is_refused_in_one_line(case: PackingCase, tmp_path: Pa
         "no packed folder; check the path": lambda: PackedDataset(tmp_path / "nothing"),
         "holds no packs; pack it with": lambda: PackedDataset(case.records),
         r"PackedDataset\(plan=\) was removed: pack the records first": lambda: PackedDataset(case.records, plan=case.plan),
-        "packs are not a batch of 999 for each of 1 processes": lambda: PackedDataset(case.packed, batch_packs=999),
+        r"too few packs \(\d+\) for a batch of 999 on each of 1 ": lambda: PackedDataset(case.packed, batch_packs=999),
         "persistent_workers: they would": lambda: PackedLoader(
             PackedDataset(case.packed), 2, batch_ids, num_workers=1, persistent_workers=True
         ),
-        "packs are not 1 batches of 999": lambda: PackedLoader(PackedDataset(case.packed), 999, batch_ids),
+        r"too few packs \(\d+\) for 1 batches of 999": lambda: PackedLoader(PackedDataset(case.packed), 999, batch_ids),
         "state was taken of other packs": lambda: PackedDataset(case.packed).load_state_dict({"seed": 1}),
         "packs_done = 9999: 0 to": lambda: PackedDataset(case.packed).load_state_dict(
             PackedDataset(case.packed).state_dict() | {"packs_done": 9999}

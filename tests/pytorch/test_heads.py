@@ -222,7 +222,7 @@ def test_what_cannot_work_is_refused_in_one_line() -> None:
     collated = PackCollator(model=packed, sequence_labels="score")(rows())
     refusals = {
         "sequence_labels = 'topic': the packs have no such column": lambda: PackCollator(sequence_labels="topic")(rows()),
-        "leave one of both out": lambda: PackCollator(sequence_labels="label", gather_heads=True),
+        "omit one of them": lambda: PackCollator(sequence_labels="label", gather_heads=True),
         "num_labels = 4: the labels are numbers with a fraction": lambda: packed(**model_inputs(collated)),
         "the batch has no labels": lambda: update_counts([{"input_ids": 1}]),
     }

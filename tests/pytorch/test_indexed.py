@@ -99,7 +99,7 @@ def test_a_sampler_may_decide_the_order(folders) -> None:
 
 
 @pytest.mark.parametrize("target", ["transformers-5", "flash"])
-def test_columns_of_sequences_are_handed_on(folders, target: str) -> None:
+def test_columns_of_sequences_are_in_the_batch(folders, target: str) -> None:
     _, packed, _ = folders
     packs = PackedDataset(packed).as_map()
     rows = sorted((packs[number] for number in range(len(packs))), key=lambda row: len(row["seq_lens"]))
@@ -135,9 +135,9 @@ def test_damaged_notes_are_refused_by_every_reader(folders, tmp_path: Path, cont
 
 def test_refused(folders, tmp_path: Path) -> None:
     table, packed, index = folders
-    with pytest.raises(InputError, match="packed: is not an index; leave table= out"):
+    with pytest.raises(InputError, match="packed: is not an index folder; omit table="):
         PackedDataset(packed, table=table)
-    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; give the table"):
+    with pytest.raises(InputError, match=r"packed-00000-00000.parquet: is an index, which holds no tokens; pass its table"):
         PackedDataset(index)
     changed = write_table(tmp_path / "same", added=0)
     identical((changed / "c.arrow").read_bytes(), (table / "c.arrow").read_bytes())

@@ -1,4 +1,4 @@
-"""Shards opened before they are read and closed when they are left: a bounded number, whatever the number of shards."""
+"""Shards opened before they are read and closed when they are read: a bounded number, whatever the number of shards."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.oracles.global_order import dealt_epoch
 
 
 class CountedShards(ShardFiles[int]):
-    """Shards without content, which note what is open, and which records are expected and left."""
+    """Shards without content, which note what is open, and which records are prefetched."""
 
     threads = 2
 
     def __init__(self, damaged: int = -1) -> None:
         self.damaged, self.lock = damaged, threading.Lock()
         self.prepared: list[int] = []
-        self.forgotten: list[int] = []
-        self.held: set[int] = set()
-        self.expected: set[tuple[int, int]] = set()
+        self.discarded: list[int] = []
+        self.opened: set[int] = set()
+        self.prefetched: set[tuple[int, int]] = set()
 
     def prepare(self, shard: int) -> int:
         if shard == self.damaged:
@@ -39,32 +39,32 @@ class CountedShards(ShardFiles[int]):
             self.prepared.append(shard)
         return shard
 
-    def hold(self, shard: int, prepared: int) -> None:
+    def open(self, shard: int, prepared: int) -> None:
         assert shard == prepared
-        assert shard not in self.held
-        self.held.add(shard)
-        self.expected = {each for each in self.expected if each[0] != shard}
+        assert shard not in self.opened
+        self.opened.add(shard)
+        self.prefetched = {each for each in self.prefetched if each[0] != shard}
 
-    def let_go(self, shard: int) -> None:
-        self.held.remove(shard)
-        self.forget(shard)
+    def close(self, shard: int) -> None:
+        self.opened.remove(shard)
+        self.discard(shard)
 
-    def forget(self, shard: int) -> None:
+    def discard(self, shard: int) -> None:
         with self.lock:
-            self.forgotten.append(shard)
+            self.discarded.append(shard)
 
-    def expect(self, shard: int, first: int, last: int) -> None:
-        assert shard in self.held
-        assert (shard, first) not in self.expected
-        self.expected.add((shard, first))
+    def prefetch(self, shard: int, first: int, last: int) -> None:
+        assert shard in self.opened
+        assert (shard, first) not in self.prefetched
+        self.prefetched.add((shard, first))
 
-    def leave(self, shard: int, first: int, last: int) -> None:
-        assert shard in self.held
+    def drop_pages(self, shard: int, first: int, last: int) -> None:
+        assert shard in self.opened
         assert first < last
 
     def here(self) -> int:
         with self.lock:
-            return len(self.prepared) - len(self.forgotten)
+            return len(self.prepared) - len(self.discarded)
 
 
 @given(
@@ -75,7 +75,7 @@ class CountedShards(ShardFiles[int]):
     st.data(),
 )
 @examples(200)
-def test_places_are_those_of_the_order_and_few_shards_are_open(
+def test_records_are_those_of_the_order_and_few_shards_are_open(
     sizes: list[int], streams: int, world_size: int, at_once: int, data
 ) -> None:
     """From any pack of an epoch on, through the next one, in steps of any size."""
@@ -88,16 +88,15 @@ def test_places_are_those_of_the_order_and_few_shards_are_open(
         numbers = numbers_of_rank(done, order.packs, rank, world_size)
         for first in range(0, len(numbers), at_once):
             now = numbers[first : first + at_once]
-            shards, records = reader.places(epoch, now)
+            shards, records = reader.locate(epoch, now)
             assert list(zip(shards.tolist(), records.tolist(), strict=True)) == [dealt[number] for number in now]
-            rows = order.locate(epoch, now).rows
-            if rows[-1] < order.full_rows(epoch):
-                assert len(files.held - set(shards.tolist())) <= order.shards_at_once(world_size)
-            assert len(files.held - set(shards.tolist())) <= order.streams
-            assert set(shards.tolist()) <= files.held
-            assert files.here() <= max(order.streams + order.shards_at_once(world_size), len(files.held) + files.threads)
+            if order.locate(epoch, now).rounds[-1] < order.full_rounds(epoch):
+                assert len(files.opened - set(shards.tolist())) <= order.shards_at_once(world_size)
+            assert len(files.opened - set(shards.tolist())) <= order.streams
+            assert set(shards.tolist()) <= files.opened
+            assert files.here() <= max(order.streams + order.shards_at_once(world_size), len(files.opened) + files.threads)
     reader.close()
-    assert not files.held
+    assert not files.opened
     while files.here():  # a thread may still be at one
         pass
 
@@ -108,28 +107,28 @@ def test_going_back_opens_the_shards_again() -> None:
     later, earlier = np.arange(100, 130), np.arange(10, 40)
     dealt = dealt_epoch([40] * 6, 1, 0, 8, 3)
     for numbers in (later, earlier, later):
-        assert list(zip(*(each.tolist() for each in reader.places(0, numbers)), strict=True)) == [dealt[n] for n in numbers]
+        assert list(zip(*(each.tolist() for each in reader.locate(0, numbers)), strict=True)) == [dealt[n] for n in numbers]
 
 
-def test_each_window_is_asked_for_once_but_not_before_hundreds_of_packs_are_read() -> None:
+def test_each_window_is_prefetched_once_but_not_before_hundreds_of_packs_are_read() -> None:
     order, files = GlobalOrder([2000] * 4, 1, 100, 2), CountedShards()
     reader = StreamReader(files, order)
     for first in range(0, 8000, 40):
-        reader.places(0, np.arange(first, first + 40))
+        reader.locate(0, np.arange(first, first + 40))
         if first < 400:
-            assert not files.expected
+            assert not files.prefetched
     every = {(shard, 100 * window) for shard in range(4) for window in range(20)}
     skipped = {(shard, first) for shard in range(4) for first in order.shard_order(0, shard).windows[:2, 1].tolist()}
-    assert every - skipped <= files.expected <= every
+    assert every - skipped <= files.prefetched <= every
 
 
-def test_a_shard_that_cannot_be_opened_is_told_of_when_it_is_read() -> None:
+def test_a_shard_that_cannot_be_opened_is_reported_when_it_is_read() -> None:
     order = GlobalOrder([5] * 4, 1, 8, 1)
     last = int(order.locate(0, np.array([19])).shards[0])
     reader = StreamReader(CountedShards(damaged=last), order)
-    reader.places(0, np.arange(15))
+    reader.locate(0, np.arange(15))
     with pytest.raises(InputError, match="is damaged"):
-        reader.places(0, np.arange(15, 20))
+        reader.locate(0, np.arange(15, 20))
 
 
 @pytest.mark.parametrize("index", [True, False])
@@ -143,7 +142,7 @@ def test_a_process_has_the_shards_of_its_streams_open(tmp_path: Path, index: boo
         reader, before = StreamReader(files, order, rank, world_size), open_files()
         numbers, most = numbers_of_rank(0, order.packs, rank, world_size), 0
         for first in range(0, len(numbers), 8):
-            shards, records = reader.places(0, numbers[first : first + 8])
+            shards, records = reader.locate(0, numbers[first : first + 8])
             files.read(shards, records)
             most = max(most, mapped_files(folder))
             assert open_files() <= before + most + 3  # one that is being prepared
@@ -158,7 +157,7 @@ def test_what_nobody_refers_to_is_closed(tmp_path: Path) -> None:
     metadata = read_metadata(folder)
     files = open_shards(folder, metadata)
     reader = StreamReader(files, GlobalOrder(metadata.shard_table.packs, 3))
-    files.read(*reader.places(0, np.arange(150)))
+    files.read(*reader.locate(0, np.arange(150)))
     assert mapped_files(folder) > 32
     del files, reader
     assert mapped_files(folder) == 0

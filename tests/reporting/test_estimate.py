@@ -75,12 +75,12 @@ def test_records_are_counted_first(shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"depths": ["0"]}, "depth '0': write whole numbers from 1, or `max`"),
+        ({"depths": ["0"]}, "depth '0': write integers from 1, or `max`"),
         ({"depths": ["x"]}, "depth 'x'"),
         ({"algorithms": ["lpfph"]}, "algorithm `lpfph` is unknown; did you mean `lpfhp`"),
         ({"picture": Path("x.pdf")}, "written as .png or .svg"),
         ({"source": "missing.json"}, "cannot read"),
-        ({"source": "wikipedia-521"}, "there is no such file or folder; did you mean `wikipedia-512`"),
+        ({"source": "wikipedia-521"}, "no such file or folder; did you mean `wikipedia-512`"),
     ],
 )
 def test_bad_requests(changes: dict, message: str) -> None:

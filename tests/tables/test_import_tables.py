@@ -118,10 +118,10 @@ def test_columns_of_the_contract_come_back_as_they_were(tmp_path: Path) -> None:
         ({"input_ids": [[1, 2], [1] * 8193]}, "row 1: has 8193 tokens, at most 8192 are allowed"),
         ({"input_ids": [1, 2]}, "column input_ids holds int64; it must hold lists"),
         ({"input_ids": [[1], [2]], "attention_mask": [1, 1]}, "column attention_mask holds int64; it must hold lists"),
-        ({"input_ids": [[1, 2], [1.5, 2]]}, "row 1: input_ids holds 1.5; it must hold whole numbers"),
-        ({"input_ids": [[True, False]]}, "column input_ids holds list<.*bool>; it must hold lists of whole numbers"),
+        ({"input_ids": [[1, 2], [1.5, 2]]}, "row 1: input_ids holds 1.5; it must hold integers"),
+        ({"input_ids": [[True, False]]}, "column input_ids holds list<.*bool>; it must hold lists of integers"),
         ({"input_ids": [[1, 2]], "labels": [1]}, "column labels holds int64; .* `gaudi-bert pack TABLE`"),
-        ({"input_ids": [[1, 2]], "labels": [[2.0**60, 7]]}, "row 0: labels holds 1.*e.18; it must hold whole numbers"),
+        ({"input_ids": [[1, 2]], "labels": [[2.0**60, 7]]}, "row 0: labels holds 1.*e.18; it must hold integers"),
         (
             {"input_ids": [[1, 2], [1, 2, 3]], "labels": [[-100, 9], [2, 3, 5]]},
             "row 1: every token is to be predicted, as by a causal model; .* `gaudi-bert pack TABLE`",
@@ -158,7 +158,7 @@ def test_rows_that_are_no_sequences_are_refused(tmp_path: Path, columns: dict, r
 def test_unsigned_numbers_do_not_become_negative(tmp_path: Path, label: int) -> None:
     labels = pyarrow.array([[9, label]], pyarrow.list_(pyarrow.uint64()))
     write_parquet(tmp_path / "bad.parquet", pyarrow.table({"input_ids": [[1, 2]], "labels": labels}))
-    with pytest.raises(InputError, match=f"row 0: labels holds {label}; it must hold whole numbers"):
+    with pytest.raises(InputError, match=f"row 0: labels holds {label}; it must hold integers"):
         import_tables(tmp_path / "bad.parquet", tmp_path / "records", reporter=QUIET)
     assert not (tmp_path / "records").exists()
 

@@ -83,7 +83,7 @@ def test_refused(tables, tmp_path: Path) -> None:
     both = tmp_path / "both.parquet"
     parquet.write_table(pyarrow.table({"tokens": [[1]], "input_ids": [[1]]}), both)
     settings = TableSettings(max_sequence_length=L, input_column="tokens")
-    with pytest.raises(InputError, match="has a column input_ids beside tokens; rename it, or name the columns"):
+    with pytest.raises(InputError, match="has both input_ids and tokens; rename it, or name the columns"):
         pack_table(both, tmp_path / "out", settings, reporter=QUIET)
 
 

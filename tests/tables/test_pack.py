@@ -231,7 +231,7 @@ def test_any_rows_under_any_settings(tmp_path_factory, sizes, slots, policy, dep
         max_sequence_length=slots, too_long=policy, depth=depth, group_sequences=group, shard_multiple=1, algorithm="lpfhp"
     )
     if policy == "drop" and min(sizes) > slots:
-        with pytest.raises(InputError, match="none is left"):
+        with pytest.raises(InputError, match="no row remains"):
             pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET)
         return
     result = pack_table(folder / "rows.arrow", folder / "out", chosen, reporter=QUIET, verified=True)

@@ -159,18 +159,18 @@ def test_damage_is_named_by_an_index_too(tmp_path: Path) -> None:
     path.write_bytes(content[:50] + bytes([content[50] ^ 1]) + content[51:])
     with pytest.raises(InputError, match="record 0 at byte 0: its bytes are damaged"):
         read_all(files, shard)
-    files.keep(())
+    files.close_except(())
     path.write_bytes(content[:-1])
     with pytest.raises(InputError, match=r"bytes now, .* before; start again"):
         read_all(files, shard)
 
 
-def test_files_are_closed_when_they_are_let_go(case: PackingCase) -> None:
+def test_files_are_closed_unless_they_are_excepted(case: PackingCase) -> None:
     files = open_case(case)
     filled = np.flatnonzero(files.sizes)
     files.read(filled, np.zeros_like(filled))
     assert mapped_files(case.packed) == len(filled)
-    files.keep(filled[:2].tolist())
+    files.close_except(filled[:2].tolist())
     assert mapped_files(case.packed) == 2
-    files.keep(())
+    files.close_except(())
     assert mapped_files(case.packed) == 0

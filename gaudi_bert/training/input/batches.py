@@ -91,7 +91,7 @@ def evaluation_batches(
         for first in range(rank * batch_packs, packs, size * batch_packs):
             numbers = np.arange(first, min(first + batch_packs, packs))
             shards = np.searchsorted(ends, numbers, side="right")
-            files.keep(shards.tolist())
+            files.close_except(shards.tolist())
             batch = _checked(source, files, shards, numbers - (ends - files.sizes)[shards], limits)
             missing = batch_packs - len(numbers)
             yield cast(Batch, {name: np.pad(values, [(0, missing), (0, 0)]) for name, values in batch.items()})
@@ -99,7 +99,7 @@ def evaluation_batches(
     try:
         yield from _ahead(batches())
     finally:
-        files.keep(())
+        files.close_except(())
 
 
 class _StreamedReader:
@@ -113,7 +113,7 @@ class _StreamedReader:
 
     def read(self, epoch: int, numbers: IntArray, limits: ValueLimits) -> Batch:
         """Packs of an epoch by their numbers."""
-        return _checked(self._source, self._files, *self._reader.places(epoch, numbers), limits)
+        return _checked(self._source, self._files, *self._reader.locate(epoch, numbers), limits)
 
     def close(self) -> None:
         """Close all files."""
