@@ -38,6 +38,9 @@ class RunEvents:
     ) -> None:
         pass
 
+    def describe(self, plan: RunPlan, source: DataSource, config: BertConfig) -> None:
+        """What the run is a function of."""
+
     def begins(self, sequences: int) -> None:
         """Training begins after so many sequences."""
 

@@ -82,7 +82,7 @@ def evaluations_of(out: Path) -> list[dict]:
 def test_a_run_that_was_stopped_twice_and_damaged_ends_with_the_same_bits(packed, held_out, whole_run, tmp_path) -> None:
     """The first stop is where an evaluation is due; of the checkpoint that the second leaves, a bit flips."""
     out = tmp_path / "train"
-    with pytest.raises(StoppedError, match="after update 10 of 20; the same command goes on"):
+    with pytest.raises(StoppedError, match="after update 10 of 20; run it again to resume"):
         train(settings(log_every_updates=1), packed, held_out, out, reporter=StopAfter(9))
     assert evaluations_of(out) == []
     with pytest.raises(StoppedError):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from gaudi_bert.common.arrays import BatchArrays, Int32Array, random_words
+from gaudi_bert.common.arrays import BatchArrays, Int32Array, WeightArrays, random_words
 from gaudi_bert.config.sections import TrainingSettings
 from gaudi_bert.model.bert import PackedBert
 from gaudi_bert.training.distributed.communicator import Communicator
@@ -54,9 +54,9 @@ class TrainingStep:
         denominators: LossDenominators = GLOBAL,
         objective: Objective | None = None,
     ) -> None:
-        self._model, self._optimizer, self._communicator = model, optimizer, communicator
+        self.model, self.optimizer, self._communicator = model, optimizer, communicator
         self._settings = settings
-        self._objective = objective if objective is not None else PretrainingObjective(settings.loss)
+        self.objective = objective if objective is not None else PretrainingObjective(settings.loss)
         self._accumulation_steps, self._denominators = accumulation_steps, denominators
         self._is_whole = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(optimizer.variables.values())
@@ -78,10 +78,10 @@ class TrainingStep:
         """
         if len(micro_batches) != self._accumulation_steps:
             raise ValueError(f"{len(micro_batches)} micro-batches given, {self._accumulation_steps} make an update")
-        weights_M2 = np.array([self._objective.weights(batch) for batch in micro_batches])
+        weights_M2 = np.array([self.objective.weights(batch) for batch in micro_batches])
         packs = len(micro_batches[0]["input_ids"])
         factors_M2 = self._denominators.factors(weights_M2, packs, self._communicator)
-        scalars = self._optimizer.scalars(update, learning_rate)
+        scalars = self.optimizer.scalars(update, learning_rate)
         inputs = [
             (
                 {name: tf.constant(value) for name, value in batch.items()},
@@ -101,13 +101,22 @@ class TrainingStep:
             self._communicator.arrive()
         return self._finish(sums, scalars)
 
+    def state(self) -> dict[str, WeightArrays]:
+        """What a checkpoint stores of it, by the fields of `Checkpoint`."""
+        states = {
+            "variables": self.model.variables_by_name,
+            "first_moments": self.optimizer.first_moments,
+            "second_moments": self.optimizer.second_moments,
+        }
+        return {name: {key: each.numpy() for key, each in variables.items()} for name, variables in states.items()}
+
     def trace(self, batch: Mapping[str, tf.TensorSpec]) -> dict[str, tf.Graph]:
         """Build the graphs that `run` would use for such batches, and run nothing.
 
         Returns:
             `update` alone, where one micro-batch of one process makes an update; else `first`, `next` and `finish`.
         """
-        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self._objective.sums], tf.float32)
+        scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self.objective.sums], tf.float32)
         passed = _pass_specs(batch)
         scalars = UpdateScalars(scalar, scalar, scalar)
         if self._is_whole:
@@ -142,8 +151,8 @@ class TrainingStep:
         self._passes.append(tf.compat.v1.get_default_graph())
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self._variables)
-            outputs = self._model(batch, dropout_seed=seed if self._has_dropout else None)
-            loss, sums = self._objective.loss(outputs, batch, factors)
+            outputs = self.model(batch, dropout_seed=seed if self._has_dropout else None)
+            loss, sums = self.objective.loss(outputs, batch, factors)
         sums_K = tf.stack(sums, name=SUMS_NAME)
         gradients = tape.gradient(loss, self._variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(gradient) for gradient in gradients], sums_K
@@ -152,7 +161,7 @@ class TrainingStep:
         """Sum over processes, clip, move the variables."""
         gradients = self._communicator.sum_tensors(gradients)
         factor, norm = clip_factor(gradients, self._settings.clip_norm)
-        self._optimizer.apply(gradients, scalars, factor)
+        self.optimizer.apply(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)
 
     def _trace_whole_update(
