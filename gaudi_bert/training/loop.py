@@ -38,7 +38,7 @@ class Evaluation(ReportFigures, Protocol):
 
     @property
     def accuracy(self) -> float:
-        """What a target is set for, and others are told."""
+        """The figure that a target is set for."""
 
     @property
     def sequences(self) -> int:
@@ -176,9 +176,9 @@ class TrainingLoop:
         }
         if self._metrics is not None:
             self._metrics.write("train", update, values)
-            seconds_left = (self._settings.updates - update) * report.seconds_per_update
+            seconds_remaining = (self._settings.updates - update) * report.seconds_per_update
             updates = self._settings.updates
-            line = progress_line(self._stage, update, updates, report.figures, values, seconds_left)
+            line = progress_line(self._stage, update, updates, report.figures, values, seconds_remaining)
             self.context.reporter.say(line)
 
     def _evaluate(self, evaluator: _Evaluator) -> None:
@@ -225,7 +225,7 @@ class TrainingLoop:
 # --- Stopping on request: SIGTERM (what Kubernetes sends before it removes a pod) and Ctrl-C end a run after the present
 # update. The first signal sets a flag that the loop looks at between updates; a second Ctrl-C interrupts at once.
 
-# SIGUSR1 is what mpirun hands on to its ranks when it is asked to stop (`runners/stop_ranks.py`).
+# SIGUSR1 is what mpirun passes to its ranks when it is to stop (`runners/stop_ranks.py`).
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 

@@ -1,4 +1,4 @@
-"""The life of a run, the same for `train` and `finetune`: a folder that is begun, continued or found finished.
+"""The life of a run, the same for `train` and `finetune`: a folder that is new, resumed or finished already.
 
 Every process opens its device and joins the others. The first one locks the folder, decides whether there is anything to
 do, and writes: `settings.yaml` (the pipeline's settings, to be read and used again), `settings.json` (what the result
@@ -6,7 +6,7 @@ depends on), `checkpoints/`, `metrics.jsonl`, `tensorboard/`, `tensorflow.log` (
 the result. To an object store, the files that grow go up before each checkpoint, everything else as it is written.
 
 A run that was stopped continues with the same command. With `resume`, so does a run of fewer updates and otherwise the same
-settings: its weights, moments and position in the data are kept, and the learning rate of every later update is that of the
+settings: its weights, moments and position in the data stay, and the learning rate of every later update is that of the
 longer run.
 """
 
@@ -139,26 +139,26 @@ def _begin(
         updates = signature.settings["training"]["updates"]
         if not resume:
             raise InputError(
-                f"{folder}: is this run with training.updates = {before:,}; pass --resume to go on to {updates:,}, "
-                "choose another folder, or pass --overwrite to start anew"
+                f"{folder}: this run has training.updates = {before:,}; pass --resume to extend it to {updates:,}, "
+                "choose another folder, or pass --overwrite to start again"
             )
         # First the run stops being finished: a kill between the two leaves one that was stopped.
         with explained_os_errors(result_path, "remove"):
             remove(result_path)
         write_json(settings_file, signature.as_json())
         reporter.say(
-            f"train: training.updates = {before:,} is raised to {updates:,}: the moments are kept, "
-            f"and the learning rate goes on as that of {updates:,} updates"
+            f"train: training.updates = {before:,} is raised to {updates:,}: the moments stay, "
+            f"and the learning rate continues as that of {updates:,} updates"
         )
     if begin_artefact(folder, result_path, signature, overwrite=overwrite):
         return True
     write_text(folder / "settings.yaml", yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-    _fetch_what_goes_on(folder)
+    _fetch_resumed(folder)
     return False
 
 
-def _fetch_what_goes_on(folder: Path) -> None:
-    """Bring down what a stopped run goes on from: its newest checkpoint, and the files that grow."""
+def _fetch_resumed(folder: Path) -> None:
+    """Fetch what a stopped run resumes from: its newest checkpoint, and the files that grow."""
     if is_mirrored(folder):
         names = names_in(folder)
         newest = max(fnmatch.filter(names, CHECKPOINTS), default=None)
@@ -179,7 +179,7 @@ def _fewer_updates(settings_file: Path, signature: Signature) -> int | None:
     return before if stored == requested else None
 
 
-# --- What every process decides for itself
+# --- What every process decides alone
 
 
 def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
@@ -190,13 +190,13 @@ def _threads_of(requested: int | None, processes_on_host: int) -> int | None:
 
 
 def _compiles_kernels(checkpoints: Path, communicator: Communicator, device: Device, reporter: Reporter) -> bool:
-    """Whether kernels are compiled: as when the run began, because compiled dropout drops other numbers."""
+    """Whether kernels are compiled: as when the run began, because compiled dropout draws other masks."""
     stored = newest_settings(checkpoints) if communicator.is_first else None
     choice = np.array([0.0, 0.0] if stored is None else [1.0, float(stored.get(COMPILED_KEY, False))])
     is_resumed, was_compiled = (value > 0 for value in communicator.sum_array(choice))
     if not is_resumed:
         return device.compiles_kernels
     if was_compiled and device.kind == "hpu":
-        reporter.say("note: the run began with kernels compiled for a CPU; from here on dropout draws other places")
+        reporter.say("note: the run began with kernels compiled for a CPU; dropout masks differ from here on")
         return False
     return bool(was_compiled)

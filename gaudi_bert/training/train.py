@@ -1,6 +1,6 @@
 """Stage train: packed (or unpacked) records to checkpoints, metrics and TensorBoard logs in one folder.
 
-`run.py` says what the folder holds. Its last file is `training.json`: how the run ended.
+`run.py` lists what the folder holds. Its last file is `training.json`: how the run ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gaudi_bert.training.objective import PretrainingObjective, denominators_for
 from gaudi_bert.training.results import DryRun
 from gaudi_bert.training.run import COMPILED_KEY, RunContext, processes_of, run_folder
 from gaudi_bert.training.run_plan import RunPlan
-from gaudi_bert.training.stored_inputs import leave_tokenizer, local_weights, open_data
+from gaudi_bert.training.stored_inputs import copy_tokenizer, local_weights, open_data
 from gaudi_bert.training.tensorflow.optimizers import Optimizer
 from gaudi_bert.training.tensorflow.speedup import measure_speedup
 from gaudi_bert.training.tensorflow.step import TrainingStep
@@ -69,8 +69,8 @@ def train(
         evaluation_data: held-out data, packed or not; None for none.
         out: the folder of the run.
         resume: continue also where the run in `out` has fewer updates. (A run of the same settings continues in any case.)
-        overwrite: remove the run in `out`, whatever it is, and start anew.
-        dry_run: say what the run would be, write nothing.
+        overwrite: remove the run in `out`, whatever it is, and start again.
+        dry_run: print the plan of the run, write nothing.
 
     Returns:
         How the run ended, or what it would be: the same in every process.
@@ -103,7 +103,7 @@ def train(
             if context.stored is not None:
                 return Made(context.stored, skipped=True)
             if communicator.is_first:
-                leave_tokenizer(data, folder, settings.prepare.lower_case, config.max_position_embeddings, store)
+                copy_tokenizer(data, folder, settings.prepare.lower_case, config.max_position_embeddings, store)
             events = open_events(folder / "mlperf.log", settings.mlperf, communicator.is_first)
             events.describe(plan, source, config)
             model = _build_model(context, plan, config)
@@ -132,7 +132,7 @@ def _plan(
 ) -> tuple[BertConfig, RunPlan]:
     """Decide on the model and the batches; refuse what does not fit."""
     if held_out is None and settings.training.target_masked_lm_accuracy is not None:
-        raise InputError("training.target_masked_lm_accuracy: there is no evaluation data to reach it on; give some")
+        raise InputError("training.target_masked_lm_accuracy: needs evaluation data; pass --evaluation-data")
     config = model_config(settings.model, source.vocabulary_size, source.schema.max_sequence_length)
     for each in (source, held_out):
         if each is not None:

@@ -5,7 +5,7 @@ on the host, and gradients simply add up, over micro-batches and over processes.
 clipped once, after they are complete.
 
 With several processes the passes and the reduction are graphs of their own: in between, each process tells the watchdog
-that it is done with its share, so that one that sleeps in its pass can be told from those that wait for it.
+that it is done with its share, so that one that sleeps in its pass can be distinguished from those that wait for it.
 
 Dropout has no state: its seed is a function of (seed, update, micro-batch, process), so a resumed run draws the same masks.
 
@@ -58,14 +58,14 @@ class TrainingStep:
         self._settings = settings
         self.objective = objective if objective is not None else PretrainingObjective(settings.loss)
         self._accumulation_steps, self._denominators = accumulation_steps, denominators
-        self._is_whole = accumulation_steps == 1 and communicator.size == 1
+        self._is_single_graph = accumulation_steps == 1 and communicator.size == 1
         self._variables = list(optimizer.variables.values())
         self._has_dropout = max(model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) > 0
         self._accumulated: list[tf.Variable] = []
-        if not self._is_whole:
+        if not self._is_single_graph:
             self._accumulated = [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in self._variables]
         self._passes: list[tf.Graph] = []
-        self._whole_update = _as_graph(self._trace_whole_update)
+        self._single_update = _as_graph(self._trace_update)
         self._first = _as_graph(self._trace_first)
         self._next = _as_graph(self._trace_next)
         self._finish = _as_graph(self._trace_finish)
@@ -90,8 +90,8 @@ class TrainingStep:
             )
             for number, batch in enumerate(micro_batches)
         ]
-        if self._is_whole:
-            return self._whole_update(*inputs[0], scalars)
+        if self._is_single_graph:
+            return self._single_update(*inputs[0], scalars)
         sums = self._first(*inputs[0])
         for number, each in enumerate(inputs[1:], start=2):
             self._communicator.note(f"micro-batch {number} of update {update}", slow=self.graphs_traced < 2)
@@ -119,8 +119,8 @@ class TrainingStep:
         scalar, sums = tf.TensorSpec([], tf.float32), tf.TensorSpec([self.objective.sums], tf.float32)
         passed = _pass_specs(batch)
         scalars = UpdateScalars(scalar, scalar, scalar)
-        if self._is_whole:
-            return {"update": self._whole_update.get_concrete_function(*passed, scalars).graph}
+        if self._is_single_graph:
+            return {"update": self._single_update.get_concrete_function(*passed, scalars).graph}
         return {
             "first": self._first.get_concrete_function(*passed).graph,
             "next": self._next.get_concrete_function(*passed, sums).graph,
@@ -164,7 +164,7 @@ class TrainingStep:
         self.optimizer.apply(gradients, scalars, factor)
         return tf.concat([sums, [norm]], axis=0)
 
-    def _trace_whole_update(
+    def _trace_update(
         self, batch: Mapping[str, tf.Tensor], seed: tf.Tensor, factors: tf.Tensor, scalars: UpdateScalars
     ) -> tf.Tensor:
         gradients, sums = self._gradients(batch, seed, factors)
@@ -194,5 +194,5 @@ def _pass_specs(batch: Mapping[str, tf.TensorSpec]) -> tuple[dict[str, tf.Tensor
 
 
 def _as_graph(function: Callable[..., tf.Tensor]) -> tf.types.experimental.PolymorphicFunction:
-    """`function` as a graph. There is no Python control flow on tensors to rewrite, which saves time while tracing."""
+    """`function` as a graph. No Python control flow on tensors has to be rewritten, which saves time while tracing."""
     return tf.function(function, autograph=False, reduce_retracing=False)
